@@ -1,0 +1,28 @@
+"""Every exception that QSPEC raises for its users and peers.
+
+    QSpecError
+    ├── ConfigError       a setting, or a combination of settings, is not allowed: the start stops
+    ├── GuessError        a request's guesses are malformed: HTTP 400 for that request
+    ├── LinkError         a peer broke the protocol, or refused the handshake
+    └── DraftModelError   the draft model cannot be loaded, or does not fit the target
+"""
+
+
+class QSpecError(Exception):
+    """Root of the tree; catch this to catch everything that QSPEC raises."""
+
+
+class ConfigError(QSpecError, ValueError):
+    """A setting's value, or a combination of settings, is not allowed."""
+
+
+class GuessError(QSpecError, ValueError):
+    """The guesses of one request are malformed or over a cap."""
+
+
+class LinkError(QSpecError):
+    """A peer sent what the protocol does not allow, or refused the handshake."""
+
+
+class DraftModelError(QSpecError):
+    """The draft model cannot be loaded, or its vocabulary or tokenizer is not the target's."""
