@@ -1,0 +1,109 @@
+"""Every message on the wire between a server and its sidecar.
+
+    server  ->  sidecar     Hello, Submit, Close, Ping
+    sidecar ->  server      Welcome, Refusal, Drafted, Heartbeat
+
+Messages are tagged msgspec structs in msgpack, one to a ZMQ frame. Fields are only ever appended,
+with a default. Token ids are the target's; lengths are in tokens.
+
+A request is named by its `rid` and by `serial`, a number that the server never uses twice: a late
+draft for a finished request cannot reach a new one that happens to have the same rid.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL = 1
+"""Version of this schema. The handshake refuses any other."""
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""Frames over this size are not read: a 1 M token prompt takes about 5 MB."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Opens the link. Sent again whenever the sidecar may have been replaced."""
+
+    protocol: int
+    vocab_size: int
+    fingerprint: str
+    """Digest of the target's tokenizer (`link.fingerprint`)."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Draft `completions` continuations of `token_ids`."""
+
+    rid: str
+    serial: int
+    token_ids: list[int]
+    """Prompt followed by the output committed so far."""
+    base_len: int
+    """How many of `token_ids` are committed output."""
+    max_new_tokens: int
+    """Longest useful completion."""
+    completions: int
+    temperature: float
+    """For all completions but the first, which is greedy."""
+    stop_token_ids: list[int] = []
+    """A completion ends after any of these."""
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """The request finished or aborted: stop working on it."""
+
+    rid: str
+    serial: int
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Asks for a `Heartbeat`; sent about once a second, so that the sidecar knows who is alive."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Answers `Hello`: drafts may be asked for."""
+
+    protocol: int
+    model: str
+    """Display name of the draft model."""
+    vocab_size: int
+    context_len: int
+    """Longest prompt plus completion that the draft model takes."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """Answers `Hello`: this pair of models must not work together."""
+
+    reason: str
+
+
+class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
+    """More tokens of one completion, streamed as they come."""
+
+    rid: str
+    serial: int
+    completion: int
+    """Which of the request's completions; 0 is the greedy one."""
+    base_len: int
+    """Committed output length that the completion continues from."""
+    start: int
+    """Position of the first of `token_ids` within the completion."""
+    token_ids: list[int]
+    finished: bool = False
+    """No more tokens of this completion will come."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The sidecar is alive, and how busy it is."""
+
+    requests: int
+    """Requests with unfinished completions, over all servers."""
+    rows: int
+    """Completions being drafted right now."""
+    drafted_tokens: int
+    """Tokens drafted since the sidecar started."""
+    dropped_messages: int
+    """Messages that a slow server's full queue has cost since the sidecar started."""
+
+
+ToSidecar = Hello | Submit | Close | Ping
+FromSidecar = Welcome | Refusal | Drafted | Heartbeat
