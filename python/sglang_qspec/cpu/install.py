@@ -1,0 +1,56 @@
+"""Put the stand-in `sgl_kernel` where SGLang will import it, on machines that need it.
+
+SGLang's scheduler processes import `sgl_kernel` before any plugin runs there, but a spawned
+process starts with its parent's `sys.path`, so it is enough that the parent calls
+`install_kernels()` before it starts them. A process that imports SGLang's engine before plugins
+are loaded (`import sglang; sglang.Engine(...)`) needs the call earlier: from a `.pth` file, or by
+importing `sglang_qspec` first. This module therefore imports nothing heavy.
+"""
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+
+_STANDIN = Path(__file__).parent / "standin"
+_logger = logging.getLogger(__name__)
+
+
+def install_kernels() -> bool:
+    """Make `import sgl_kernel` give the stand-in, if the facts ask for it; True if they do.
+
+    The facts: SGLang is told to run on the CPU (`SGLANG_USE_CPU_ENGINE=1`), and there is no
+    sgl_kernel built for the CPU that loads. May be called any number of times.
+    """
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") != "1":
+        return False
+    if str(_STANDIN) in sys.path:
+        return True
+    if _cpu_build_loads():
+        return False
+    for name in [n for n in sys.modules if n.split(".")[0] == "sgl_kernel"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(_STANDIN))
+    # The stand-in copies KV rows through raw addresses; SGLang's own torch path is as good.
+    os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")
+    _logger.info("sgl_kernel has no CPU build here: using the torch stand-ins of sglang_qspec")
+    return True
+
+
+def _cpu_build_loads() -> bool:
+    """Is there an sgl_kernel with CPU kernels, and does it load?
+
+    A CPU build keeps its compiled library at the top of the package, a CUDA build in one folder
+    per architecture; telling them apart first saves importing torch for nothing.
+    """
+    spec = importlib.util.find_spec("sgl_kernel")
+    folders = spec.submodule_search_locations if spec is not None else None
+    if not folders or not any(any(Path(folder).glob("common_ops*.so")) for folder in folders):
+        return False
+    try:
+        real = importlib.import_module("sgl_kernel")
+    except (ImportError, OSError):
+        return False
+    return hasattr(real, "assign_req_to_token_pool_cpu")

@@ -1,0 +1,232 @@
+"""The sgl_kernel functions that SGLang's CPU platform imports, in torch.
+
+Names, argument order and in-place effects are those of SGLang's call sites, so tensors named
+"out" below are written and nothing is returned. `req_to_token` is [rows, pool_len] int32: the KV
+slot of each position of each request. Index tensors may be int32 or int64.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from sglang_qspec.cpu.tree_links import (
+    links_from_parents,
+    mask_from_parents,
+    parents_from_links,
+    parents_from_mask,
+)
+from sglang_qspec.verify.accept import accept
+from sglang_qspec.verify.seeded import murmur_hash32
+
+_FULL_MASK, _QLEN_ONLY = 0, 1
+
+
+def _window(rows: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """(row, column) of every position in [start, end) of each row, request after request."""
+    lens = (end - start).long()
+    before = lens.cumsum(0) - lens
+    owner = torch.repeat_interleave(lens)
+    column = torch.arange(owner.numel()) - before[owner] + start.long()[owner]
+    return rows.long()[owner], column
+
+
+def assign_req_to_token_pool_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    end_offset: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+) -> None:
+    """Write each request's new KV slots (packed in `out_cache_loc`) into its row."""
+    row, column = _window(req_pool_indices, start_offset, end_offset)
+    req_to_token[row, column] = out_cache_loc[: row.numel()].to(req_to_token.dtype)
+
+
+def assign_extend_cache_locs_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    end_offset: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+) -> None:
+    """Pack the KV slots of positions [start, end) of each request into `out_cache_loc` (out)."""
+    row, column = _window(req_pool_indices, start_offset, end_offset)
+    out_cache_loc[: row.numel()] = req_to_token[row, column].to(out_cache_loc.dtype)
+
+
+def assign_draft_cache_locs_contiguous_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+    topk: int,
+    num_steps: int,
+) -> None:
+    """Pack `topk * num_steps` KV slots from `seq_lens` on into `out_cache_loc` (out)."""
+    columns = seq_lens.long().unsqueeze(1) + torch.arange(topk * num_steps)
+    slots = req_to_token[req_pool_indices.long().unsqueeze(1), columns]
+    out_cache_loc[: slots.numel()] = slots.flatten().to(out_cache_loc.dtype)
+
+
+def fill_accept_out_cache_loc_cpu(
+    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
+) -> None:
+    """Move the accepted entries of `out_cache_loc` to the front of the third tensor (out)."""
+    taken = accept_index.flatten()
+    taken = taken[taken >= 0].long()
+    accept_out_cache_loc[: taken.numel()] = out_cache_loc[taken].to(accept_out_cache_loc.dtype)
+
+
+def fill_bonus_tokens_cpu(
+    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
+) -> None:
+    """Copy each request's last accepted token into `bonus_tokens` (out)."""
+    last = torch.arange(accept_lens.numel()) * accept_stride + accept_lens.long() - 1
+    bonus_tokens[: last.numel()] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
+
+
+def copy_all_layer_kv_cache_cpu(
+    data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
+) -> None:
+    """Copy KV rows `src_loc` to `tgt_loc` in every buffer; overlapping moves are safe.
+
+    `data_ptrs` uint64 [buffers] are addresses, `strides` the bytes of a row in each.
+    """
+    if tgt_loc.numel() == 0:
+        return
+    rows = int(torch.maximum(tgt_loc.max(), src_loc.max())) + 1
+    target, source = tgt_loc.long(), src_loc.long()
+    for address, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
+        memory = (ctypes.c_char * (rows * stride)).from_address(address)
+        buffer = torch.frombuffer(memory, dtype=torch.uint8).view(rows, stride)
+        buffer[target] = buffer[source]
+
+
+def reconstruct_indices_from_tree_mask(
+    tree_mask: Tensor,
+    verified_seq_len: Tensor,
+    positions: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    batch_size: int,
+    draft_token_num: int,
+) -> None:
+    """Derive positions and links (out) of the NGRAM draft trees from their ancestor mask.
+
+    `tree_mask` is bool [bs * D * D]; the four outputs hold bs * D int64 entries.
+    """
+    shape = (batch_size, draft_token_num)
+    mask = tree_mask.view(*shape, draft_token_num).bool()
+    next_token, next_sibling = links_from_parents(parents_from_mask(mask))
+    depths = mask.tril(-1).sum(2)
+    positions.view(shape).copy_(depths + verified_seq_len.long().unsqueeze(1))
+    retrieve_index.view(shape).copy_(torch.arange(batch_size * draft_token_num).view(shape))
+    retrieve_next_token.view(shape).copy_(next_token)
+    retrieve_next_sibling.view(shape).copy_(next_sibling)
+
+
+def build_tree_kernel_efficient_cpu(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """Build the EAGLE draft tree (out: mask, positions, links) from the tokens selected.
+
+    `selected_index` [bs, D - 1] are places in the drafter's score lists and `parent_list` says
+    from which place each list grew; a quotient of 0 by `topk` means the root. The mask is
+    [bs, D, seq_len + D] flattened (full, its prefix part already filled) or [bs, D, D].
+    """
+    if int(tree_mask_mode) not in (_FULL_MASK, _QLEN_ONLY):
+        raise NotImplementedError(f"tree mask mode {int(tree_mask_mode)} has no CPU kernel")
+    bs = verified_seq_len.numel()
+    lists = selected_index.long() // topk
+    origin = parent_list.view(bs, -1).long().gather(1, lists)
+    is_parent = origin.unsqueeze(2) == selected_index.long().unsqueeze(1)
+    found, place = is_parent.to(torch.uint8).max(2)
+    own = torch.arange(1, draft_token_num)
+    grown = torch.where(lists == 0, 0, torch.where(found > 0, place + 1, own))
+    parents = torch.cat([torch.zeros(bs, 1, dtype=torch.int64), grown], dim=1)
+
+    mask = mask_from_parents(parents)
+    seq_lens = verified_seq_len.long()
+    rows = torch.arange(draft_token_num)
+    if int(tree_mask_mode) == _QLEN_ONLY:
+        tree_mask.view(-1)[: mask.numel()] = mask.flatten().to(tree_mask.dtype)
+    else:
+        before = (seq_lens.cumsum(0) - seq_lens) * draft_token_num
+        start = before + draft_token_num**2 * torch.arange(bs)
+        line = rows * (seq_lens + draft_token_num).unsqueeze(1) + seq_lens.unsqueeze(1)
+        index = start.view(-1, 1, 1) + line.unsqueeze(2) + rows
+        tree_mask.view(-1)[index] = mask.to(tree_mask.dtype)
+    next_token, next_sibling = links_from_parents(parents)
+    positions.view(bs, -1).copy_(mask.sum(2) - 1 + seq_lens.unsqueeze(1))
+    retrieve_index.view(bs, -1).copy_(torch.arange(bs * draft_token_num).view(bs, -1))
+    retrieve_next_token.view(bs, -1).copy_(next_token)
+    retrieve_next_sibling.view(bs, -1).copy_(next_sibling)
+
+
+def verify_tree_greedy_cpu(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+) -> None:
+    """Walk every tree along the target's tokens.
+
+    `candidates`, the `retrive_*` (SGLang's spelling) and `target_predict` are [bs, D];
+    `accept_index` [bs, S] (out, prefilled with -1) gets the flat places of the accepted nodes,
+    `predicts` [bs * D] (out) the target's tokens there, `accept_token_num` [bs] (out) the
+    number of accepted draft tokens, without the bonus token.
+    """
+    parents = parents_from_links(retrive_next_token.long(), retrive_next_sibling.long())
+    targets = target_predict.long()
+    result = accept(candidates.long(), parents, targets, accept_index.shape[1])
+    request, node = result.on_path.nonzero(as_tuple=True)
+    place = retrive_index[request, node].long()
+    accept_index[request, result.depths[request, node]] = place.to(accept_index.dtype)
+    predicts.view(-1)[place] = targets[request, node].to(predicts.dtype)
+    accept_token_num.copy_(result.accept_lens - 1)
+
+
+def rotate_input_ids_cpu(
+    input_ids: Tensor,
+    extend_start_loc: Tensor,
+    extend_seq_lens: Tensor,
+    topk_index: Tensor,
+    select_index: Tensor | None = None,
+) -> None:
+    """Shift each request's tokens left by one (in place) and put its new token at the end.
+
+    With `select_index` [bs] the new token goes to that flat place instead of the last one.
+    """
+    start, lens = extend_start_loc.long(), extend_seq_lens.long()
+    zero = torch.zeros_like(lens)
+    request, offset = _window(torch.arange(lens.numel()), zero, (lens - 1).clamp(min=0))
+    place = start[request] + offset
+    input_ids[place] = input_ids[place + 1]
+    last = start + lens - 1 if select_index is None else select_index.long()
+    present = lens > 0
+    input_ids[last[present]] = topk_index.flatten()[present].to(input_ids.dtype)
+
+
+def murmur_hash32_cpu(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
+    """Hash every (seed, position) row with every column: uint32 [n, m]."""
+    return murmur_hash32(seed, positions, col_indices).to(torch.uint32)

@@ -1,0 +1,41 @@
+"""Stand-in for sgl_kernel on CPUs for which it is not built: re-exports torch functions.
+
+Found only where `sglang_qspec.cpu.install` put its parent folder on `sys.path`. It must never
+register `torch.ops.sgl_kernel.convert_weight_packed`: SGLang takes that for AMX kernels.
+"""
+
+from sglang_qspec.cpu.kernels import (
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    build_tree_kernel_efficient_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    rotate_input_ids_cpu,
+    verify_tree_greedy_cpu,
+)
+from sglang_qspec.cpu.torch_ops import register_torch_ops
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "rotate_input_ids_cpu",
+    "verify_tree_greedy_cpu",
+]
+
+register_torch_ops()
+
+
+def __getattr__(name: str) -> object:
+    # `from sgl_kernel import x` turns this into the ImportError that SGLang's optional
+    # imports catch; other uses show the sentence.
+    raise AttributeError(
+        f"sgl_kernel.{name} has no stand-in: sglang_qspec.cpu supplies only what SGLang's CPU "
+        "platform needs for dense models; install sgl_kernel's CPU build for the rest"
+    )

@@ -1,0 +1,64 @@
+"""SGLang's three forms of a draft tree, and how one becomes another.
+
+SGLang's verify kernels know a tree as a mask (which nodes are ancestors) or as links (first
+child and next sibling, -1 where there is none); `sglang_qspec.verify` knows it as `parents`,
+where a node without a parent is its own. All tensors are [bs, D] int64 unless said otherwise,
+and a parent's index is smaller than its child's.
+"""
+
+import torch
+from torch import Tensor
+
+
+def parents_from_mask(mask: Tensor) -> Tensor:
+    """`mask` bool [bs, D, D], `mask[b, i, j]`: j is i or an ancestor of i. The nearest wins."""
+    nodes = torch.arange(mask.shape[1], device=mask.device)
+    nearest = torch.where(mask.tril(-1), nodes, -1).amax(2)
+    return torch.where(nearest < 0, nodes, nearest)
+
+
+def parents_from_links(next_token: Tensor, next_sibling: Tensor) -> Tensor:
+    """Undo `links_from_parents`; a node that no link reaches becomes its own parent."""
+    bs, width = next_token.shape
+    nodes = torch.arange(width, device=next_token.device).expand(bs, width)
+    # Column `width` takes what the absent links would write.
+    spill = torch.arange(width + 1, device=next_token.device).repeat(bs, 1)
+    parent_of_first = spill.scatter(1, torch.where(next_token < 0, width, next_token), nodes)
+    first = spill.scatter(1, torch.where(next_sibling < 0, width, next_sibling), nodes)
+    first[:, width] = width
+    reach = 1
+    while reach < width:
+        first = first.gather(1, first)
+        reach *= 2
+    return parent_of_first.gather(1, first)[:, :width]
+
+
+def links_from_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """(first child, next sibling), each -1 where there is none; both in ascending order."""
+    width = parents.shape[1]
+    nodes = torch.arange(width, device=parents.device)
+    later = nodes > nodes.unsqueeze(1)
+    rooted = parents != nodes
+    is_child = (parents.unsqueeze(1) == nodes.unsqueeze(1)) & later
+    is_sibling = (parents.unsqueeze(1) == parents.unsqueeze(2)) & later & rooted.unsqueeze(2)
+    return _first_true(is_child & rooted.unsqueeze(1)), _first_true(is_sibling)
+
+
+def _first_true(flags: Tensor) -> Tensor:
+    """Index of the first true entry along the last dimension, -1 where there is none."""
+    found, index = flags.to(torch.uint8).max(2)
+    return torch.where(found > 0, index, -1)
+
+
+def mask_from_parents(parents: Tensor) -> Tensor:
+    """bool [bs, D, D]: entry [b, i, j] says that j is i or an ancestor of i."""
+    width = parents.shape[1]
+    nodes = torch.arange(width, device=parents.device)
+    mask = (nodes == nodes.unsqueeze(1)).expand(parents.shape[0], width, width)
+    ancestors = parents
+    reach = 1
+    while reach < width:
+        mask = mask | mask.gather(1, ancestors.unsqueeze(2).expand_as(mask))
+        ancestors = ancestors.gather(1, ancestors)
+        reach *= 2
+    return mask
