@@ -68,6 +68,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     vocab_size: int
     context_len: int
     """Longest prompt plus completion that the draft model takes."""
+    session: str = ""
+    """Names this stay of the server at this sidecar; a new one means that earlier work is gone."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
