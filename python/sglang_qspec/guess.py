@@ -1,0 +1,166 @@
+"""Guesses that a client sends with its request.
+
+In text, `<NGRAMGUESS>...</NGRAMGUESS>` anywhere in a prompt: `split` takes the tags and what they
+enclose out of it. For requests of token ids, `qspec_guess_ids` in the sampling parameters'
+`custom_params`, where SGLang allows no nested lists: one flat list with None (null in JSON)
+between guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_qspec.errors import ConfigError, GuessError
+
+OPEN_TAG = "<NGRAMGUESS>"
+CLOSE_TAG = "</NGRAMGUESS>"
+GUESS_IDS_KEY = "qspec_guess_ids"
+"""Key of `custom_params`."""
+
+_TAG = re.compile("</?NGRAMGUESS>")
+
+
+@dataclass(frozen=True)
+class GuessLimits:
+    """Caps on the guesses of one request."""
+
+    max_guesses: int = 64
+    max_tokens: int = 4096
+    """Of all its guesses together."""
+    max_chars_per_token: int = 32
+    """Text of more characters than this times `max_tokens` is refused before it is tokenized."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, but must be at least 1")
+
+    @property
+    def max_chars(self) -> int:
+        return self.max_tokens * self.max_chars_per_token
+
+
+def split(text: str, limits: GuessLimits) -> tuple[str, list[str]]:
+    """The text without tags and guesses, and the guesses in their order.
+
+    Nothing else of the text changes, white space next to a tag included. Raises GuessError for
+    tags that do not pair up or nest, for a blank guess, and for guesses over a cap.
+    """
+    if OPEN_TAG not in text and CLOSE_TAG not in text:
+        return text, []
+    kept: list[str] = []
+    guesses: list[str] = []
+    opened: int | None = None
+    end = 0
+    for tag in _TAG.finditer(text):
+        here = tag.start()
+        if tag.group() == OPEN_TAG:
+            if opened is not None:
+                raise GuessError(
+                    f"{OPEN_TAG} at character {here} is inside the one at character {opened}; "
+                    f"guesses must not nest"
+                )
+            opened = here
+            kept.append(text[end:here])
+        else:
+            if opened is None:
+                raise GuessError(
+                    f"{CLOSE_TAG} at character {here} closes nothing; put {OPEN_TAG} before it"
+                )
+            guess = text[end:here]
+            if not guess.strip():
+                raise GuessError(
+                    f"the guess at character {opened} is empty; it must hold some text"
+                )
+            guesses.append(guess)
+            opened = None
+        end = tag.end()
+    if opened is not None:
+        raise GuessError(
+            f"{OPEN_TAG} at character {opened} is never closed; end it with {CLOSE_TAG}"
+        )
+    kept.append(text[end:])
+    check_texts(guesses, limits)
+    return "".join(kept), guesses
+
+
+def check_texts(guesses: Sequence[str], limits: GuessLimits) -> None:
+    """Check number and size of all guesses of one request, before they are tokenized.
+
+    `split` does it for one text; a request of several texts (messages, parts) needs it for all of
+    them together. Raises GuessError.
+    """
+    _check_number(len(guesses), limits)
+    chars = sum(map(len, guesses))
+    if chars > limits.max_chars:
+        raise GuessError(
+            f"the guesses have {chars} characters together; at most {limits.max_chars} are allowed"
+        )
+
+
+def check_guess_ids(value: object, limits: GuessLimits, vocab_size: int) -> list[list[int]]:
+    """The guesses in `value`, each a list of token ids below `vocab_size`.
+
+    `value` is a list of lists of token ids, or one flat list with None between the guesses.
+    Raises GuessError for anything else, for an empty guess, and for guesses over a cap.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        raise GuessError(
+            f"{GUESS_IDS_KEY} is {_shown(value)}, but must be a list of token ids with null "
+            f"between guesses, or a list of such lists"
+        )
+    nested = all(isinstance(item, list | tuple) for item in value)
+    groups: list[list[object]] = [list(item) for item in value] if nested else _divide(value)
+    guesses: list[list[int]] = []
+    for number, group in enumerate(groups):
+        if not group:
+            raise GuessError(f"guess {number} in {GUESS_IDS_KEY} is empty")
+        guess: list[int] = []
+        for item in group:
+            # A bool is an int to isinstance, and no token id.
+            if type(item) is not int or not 0 <= item < vocab_size:
+                raise GuessError(
+                    f"guess {number} in {GUESS_IDS_KEY} holds {_shown(item)}, but a token id must "
+                    f"be a whole number from 0 to {vocab_size - 1}"
+                )
+            guess.append(item)
+        guesses.append(guess)
+    _check_number(len(guesses), limits)
+    tokens = sum(map(len, guesses))
+    if tokens > limits.max_tokens:
+        raise GuessError(
+            f"the guesses have {tokens} tokens together; at most {limits.max_tokens} are allowed"
+        )
+    return guesses
+
+
+def flatten(guesses: Sequence[Sequence[int]]) -> list[int | None]:
+    """The flat form of guesses, for `custom_params`; `check_guess_ids` reads it."""
+    flat: list[int | None] = []
+    for number, guess in enumerate(guesses):
+        if number:
+            flat.append(None)
+        flat.extend(guess)
+    return flat
+
+
+def _divide(flat: Sequence[object]) -> list[list[object]]:
+    groups: list[list[object]] = [[]]
+    for item in flat:
+        if item is None:
+            groups.append([])
+        else:
+            groups[-1].append(item)
+    return groups
+
+
+def _check_number(number: int, limits: GuessLimits) -> None:
+    if number > limits.max_guesses:
+        raise GuessError(f"there are {number} guesses; at most {limits.max_guesses} are allowed")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
