@@ -1,0 +1,300 @@
+"""The draft model, run by SGLang's model runner: rows of KV without requests or a scheduler.
+
+The one file of the sidecar that imports sglang. SGLang keeps one configuration per process, so a
+process holds one DraftModel.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.link.fingerprint import fingerprint
+from sglang_qspec.sidecar.kv_rows import KVRows
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DraftModelOptions:
+    """How to load a draft model. `None` leaves the choice to SGLang."""
+
+    model_path: str
+    quantization: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+    """`cpu` or `cuda`; one GPU, the first that this process sees."""
+    mem_fraction: float | None = None
+    """Share of the device's memory for weights and KV."""
+    max_total_tokens: int | None = None
+    """KV tokens, where `mem_fraction` would give more."""
+    context_len: int | None = None
+    rows: int = 256
+    """Rows that can be open at once."""
+    batch: int = 64
+    """Rows in one decode pass, at most: CUDA graphs are captured up to here."""
+    attention_backend: str | None = None
+    trust_remote_code: bool = False
+
+
+class DraftModel:
+    """`Rows` over a model that SGLang loads. Not thread-safe."""
+
+    def __init__(self, options: DraftModelOptions) -> None:
+        """Load the model; takes seconds.
+
+        Raises DraftModelError when there is no such model, SGLang cannot run it on this device,
+        or its KV is not one pool of single-token slots.
+        """
+        runner, args = _load(options)
+        pool = runner.req_to_token_pool
+        allocator = runner.token_to_kv_pool_allocator
+        if allocator.page_size != 1 or not hasattr(allocator, "free_pages"):
+            raise DraftModelError(
+                f"{options.model_path} keeps its KV in a {type(allocator).__name__}, but a draft "
+                "model needs one pool of single-token slots (no sliding window, no state space)"
+            )
+        self.name = os.path.basename(os.path.normpath(options.model_path))
+        self._runner = runner
+        self._args = args
+        self._options = options
+        self._device = torch.device(runner.device)
+        self._rows = KVRows(
+            pool.req_to_token,
+            slots=allocator.size + 1,
+            allocate=allocator.alloc,
+            free=allocator.free,
+            free_slots=allocator.available_size(),
+        )
+        self._context_len = min(int(runner.model_config.context_len), self._rows.context_len)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._runner.model_config.vocab_size)
+
+    @property
+    def context_len(self) -> int:
+        return self._context_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset(self._runner.model_config.hf_eos_token_id or ())
+
+    @property
+    def quantization(self) -> str | None:
+        return self._runner.model_config.quantization or None
+
+    @property
+    def free_rows(self) -> int:
+        return self._rows.free_rows
+
+    @property
+    def free_tokens(self) -> int:
+        return self._rows.free_slots
+
+    @property
+    def total_tokens(self) -> int:
+        return self._rows.total
+
+    def fingerprint(self) -> str:
+        """Digest of the model's tokenizer, to be compared with the target's."""
+        from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+        tokenizer = get_tokenizer(
+            self._options.model_path, trust_remote_code=self._options.trust_remote_code
+        )
+        return fingerprint(tokenizer.get_vocab())
+
+    def length(self, row: int) -> int:
+        return self._rows.length(row)
+
+    def open(self) -> int:
+        return self._rows.open()
+
+    def fork(self, row: int, length: int) -> int:
+        return self._rows.fork(row, length)
+
+    def truncate(self, row: int, length: int) -> None:
+        self._rows.truncate(row, length)
+
+    def close(self, row: int) -> None:
+        self._rows.close(row)
+
+    def check_integrity(self) -> None:
+        self._rows.check_integrity()
+        available = self._runner.token_to_kv_pool_allocator.available_size()
+        assert available == self._rows.free_slots, "someone else takes slots from the pool"
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+        host_rows = torch.tensor(rows, dtype=torch.int64)
+        slots = self._rows.append_one(host_rows)
+        host_lengths = self._rows.lengths(host_rows)
+        lengths = host_lengths.to(self._device, non_blocking=True)
+        return self._forward(
+            forward_mode=_modes().DECODE,
+            batch_size=len(rows),
+            input_ids=self._on_device(token_ids),
+            req_pool_indices=host_rows.to(self._device, non_blocking=True),
+            req_pool_indices_cpu=host_rows,
+            seq_lens=lengths,
+            seq_lens_cpu=host_lengths,
+            seq_lens_sum=int(host_lengths.sum()),
+            orig_seq_lens=lengths,
+            out_cache_loc=slots,
+            positions=lengths - 1,
+        )
+
+    @torch.inference_mode()
+    def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        counts = [len(part) for part in token_ids]
+        host_rows = torch.tensor(rows, dtype=torch.int64)
+        prefixes = self._rows.lengths(host_rows)
+        slots = self._rows.append(rows, counts)
+        host_lengths = self._rows.lengths(host_rows)
+        lengths = host_lengths.to(self._device, non_blocking=True)
+        positions = torch.cat(
+            [
+                torch.arange(prefix, prefix + count)
+                for prefix, count in zip(prefixes.tolist(), counts, strict=True)
+            ]
+        )
+        starts = torch.tensor([0, *counts[:-1]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return self._forward(
+            forward_mode=_modes().EXTEND,
+            batch_size=len(rows),
+            input_ids=self._on_device([token for part in token_ids for token in part]),
+            req_pool_indices=host_rows.to(self._device, non_blocking=True),
+            req_pool_indices_cpu=host_rows,
+            seq_lens=lengths,
+            seq_lens_cpu=host_lengths,
+            seq_lens_sum=int(host_lengths.sum()),
+            orig_seq_lens=lengths,
+            out_cache_loc=slots,
+            positions=positions.to(self._device, non_blocking=True),
+            extend_num_tokens=sum(counts),
+            extend_seq_lens=torch.tensor(counts, dtype=torch.int32).to(self._device),
+            extend_seq_lens_cpu=counts,
+            extend_prefix_lens=prefixes.int().to(self._device),
+            extend_prefix_lens_cpu=prefixes.tolist(),
+            extend_start_loc=starts.to(self._device),
+            extend_logprob_start_lens_cpu=counts,
+        )
+
+    def _on_device(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(token_ids, dtype=torch.int64).to(self._device, non_blocking=True)
+
+    def _forward(self, **fields: Any) -> torch.Tensor:
+        """One pass over a batch: the logits of each row's last token, float [rows, vocab_size]."""
+        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        batch = ForwardBatch(
+            spec_algorithm=SpeculativeAlgorithm.NONE,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            global_num_token_non_padded_cpu=fields["input_ids"].shape[0],
+            **fields,
+        )
+        translator = self._runner.kv_index_translator
+        translator.own_plan(batch).bind(batch, translator)
+        logits: torch.Tensor = self._runner.forward(batch).logits_output.next_token_logits
+        return logits[:, : self.vocab_size]
+
+
+def _modes() -> Any:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    return ForwardMode
+
+
+def _load(options: DraftModelOptions) -> tuple[Any, Any]:
+    """SGLang's ModelRunner with the model in it, and the resolved ServerArgs.
+
+    Follows sglang/benchmark/one_batch.py (0.5.23), which runs a model without a scheduler.
+    """
+    # Plugins first: ours may have to supply the kernels that the rest of sglang imports.
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.distributed import bootstrap
+    from sglang.srt.layers.moe import initialize_moe_config
+    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.runtime_context import SpawnRanks, get_device, publish, spawn_world_rank
+    from sglang.srt.server_args import PortArgs
+
+    args = _server_args(options)
+    try:
+        args.resolve_once()
+    except (OSError, ValueError) as error:
+        raise DraftModelError(f"draft model {options.model_path}: {error}") from error
+    rank = spawn_world_rank(args, tp_rank=0, pp_rank=0)
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
+    initialize_moe_config()
+    initialize_fp8_gemm_config()
+    initialize_bf16_gemm_config()
+    initialize_fp4_gemm_config()
+
+    port = PortArgs.init_new(args).nccl_port
+    try:
+        model_config = ModelConfig.from_server_args(args)
+        bootstrap.init_parallel_runtime(
+            server_args=args, device=get_device().device, dist_port=port
+        )
+        bootstrap.init_layer_runtime(model_config=model_config)
+        runner = ModelRunner(
+            model_config=model_config,
+            mem_fraction_static=options.mem_fraction or get_schedule_mem_fraction(args),
+            gpu_id=0,
+            nccl_port=port,
+            server_args=args,
+        )
+        runner.alloc_memory_pool()
+        runner.init_attention_backends()
+        runner.init_cuda_graphs()
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise DraftModelError(f"draft model {options.model_path}: {error}") from error
+    return runner, args
+
+
+def get_schedule_mem_fraction(args: Any) -> float:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return float(resolving_view(args).mem_fraction_static)
+
+
+def _server_args(options: DraftModelOptions) -> Any:
+    """SGLang's arguments for one model in one process, without the services around it."""
+    from sglang.srt.server_args import ServerArgs
+
+    given = {
+        "quantization": options.quantization,
+        "device": options.device,
+        "mem_fraction_static": options.mem_fraction,
+        "max_total_tokens": options.max_total_tokens,
+        "context_length": options.context_len,
+        "attention_backend": options.attention_backend,
+    }
+    return ServerArgs(
+        model_path=options.model_path,
+        dtype=options.dtype,
+        trust_remote_code=options.trust_remote_code,
+        page_size=1,
+        max_running_requests=options.rows,
+        cuda_graph_max_bs_decode=options.batch,
+        disable_radix_cache=True,
+        disable_overlap_schedule=True,
+        skip_tokenizer_init=True,
+        log_level="warning",
+        **{name: value for name, value in given.items() if value is not None},
+    )
