@@ -1,0 +1,93 @@
+"""The `qspec` command.
+
+qspec models demo                          build the demo models and print their folders
+qspec models quantize --model M --bits 8   write a quantized draft of a local checkpoint
+qspec sidecar ...                          run the drafting process by hand
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sglang_qspec import __version__
+from sglang_qspec.errors import QSpecError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit status is 0, 1 for an error of ours, 2 for a wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["sidecar"]:  # it has a parser of its own
+        from sglang_qspec.sidecar.__main__ import main as sidecar
+
+        return sidecar(arguments[1:]) or 0
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        if options.task == "demo":
+            _demo()
+        else:
+            _quantize(options)
+    except QSpecError as error:
+        print(f"qspec: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _demo() -> None:
+    from sglang_qspec.models import demo_models
+
+    models = demo_models()
+    print(f"target {models.target}")
+    print(f"draft {models.draft}")
+
+
+def _quantize(options: argparse.Namespace) -> None:
+    from sglang_qspec.models import quantize
+
+    print(quantize(options.model, options.bits, options.group_size, options.output))
+
+
+def _group_size(text: str) -> int | str:
+    return text if text == "channel" else int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qspec", description="Tools of sglang-qspec.")
+    parser.add_argument("--version", action="version", version=f"sglang-qspec {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    models = commands.add_parser("models", help="write target and draft checkpoints")
+    tasks = models.add_subparsers(dest="task", required=True, metavar="TASK")
+    tasks.add_parser(
+        "demo",
+        help="build the demo models and print their folders",
+        description="Build the demo models in the cache, without a network, and print their "
+        "folders, one a line: 'target PATH', then 'draft PATH'.",
+    )
+    quantize = tasks.add_parser(
+        "quantize",
+        help="write a quantized draft of a local checkpoint",
+        description="Round a checkpoint's weights to nearest, in GPTQ layout, and print the "
+        "folder of the result.",
+    )
+    quantize.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
+    quantize.add_argument("--bits", type=int, required=True, help="4 or 8")
+    quantize.add_argument(
+        "--group-size",
+        type=_group_size,
+        metavar="N|channel",
+        help="weights that share a scale: 128, 64, 32, or all of an output channel; "
+        "by default channel for 8 bits, and the largest that fits for 4",
+    )
+    quantize.add_argument("--output", type=Path, help="a new folder; by default one in the cache")
+
+    commands.add_parser("sidecar", help="run the drafting process by hand", add_help=False)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

