@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sglang_qspec.errors import QSpecError
-from sglang_qspec.models.cache import cached, sha256
+from sglang_qspec.models.cache import Recipe, cached, sha256
 from sglang_qspec.models.quantize import quantize
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def demo_models() -> DemoModels:
 
 def demo_target() -> Path:
     """The target's checkpoint alone."""
-    recipe = {"file": FILE_SHA256, "conversion": CONVERSION}
+    recipe: Recipe = {"file": FILE_SHA256, "conversion": CONVERSION}
     return cached(NAME, recipe, _convert)
 
 

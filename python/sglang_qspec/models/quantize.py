@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sglang_qspec.errors import ConfigError, QSpecError
-from sglang_qspec.models.cache import build_folder, cached, sha256
+from sglang_qspec.models.cache import Recipe, build_folder, cached, sha256
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,13 @@ def quantize(
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise QSpecError(f"{output} exists already; choose a new folder, or remove it")
         return build_folder(output, build)
-    recipe = {"model": _fingerprint(model), "bits": bits, "group": str(group), "method": METHOD}
-    return cached(f"{model.name.removesuffix('/')}-w{bits}-{group}", recipe, build)
+    recipe: Recipe = {
+        "model": _fingerprint(model),
+        "bits": bits,
+        "group": str(group),
+        "method": METHOD,
+    }
+    return cached(f"{model.absolute().name}-w{bits}-{group}", recipe, build)
 
 
 def _config(model: Path) -> dict[str, Any]:
