@@ -1,0 +1,176 @@
+"""Starts a real SGLang server for a benchmark or a test, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+START_SECONDS = 300.0
+STOP_SECONDS = 15.0
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or answered with an error; the message holds the log's end."""
+
+
+class Server:
+    """`python -m sglang.launch_server` on a free port of 127.0.0.1, as a context manager.
+
+    `arguments` are the server's flags without host, port and model. `cores` pins the server's
+    processes (a sidecar pins itself) and sets their number of threads. `environment` is added to
+    that of this process.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        arguments: Sequence[str] = (),
+        *,
+        cores: Sequence[int] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *arguments,
+        ]
+        self._cores = tuple(cores)
+        self._environment = dict(os.environ, **(environment or {}))
+        if cores:
+            self._environment["OMP_NUM_THREADS"] = str(len(cores))
+        self._log = tempfile.NamedTemporaryFile(prefix="sglang-server-", suffix=".log")  # noqa: SIM115
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> str:
+        """All that the server has printed so far."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The server and all processes below it."""
+        if self._process is None:
+            return []
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def start(self) -> None:
+        """Start and wait until a request would be served. Raises ServerError."""
+        self.launch()
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.exit_code() is not None:
+                raise ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
+            try:
+                urllib.request.urlopen(self.url + "/health_generate", timeout=30).read()
+            except OSError:
+                time.sleep(0.25)
+            else:
+                return
+        tail = self._tail()
+        self.stop()
+        raise ServerError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
+
+    def launch(self) -> None:
+        """Start without waiting."""
+        cores = self._cores
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            start_new_session=True,
+            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+        )
+
+    def exit_code(self, timeout: float = 0.0) -> int | None:
+        """The launcher's exit code, or None while it runs."""
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> None:
+        """End every process that this server started, those first that it knows best how to end."""
+        processes = self.processes
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self.exit_code(STOP_SECONDS)
+        for process in processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(processes, timeout=STOP_SECONDS)
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 600.0) -> Any:
+        """The decoded answer to a JSON request. Raises ServerError that holds code and text."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        return self._open(request, timeout)
+
+    def get(self, path: str, timeout: float = 60.0) -> Any:
+        """The decoded answer to a GET. Raises ServerError that holds code and text."""
+        return self._open(urllib.request.Request(self.url + path), timeout)
+
+    def _open(self, request: urllib.request.Request, timeout: float) -> Any:
+        try:
+            text = urllib.request.urlopen(request, timeout=timeout).read().decode()
+        except urllib.error.HTTPError as error:
+            raise ServerError(f"HTTP {error.code}: {error.read().decode()}") from error
+        return json.loads(text) if text else None
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-40:])
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,67 @@
+"""QSPEC as SGLang sees it: a registered speculative algorithm that behaves as NGRAM does.
+
+SGLang asks an algorithm which built-in one it resembles (`is_ngram`), and calls a few methods that
+`CustomSpecAlgo` of 0.5.23 does not have; they are defined here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_qspec.engine import arguments
+
+NAME = "QSPEC"
+
+
+class QSpecAlgorithm(CustomSpecAlgo):
+    """Tree verification without draft KV, on the path that SGLang has for NGRAM."""
+
+    def is_ngram(self) -> bool:
+        return True
+
+    def has_draft_kv(self) -> bool:
+        return False
+
+    def handle_server_args(self, server_args: Any) -> None:
+        arguments.apply_defaults(server_args)
+
+    # Called by SGLang 0.5.23, missing in its CustomSpecAlgo.
+
+    def create_future_map(
+        self,
+        device: torch.device,
+        req_to_token_pool: Any,
+        needs_cpu_seq_lens: bool = True,
+        needs_confidence_relay: bool = False,
+    ) -> FutureMap:
+        return FutureMap(
+            device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
+        )
+
+    def carries_draft_hidden_states(self) -> bool:
+        return False
+
+    def need_topk(self) -> bool:
+        return False
+
+    def get_platform_worker_cls(self) -> type | None:
+        return None
+
+
+def register() -> None:
+    """Make `--speculative-algorithm QSPEC` known to SGLang."""
+    SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=QSpecAlgorithm)(
+        _worker_class
+    )
+
+
+def _worker_class(server_args: Any) -> type:
+    # Imported in scheduler processes only: it pulls in the model executor.
+    from sglang_qspec.engine.worker import QSpecWorker
+
+    return QSpecWorker

@@ -1,0 +1,240 @@
+"""Settings on their way in: the server's flags, what QSPEC refuses, and SGLang's own defaults.
+
+Order of events in the process that starts a server: `add_flags` when the parser is built,
+`read_flags` when it has run, `check` when SGLang resolves its speculative arguments, then
+`apply_defaults`. An error in `check` stops the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import attn_dp_enabled_of, resolving_view
+
+from sglang_qspec import config
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import compat
+from sglang_qspec.errors import ConfigError, QSpecError
+
+logger = logging.getLogger(__name__)
+
+DRAFT_TOKENS = 8
+"""Default of --speculative-num-draft-tokens, the root included."""
+MAX_DRAFT_TOKENS = 64
+
+_started_from_command_line = False
+
+
+def add_flags(result: None, parser: argparse.ArgumentParser) -> None:
+    """After `ServerArgs.add_cli_args`: the settings of QSPEC, shown by --help."""
+    group = parser.add_argument_group("QSPEC speculative decoding (sglang-qspec)")
+    for field in config.fields():
+        name, default = field.name, field.default
+        if isinstance(default, bool):
+            group.add_argument(
+                config.flag(name),
+                action="store_const",
+                const=str(not default).lower(),
+                help=field.metadata["help"],
+            )
+            continue
+        shown = f" (default: {default})" if default != "" else ""
+        group.add_argument(
+            config.flag(name),
+            type=_argument_type(name),
+            metavar=type(default).__name__.upper(),
+            help=field.metadata["help"] + shown,
+        )
+
+
+def _argument_type(name: str) -> Callable[[str], str]:
+    def checked(text: str) -> str:
+        try:
+            config.parse(name, text, given_as=config.flag(name))
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return checked
+
+
+def read_flags(from_cli_args: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    """Around `ServerArgs.from_cli_args`: hand the flags to the environment of all processes."""
+    global _started_from_command_line
+    _started_from_command_line = True
+    given = {
+        field.name: text
+        for field in config.fields()
+        if (text := getattr(args, "speculative_qspec_" + field.name, None)) is not None
+    }
+    algorithm = getattr(args, "speculative_algorithm", None) or ""
+    if given and algorithm.upper() != "QSPEC":
+        _stop(
+            ConfigError(
+                f"{config.flag(next(iter(given)))} is given, but --speculative-algorithm is "
+                f"{algorithm or 'not set'}: it must be QSPEC"
+            )
+        )
+    config.to_environment(given)
+    return from_cli_args(cls, args)
+
+
+def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Around SGLang's `handle_speculative_decoding`: check before it acts on our arguments."""
+    view = resolving_view(server_args)
+    if (view.speculative_algorithm or "").upper() == "QSPEC":
+        try:
+            check(view)
+        except QSpecError as error:
+            _stop(error)
+    previous(server_args)
+
+
+def _stop(error: QSpecError) -> None:
+    """A command line ends with the sentence alone; a caller of `sgl.Engine` gets the exception."""
+    if _started_from_command_line:
+        sys.stderr.write(f"sglang-qspec: error: {error}\n")
+        raise SystemExit(2)
+    raise error
+
+
+def check(args: Any) -> QSpecConfig:
+    """Refuse what cannot work, before any process is started or any weight is read.
+
+    `args` is SGLang's resolving view of its server arguments. Raises QSpecError.
+    """
+    compat.check_version()
+    compat.check_hooks()
+    settings = config.from_environment()
+    for refused, name, value, allowed in _unsupported(args):
+        if refused:
+            raise ConfigError(f"{name} is {value}, but QSPEC supports only {allowed} so far")
+    width = args.speculative_num_draft_tokens
+    if width is not None and not 2 <= width <= MAX_DRAFT_TOKENS:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens is {width}, but must be a whole number from 2 to "
+            f"{MAX_DRAFT_TOKENS}"
+        )
+    for name in ("speculative_num_steps", "speculative_eagle_topk"):
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}, but has no meaning for "
+                "QSPEC: leave it out, and set the width with --speculative-num-draft-tokens"
+            )
+    if settings.key_file and not Path(settings.key_file).is_file():
+        raise ConfigError(f"{config.flag('key_file')} is {settings.key_file!r}, but no such file")
+    _check_draft_model(args, settings)
+    return settings
+
+
+def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
+    """(refused, setting, value, allowed) for each of SGLang's modes that QSPEC is not ready for."""
+    device = str(args.device).split(":")[0]
+    return [
+        (device not in ("cpu", "cuda"), "--device", args.device, "cpu and cuda"),
+        (args.tp_size != 1, "--tp-size", args.tp_size, "1"),
+        (args.pp_size != 1, "--pp-size", args.pp_size, "1"),
+        (args.dp_size != 1, "--dp-size", args.dp_size, "1"),
+        (attn_dp_enabled_of(args), "--attn-dp-size", args.attn_dp_size, "1"),
+        (
+            args.disaggregation_mode != "null",
+            "--disaggregation-mode",
+            args.disaggregation_mode,
+            "null",
+        ),
+        (
+            args.page_size not in (None, 1) and args.attention_backend != "flashinfer",
+            "--page-size",
+            args.page_size,
+            "1 (or a larger page with --attention-backend flashinfer)",
+        ),
+        (args.tokenizer_worker_num != 1, "--tokenizer-worker-num", args.tokenizer_worker_num, "1"),
+        (bool(args.enable_lora), "--enable-lora", args.enable_lora, "models without LoRA adapters"),
+        (bool(args.is_embedding), "--is-embedding", args.is_embedding, "generation"),
+        (bool(args.enable_pdmux), "--enable-pdmux", args.enable_pdmux, "false"),
+        (
+            bool(args.speculative_adaptive),
+            "--speculative-adaptive",
+            args.speculative_adaptive,
+            "false",
+        ),
+        (
+            bool(args.enable_mixed_chunk),
+            "--enable-mixed-chunk",
+            args.enable_mixed_chunk,
+            "false",
+        ),
+        (
+            device == "cpu" and bool(args.enable_torch_compile),
+            "--enable-torch-compile",
+            args.enable_torch_compile,
+            "false on a cpu",
+        ),
+    ]
+
+
+def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
+    """The draft model exists and speaks the target's tokens."""
+    path = args.speculative_draft_model_path
+    if path is None:
+        if not settings.endpoint:
+            logger.info(
+                "QSPEC runs without a draft model (--speculative-draft-model-path): drafts come "
+                "from <NGRAMGUESS> tags, prompts and outputs only."
+            )
+        return
+    if settings.endpoint:
+        raise ConfigError(
+            f"{config.flag('endpoint')} is {settings.endpoint!r} and "
+            f"--speculative-draft-model-path is {path!r}: give one of them, since the sidecar at "
+            "an endpoint brings its own draft model"
+        )
+    looks_local = path.startswith((os.sep, ".", "~")) or path.count("/") != 1
+    if looks_local and not Path(path).expanduser().is_dir():
+        raise ConfigError(
+            f"--speculative-draft-model-path is {path!r}, but there is no such folder"
+        )
+    target = compat.describe_model(
+        args.model_path, args.tokenizer_path, args.trust_remote_code, args.revision
+    )
+    try:
+        draft = compat.describe_model(
+            path, path, args.trust_remote_code, args.speculative_draft_model_revision
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--speculative-draft-model-path is {path!r}, but no model can be loaded from there: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"--speculative-draft-model-path is {path!r}, whose vocabulary has "
+            f"{draft.vocab_size} tokens, but it must have the target's {target.vocab_size}"
+        )
+    if not args.skip_tokenizer_init and draft.fingerprint != target.fingerprint:
+        raise ConfigError(
+            f"--speculative-draft-model-path is {path!r}, whose tokenizer gives other token ids "
+            "than the target's, but they must be the same"
+        )
+
+
+def apply_defaults(args: Any) -> None:
+    """What SGLang's NGRAM also sets: one width, no overlap of scheduling and forward, no mixing.
+
+    The tree's budget is `speculative_num_draft_tokens`. `speculative_eagle_topk` only tells
+    attention backends that drafts branch; KV reservation is the larger of topk and the budget.
+    The scheduler reads each pass's tokens before it drafts the next one, so there is nothing for
+    the overlap scheduler to hide.
+    """
+    if args.speculative_num_draft_tokens is None:
+        args.speculative_num_draft_tokens = DRAFT_TOKENS
+    args.speculative_num_steps = 1
+    args.speculative_eagle_topk = min(10, args.speculative_num_draft_tokens)
+    args.disable_overlap_schedule = True
+    args.enable_mixed_chunk = False

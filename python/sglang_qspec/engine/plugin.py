@@ -1,0 +1,79 @@
+"""The entry point that SGLang calls in every process it starts, before it reads its arguments.
+
+What is installed depends on the process: the one that parses arguments and talks to clients, or
+one that runs a scheduler. Nothing here changes a server that runs another algorithm, but for one
+thing: on a CPU where SGLang's kernels cannot load, `cpu` supplies them to any server.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+import sglang
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_qspec.engine import compat
+
+
+def load() -> None:
+    """Install QSPEC in this process. Idempotent through SGLang's own guard."""
+    if sglang.__version__ != compat.SGLANG_VERSION:
+        _refuse_to_start()
+        return
+    from sglang_qspec.engine import algorithm, cpu
+
+    cpu.activate()
+    algorithm.register()
+    if multiprocessing.parent_process() is None or "sglang.srt.entrypoints.engine" in sys.modules:
+        _hook_front()
+    if "sglang.srt.managers.scheduler" in sys.modules:
+        _hook_scheduler()
+
+
+def _hook_front() -> None:
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+    from sglang_qspec.engine import arguments, prompts, report
+
+    register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
+    hooks = (
+        (arguments.add_flags, HookType.AFTER),
+        (arguments.read_flags, HookType.AROUND),
+        (prompts.serve_generate, HookType.AROUND),
+        (prompts.process_messages, HookType.BEFORE),
+        (prompts.convert_completion, HookType.AFTER),
+        (prompts.generate, HookType.BEFORE),
+        (report.settle_meta_info, HookType.AFTER),
+        (report.correct_rates, HookType.AFTER),
+    )
+    for target, (hook, kind) in zip(compat.HOOKED, hooks, strict=True):
+        HookRegistry.register(target, hook, kind)
+
+
+def _hook_scheduler() -> None:
+    from sglang_qspec.engine import lifecycle, report
+
+    hooks = (
+        (lifecycle.enqueued, HookType.AFTER),
+        (lifecycle.aborted, HookType.AFTER),
+        (report.output_streamer_class, HookType.AFTER),
+        (lifecycle.polled, HookType.AFTER),
+        (report.add_internal_state, HookType.AFTER),
+    )
+    for target, (hook, kind) in zip(compat.HOOKED_IN_SCHEDULER, hooks, strict=True):
+        HookRegistry.register(target, hook, kind)
+
+
+def _refuse_to_start() -> None:
+    """With another SGLang, know the name QSPEC only to say why it does not work."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    def refuse(server_args: object) -> None:
+        compat.check_version()
+
+    def no_worker(server_args: object) -> type:
+        compat.check_version()
+        return object
+
+    SpeculativeAlgorithm.register("QSPEC", validate_server_args=refuse)(no_worker)

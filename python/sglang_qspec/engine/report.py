@@ -1,0 +1,66 @@
+"""What a finished request says of its speculation: `meta_info["qspec"]` and the spec_* figures.
+
+The scheduler's side attaches one record to a request's last output; the side that serves clients
+puts it into `meta_info` and corrects the figures that SGLang derives from a constant width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_qspec.engine import speculator
+
+KEY = "qspec"
+
+
+def output_streamer_class(streamer: type) -> type:
+    """After `Scheduler.get_output_streamer_class`: one that adds the record to last outputs."""
+    if speculator.active() is None:
+        return streamer
+
+    class OutputStreamer(streamer):
+        has_additional_customized_info = True
+        __slots__ = ()
+
+        def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
+            info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
+            active = speculator.active()
+            if active is not None and any(req.finished() for req in reqs):
+                info[KEY] = [_last_record(active, req) for req in reqs]
+            return info
+
+    return OutputStreamer
+
+
+def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]]:
+    """The record of a request that ends here, as the list of tokens' records SGLang expects."""
+    if not req.finished():
+        return []
+    tally = active.end(req.rid)
+    return [] if tally is None else [tally.record()]
+
+
+def add_internal_state(result: None, controller: Any, state: dict[str, Any]) -> None:
+    """After `SchedulerInternalStateController._add_speculative`: our part of /server_info."""
+    active = speculator.active()
+    if active is not None:
+        state[KEY] = active.describe()
+
+
+def settle_meta_info(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:
+    """After `TokenizerManager.update_request_meta_info`: the one record instead of a list."""
+    records = meta_info.pop(KEY, None)
+    if records:
+        meta_info[KEY] = records[-1]
+
+
+def correct_rates(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:
+    """After `TokenizerManager._calculate_spec_decoding_metrics`, which assumes a constant width."""
+    record = meta_info.get(KEY)
+    if record is None:
+        return
+    proposed, accepted = record["proposed_tokens"], record["accepted_tokens"]
+    if "spec_num_proposed_drafts" in meta_info:
+        meta_info["spec_num_proposed_drafts"] = proposed
+        meta_info["spec_num_correct_drafts"] = accepted
+        meta_info["spec_accept_rate"] = accepted / proposed if proposed else 0.0

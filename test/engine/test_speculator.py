@@ -1,0 +1,210 @@
+"""The speculator over the library's fake link: who is asked for drafts, and whose they become."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.speculator import Speculator, head, root_only
+from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.messages import Submit
+from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
+
+VOCAB = 1000
+PROMPT = [5, 6, 7]
+
+
+def counting(submit: Submit) -> Sequence[Sequence[int]]:
+    """One completion that counts on from the last token."""
+    last = submit.token_ids[-1]
+    return [[last + step for step in range(1, min(submit.max_new_tokens, 20) + 1)]]
+
+
+def make(link: FakeSidecarLink | None) -> Speculator:
+    limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
+    return Speculator(
+        QSpecConfig(max_request_tokens=256, max_total_tokens=4096), VOCAB, TrieStore(limits), link
+    )
+
+
+def enqueue(active: Speculator, rid: str = "a", **changes: object) -> None:
+    arguments: dict[str, object] = {
+        "prompt_ids": list(PROMPT),
+        "output_ids": [],
+        "max_new_tokens": 30,
+        "stop_token_ids": [2],
+    }
+    active.enqueue(rid, **{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def poll(active: Speculator, times: int = 4) -> None:
+    for _ in range(times):
+        active.poll()
+
+
+@pytest.fixture
+def link() -> FakeSidecarLink:
+    return FakeSidecarLink(counting, vocab_size=VOCAB)
+
+
+def test_a_waiting_request_gets_the_sidecars_completion_as_its_tree(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    tree = active.propose("a", [8], 4)
+    assert tree.token_ids == (8, 9, 10, 11)
+    assert tree.sources[1:] == (Source.QUEUE,) * 3
+    active.check_integrity()
+
+
+def test_a_submission_names_prompt_length_and_stop_tokens(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    (submit,) = link.submits
+    assert (submit.token_ids, submit.base_len, submit.max_new_tokens) == (PROMPT, 0, 30)
+    assert submit.stop_token_ids == [2]
+    assert submit.completions == 8
+
+
+def test_a_request_that_comes_before_the_sidecar_is_submitted_when_it_is_there(
+    link: FakeSidecarLink,
+) -> None:
+    active = make(link)
+    enqueue(active)
+    assert link.submits == []
+    poll(active)
+    assert [submit.rid for submit in link.submits] == ["a"]
+
+
+def test_a_full_queue_delays_a_submission_and_loses_nothing(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    link.queue_full = True
+    enqueue(active)
+    poll(active)
+    assert link.submits == []
+    link.queue_full = False
+    poll(active)
+    assert [submit.rid for submit in link.submits] == ["a"]
+
+
+def test_a_new_sidecar_is_asked_again_from_what_is_committed_by_then(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    active.propose("a", [8, 9], 4)
+    link.die()
+    poll(active)
+    link.revive()
+    poll(active)
+    assert link.submits[-1].base_len == 2
+    assert link.submits[-1].token_ids == [*PROMPT, 8, 9]
+    assert len(active.propose("a", [8, 9, 10], 4)) == 4
+
+
+def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    active.propose("a", [8, 9], 4)
+    enqueue(active, output_ids=[8, 9])
+    assert [close.serial for close in link.closes] == [link.submits[0].serial]
+    assert link.submits[1].serial != link.submits[0].serial
+    assert link.submits[1].base_len == 2
+    assert len(active.propose("a", [8, 9], 4)) == 4
+
+
+def test_nothing_of_a_finished_request_reaches_a_new_one_of_the_same_rid() -> None:
+    link = FakeSidecarLink(counting, vocab_size=VOCAB, delay=3)
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    active.end("a")
+    enqueue(active, prompt_ids=[100])
+    poll(active, 10)
+    tree = active.propose("a", [101], 4)
+    assert set(tree.token_ids) <= set(range(100, 200))
+    assert active.propose("a", [101, 8], 4).token_ids == (8,)
+
+
+def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    assert active.end("a") is not None
+    assert active.end("a") is None
+    assert [close.rid for close in link.closes] == ["a"]
+    assert active.describe()["trie_tokens"] == active.describe()["live_requests"] == 0
+    active.check_integrity()
+
+
+def test_guesses_and_prompt_serve_without_any_sidecar() -> None:
+    active = make(None)
+    enqueue(active, custom_params={"qspec_guess_ids": [20, 21, 22, None, 30, 31]})
+    tree = active.propose("a", [20], 3)
+    assert tree.token_ids == (20, 21, 22)
+    assert tree.sources[1:] == (Source.GUESS,) * 2
+    tree = active.propose("a", [20, 5, 6], 3)
+    assert tree.token_ids[:2] == (6, 7)
+    assert tree.sources[1] is Source.PROMPT
+
+
+def test_guesses_that_got_past_the_front_are_ignored_not_fatal() -> None:
+    active = make(None)
+    enqueue(active, custom_params={"qspec_guess_ids": [VOCAB + 1]})
+    assert active.propose("a", [20], 3) == root_only(20)
+
+
+def test_a_request_of_one_token_is_not_drafted_for(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active, max_new_tokens=1)
+    assert link.submits == []
+    assert active.propose("a", [8], 4) == root_only(8)
+
+
+def test_the_last_token_is_not_speculated_on(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active, max_new_tokens=3)
+    poll(active)
+    assert len(active.propose("a", [8], 4)) > 1
+    assert active.propose("a", [8, 9], 4) == root_only(9)
+
+
+def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    tree = active.propose("a", [8], 4)
+    active.settle("a", tree, [1, 2])
+    active.settle("a", root_only(11), [])
+    tally = active.end("a")
+    assert tally is not None
+    record = tally.record()
+    assert (record["passes"], record["proposed_tokens"], record["accepted_tokens"]) == (2, 3, 2)
+    assert record["accept_length"] == 2.0
+    assert record["accepted_by_source"] == {"queue": 2, "guess": 0, "prompt": 0, "output": 0}
+
+
+def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    active.propose("a", [8], 4)
+    active.drop_drafts()
+    assert active.propose("a", [8], 4) == root_only(8)
+    active.check_integrity()
+
+
+def test_the_head_of_a_tree_is_its_likeliest_nodes() -> None:
+    tree = DraftTree((1, 2, 3), (0, 0, 1), (Source.QUEUE,) * 3, (1.0, 0.9, 0.5))
+    assert head(tree, 2).token_ids == (1, 2)
+    assert head(tree, 5) is tree
