@@ -51,6 +51,7 @@ class RequestTrie:
         self._followed: list[Stream] = []
         self._matcher = Matcher(limits)
         self._begin(_usable_text(prompt_ids, limits), ())
+        self._matcher.discover(self._arena, self._tail, self._drafts)
 
     @property
     def output_len(self) -> int:

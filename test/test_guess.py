@@ -1,0 +1,100 @@
+"""Guess tags in text, and guesses as token ids."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_qspec.errors import ConfigError, GuessError
+from sglang_qspec.guess import GuessLimits, check_guess_ids, check_texts, flatten, split
+
+LIMITS = GuessLimits(max_guesses=3, max_tokens=10, max_chars_per_token=2)
+
+plain = st.text(alphabet="ab <>/\n", max_size=8)
+guesses = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def tagged(guess: str) -> str:
+    return f"<NGRAMGUESS>{guess}</NGRAMGUESS>"
+
+
+@given(st.lists(st.tuples(plain, plain.filter(str.strip)), max_size=4), plain)
+def test_tags_and_guesses_come_out_and_the_rest_stays(
+    parts: list[tuple[str, str]], end: str
+) -> None:
+    limits = GuessLimits()
+    text = "".join(before + tagged(guess) for before, guess in parts) + end
+    clean, found = split(text, limits)
+    assert clean == "".join(before for before, _ in parts) + end
+    assert found == [guess for _, guess in parts]
+    assert split(clean, limits)[1] == []
+
+
+def test_text_without_tags_is_returned_as_it_is() -> None:
+    text = "a < b, NGRAMGUESS, <ngramguess>x</ngramguess>"
+    assert split(text, LIMITS) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ab<NGRAMGUESS>x", "at character 2 is never closed"),
+        ("ab</NGRAMGUESS>x", "at character 2 closes nothing"),
+        (tagged("x") + "</NGRAMGUESS>", "at character 26 closes nothing"),
+        ("<NGRAMGUESS>x" + tagged("y"), "at character 13 is inside the one at character 0"),
+        ("a" + tagged(""), "guess at character 1 is empty"),
+        (tagged(" \n\t"), "guess at character 0 is empty"),
+        (tagged("x") * 4, "4 guesses; at most 3"),
+        (tagged("x" * 21), "21 characters together; at most 20"),
+        (tagged("x" * 11) * 2, "22 characters together; at most 20"),
+    ],
+)
+def test_malformed_or_oversized_tags_are_refused(text: str, message: str) -> None:
+    with pytest.raises(GuessError, match=message):
+        split(text, LIMITS)
+
+
+def test_caps_hold_over_several_texts_together() -> None:
+    check_texts(["x"] * 3, LIMITS)
+    with pytest.raises(GuessError, match="at most 3"):
+        check_texts(["x"] * 4, LIMITS)
+
+
+@given(guesses)
+def test_flat_and_nested_ids_mean_the_same(value: list[list[int]]) -> None:
+    flat = flatten(value)
+    assert all(item is None or isinstance(item, int) for item in flat)
+    assert check_guess_ids(flat, LIMITS, 100) == check_guess_ids(value, LIMITS, 100) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "is None, but must be a list"),
+        ([], "must be a list"),
+        ("12", "must be a list"),
+        ({"a": 1}, "must be a list"),
+        ([1, None], "guess 1 in qspec_guess_ids is empty"),
+        ([None, 1], "guess 0 in qspec_guess_ids is empty"),
+        ([[1], []], "guess 1 in qspec_guess_ids is empty"),
+        ([1, 100], "holds 100, but a token id must be a whole number from 0 to 99"),
+        ([-1], "holds -1"),
+        ([1.0], r"holds 1\.0"),
+        ([True], "holds True"),
+        (["1"], "holds '1'"),
+        ([[1], 2], r"holds \[1\]"),
+        ([[[1]]], r"holds \[1\]"),
+        ([1, None, 2, None, 3, None, 4], "4 guesses; at most 3"),
+        ([[1] * 6, [1] * 5], "11 tokens together; at most 10"),
+        (["x" * 500], r"x\.\.\."),
+    ],
+)
+def test_anything_else_is_refused_as_guess_ids(value: object, message: str) -> None:
+    with pytest.raises(GuessError, match=message):
+        check_guess_ids(value, LIMITS, 100)
+
+
+def test_caps_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="max_tokens is 0"):
+        GuessLimits(max_tokens=0)

@@ -1,0 +1,269 @@
+"""One request's trie: what it proposes, what it refuses, and what it forgets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sglang_qspec.trie import DraftTree, Insertion, RequestTrie, Source, TrieLimits
+
+LIMITS = TrieLimits(vocab_size=1000)
+
+
+def accepted_path(tree: DraftTree, target: list[int]) -> list[int]:
+    """Nodes that greedy verification accepts when the target goes on with `target`."""
+    path, node = [], 0
+    for token in target:
+        children = [
+            child
+            for child in range(1, len(tree))
+            if tree.parents[child] == node and tree.token_ids[child] == token
+        ]
+        if not children:
+            break
+        node = children[0]
+        path.append(node)
+    return path
+
+
+def serve(trie: RequestTrie, target: list[int], width: int) -> list[int]:
+    """Decode `target` with trees of `width`; tokens gained per pass."""
+    gained, done = [], trie.output_len
+    while done < len(target):
+        tree = trie.propose(width)
+        tree.check_integrity()
+        path = accepted_path(tree, target[done:])
+        trie.settle(tree, path)
+        step = target[done : done + len(path) + 1]
+        trie.commit(step)
+        trie.check_integrity()
+        gained.append(len(step))
+        done += len(step)
+    return gained
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+def test_a_greedy_completion_equal_to_the_output_fills_every_pass(width: int) -> None:
+    target = random.Random(0).choices(range(1000), k=16 * 12)
+    trie = RequestTrie([1, 2, 3], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, target, greedy=True)
+    gained = serve(trie, target, width)
+    assert gained == [width] * (len(target) // width)
+    assert trie.accepted[Source.QUEUE] == len(target) - len(gained)
+
+
+def test_seven_diverging_completions_hardly_distract_from_an_exact_greedy_one() -> None:
+    draw = random.Random(1)
+    target = draw.choices(range(1000), k=128)
+    trie = RequestTrie([1, 2, 3], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, target, greedy=True)
+    for number in range(1, 8):
+        other = [token if draw.random() < 0.9 else draw.randrange(1000) for token in target]
+        trie.insert(Source.QUEUE, number, 0, 0, other)
+    gained = serve(trie, target, 8)
+    assert sum(gained) / len(gained) > 6.5
+
+
+def test_the_request_finds_its_way_back_into_a_completion() -> None:
+    draft = list(range(100, 140))
+    trie = RequestTrie([1, 2, 3], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, draft, greedy=True)
+    trie.commit([100, 101, 102, 777, 778, 779])
+    assert len(trie.propose(8)) == 1
+    trie.commit([110, 111])
+    tree = trie.propose(8)
+    assert tree.token_ids == (111, *range(112, 119))
+    assert set(tree.sources[1:]) == {Source.QUEUE}
+
+
+def test_one_token_is_enough_to_come_back_where_nothing_better_matches() -> None:
+    trie = RequestTrie([1, 2, 3], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, [10, 11, 12, 13], greedy=True)
+    trie.commit([99, 12])
+    assert trie.propose(2).token_ids == (12, 13)
+
+
+def test_the_longer_match_wins() -> None:
+    trie = RequestTrie([8, 7, 6, 5, 1, 2, 3, 4, 50, 9, 9, 3, 4, 60, 9], LIMITS)
+    trie.commit([8, 7, 6, 5, 1, 2, 3, 4])
+    assert trie.propose(3).token_ids[1] == 50
+
+
+def test_of_equal_matches_the_more_frequent_continuation_wins() -> None:
+    trie = RequestTrie([3, 4, 60, 9, 3, 4, 60, 7, 3, 4, 50, 8], LIMITS)
+    trie.commit([3, 4])
+    assert trie.propose(3).token_ids[1] == 60
+
+
+def test_agreeing_completions_outweigh_a_single_one() -> None:
+    trie = RequestTrie([1], LIMITS)
+    for number, token in enumerate([20, 30, 30, 30]):
+        trie.insert(Source.QUEUE, number, 0, 0, [token, 5])
+    tree = trie.propose(5)
+    assert tree.token_ids[1] == 30
+    assert 20 in tree.token_ids
+    assert tree.scores[1] > 2 * tree.scores[tree.token_ids.index(20)]
+
+
+def test_a_completion_that_continues_output_starts_at_its_base() -> None:
+    trie = RequestTrie([1], LIMITS)
+    trie.commit([2, 3])
+    assert not trie.insert(Source.QUEUE, 0, 2, 0, [40, 41, 42]).refused
+    assert trie.propose(4).token_ids == (3, 40, 41, 42)
+    assert not trie.insert(Source.QUEUE, 1, 1, 0, [3, 50, 51]).refused
+    assert set(trie.propose(8).token_ids) == {3, 40, 41, 42, 50, 51}
+    trie.insert(Source.QUEUE, 2, 1, 0, [7, 60, 61])
+    assert 60 not in trie.propose(20).token_ids
+
+
+def test_a_stream_that_lags_behind_the_output_is_followed_again_when_it_catches_up() -> None:
+    trie = RequestTrie([1], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, [10, 11], greedy=True)
+    trie.commit([10, 11, 12, 13])
+    assert len(trie.propose(8)) == 1
+    trie.insert(Source.QUEUE, 0, 0, 2, [12], greedy=True)
+    assert len(trie.propose(8)) == 1
+    trie.insert(Source.QUEUE, 0, 0, 3, [13, 14, 15], greedy=True)
+    assert trie.propose(8).token_ids == (13, 14, 15)
+
+
+def test_prompt_and_output_are_looked_up_and_told_apart() -> None:
+    trie = RequestTrie([5, 6, 7, 8], LIMITS)
+    trie.commit([5, 6])
+    tree = trie.propose(3)
+    assert tree.token_ids == (6, 7, 8)
+    assert tree.sources[1:] == (Source.PROMPT, Source.PROMPT)
+    trie.commit([20, 21, 22, 20, 21])
+    tree = trie.propose(2)
+    assert tree.token_ids == (21, 22)
+    assert tree.sources[1] is Source.OUTPUT
+
+
+def test_a_guess_may_continue_the_prompt_or_be_met_later() -> None:
+    trie = RequestTrie([1], LIMITS)
+    trie.insert(Source.GUESS, 0, 0, 0, [10, 11, 12, 13])
+    assert trie.propose(3).token_ids[1:] == (10, 11)
+    trie.commit([50, 51, 11, 12])
+    tree = trie.propose(2)
+    assert tree.token_ids == (12, 13)
+    assert trie.settle(tree, [0, 1, 2, 3]) == {
+        Source.QUEUE: 0,
+        Source.GUESS: 1,
+        Source.PROMPT: 0,
+        Source.OUTPUT: 0,
+    }
+    assert trie.proposed[Source.GUESS] == trie.accepted[Source.GUESS] == 1
+
+
+def test_a_token_of_several_sources_counts_for_the_heaviest() -> None:
+    trie = RequestTrie([1, 10, 1], LIMITS)
+    trie.insert(Source.GUESS, 0, 0, 0, [10])
+    trie.insert(Source.QUEUE, 0, 0, 0, [10], greedy=True)
+    assert trie.propose(2).sources[1] is Source.QUEUE
+
+
+def test_repeated_and_overlapping_chunks_add_only_what_is_new() -> None:
+    trie = RequestTrie([1], LIMITS)
+    assert trie.insert(Source.QUEUE, 0, 0, 0, [10, 11, 12]) is Insertion.ADDED
+    size = trie.size
+    assert trie.insert(Source.QUEUE, 0, 0, 0, [10, 11, 12]) is Insertion.KNOWN
+    assert trie.insert(Source.QUEUE, 0, 0, 1, [11]) is Insertion.KNOWN
+    assert trie.insert(Source.QUEUE, 0, 0, 0, []) is Insertion.KNOWN
+    assert trie.size == size
+    assert trie.insert(Source.QUEUE, 0, 0, 1, [11, 12, 13]) is Insertion.ADDED
+    assert trie.size == size + 1
+    assert trie.propose(9).token_ids == (1, 10, 11, 12, 13)
+
+
+def test_a_refused_chunk_changes_nothing() -> None:
+    trie = RequestTrie([1], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, [10, 11])
+    before = trie.size, trie.propose(9)
+    attempts = {
+        Insertion.GAP: (Source.QUEUE, 0, 0, 3, [13]),
+        Insertion.NEGATIVE: (Source.QUEUE, 0, 0, -1, [10]),
+        Insertion.AHEAD: (Source.QUEUE, 0, 1, 0, [10]),
+        Insertion.CONFLICT: (Source.QUEUE, 0, 0, 1, [99, 12]),
+        Insertion.BAD_TOKEN: (Source.QUEUE, 1, 0, 0, [1000]),
+    }
+    for reason, chunk in attempts.items():
+        assert trie.insert(*chunk) is reason
+        assert reason.refused
+    assert trie.insert(Source.QUEUE, 1, 0, 0, [-1]) is Insertion.BAD_TOKEN
+    assert trie.insert(Source.QUEUE, 1, -1, 0, [5]) is Insertion.NEGATIVE
+    assert trie.insert(Source.QUEUE, 1, 0, 1, [5]) is Insertion.GAP
+    assert (trie.size, trie.propose(9)) == before
+    trie.check_integrity()
+    with pytest.raises(ValueError, match="OUTPUT"):
+        trie.insert(Source.OUTPUT, 0, 0, 0, [1])
+
+
+def test_over_the_cap_streams_that_lost_track_go_first() -> None:
+    trie = RequestTrie([1], TrieLimits(vocab_size=1000, max_request_tokens=100))
+    trie.insert(Source.QUEUE, 0, 0, 0, [10, *range(200, 240)])
+    trie.insert(Source.QUEUE, 1, 0, 0, [11, *range(300, 340)])
+    trie.commit([11])
+    assert trie.insert(Source.QUEUE, 2, 1, 0, [*range(300, 340)]) is Insertion.ADDED
+    trie.check_integrity()
+    assert trie.insert(Source.QUEUE, 0, 0, 41, [240]) is Insertion.EVICTED
+    assert trie.propose(3).token_ids == (11, 300, 301)
+    assert trie.insert(Source.QUEUE, 3, 1, 0, [*range(500, 540)]) is Insertion.FULL
+    assert trie.propose(3).token_ids == (11, 300, 301)
+    trie.check_integrity()
+
+
+def test_a_long_output_is_forgotten_from_its_beginning() -> None:
+    limits = TrieLimits(vocab_size=1000, max_lookup_tokens=64, max_match=8)
+    trie = RequestTrie(list(range(60)), limits)
+    trie.insert(Source.QUEUE, 0, 0, 0, list(range(100, 300)), greedy=True)
+    for token in range(100, 200):
+        trie.commit([token])
+        trie.check_integrity()
+        assert trie.propose(2).token_ids == (token, token + 1)
+    assert trie.size <= 64 + 201
+    trie.commit([190, 191])
+    assert trie.propose(2).token_ids[1] == 192
+    trie.commit([10, 11])
+    assert len(trie.propose(2)) == 1
+
+
+def test_an_evicted_request_goes_on_without_its_drafts() -> None:
+    trie = RequestTrie([1, 2, 3], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, [10, 11, 12])
+    trie.commit([10])
+    trie.evict()
+    trie.check_integrity()
+    assert trie.draft_size == 0
+    assert len(trie.propose(8)) == 1
+    assert trie.insert(Source.QUEUE, 0, 0, 3, [13]) is Insertion.EVICTED
+    assert trie.insert(Source.QUEUE, 0, 1, 0, [11]) is Insertion.ADDED
+    assert trie.propose(8).token_ids == (10, 11)
+
+
+def test_ids_outside_the_vocabulary_are_never_proposed() -> None:
+    trie = RequestTrie([5, 6, 2_000_000_000_000, 5, 6], LIMITS)
+    trie.commit([5, 6])
+    assert trie.propose(8).token_ids == (6, 5, 6)
+    image_last = RequestTrie([5, 6, 123_456], LIMITS)
+    assert image_last.propose(8).token_ids == (123_456,)
+    image_last.insert(Source.QUEUE, 0, 0, 0, [9])
+    assert image_last.propose(8).token_ids == (123_456, 9)
+
+
+def test_an_empty_prompt_is_no_error() -> None:
+    trie = RequestTrie([], LIMITS)
+    assert len(trie.propose(8)) == 1
+    trie.insert(Source.QUEUE, 0, 0, 0, [9, 8])
+    trie.commit([9])
+    assert trie.propose(8).token_ids == (9, 8)
+    trie.check_integrity()
+
+
+def test_a_text_of_one_token_over_and_over_stays_within_the_caps() -> None:
+    trie = RequestTrie([4] * 500, LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, [4] * 500)
+    for _ in range(50):
+        trie.commit([4, 4, 4])
+    trie.check_integrity()
+    assert trie.propose(8).token_ids == (4,) * 8
