@@ -1,0 +1,31 @@
+"""Dense matrix products through oneDNN with weights packed once.
+
+`torch.nn.functional.linear` lets oneDNN reorder the weights at every call, which for the few rows
+of a decode step costs as much as the product itself; packing them once removes that. (Measured on
+one AVX-512 core, 135M parameters in bf16, one row: 36 ms as it is, 22 ms packed.) The sums are
+the same up to their order.
+"""
+
+import torch
+from torch import Tensor
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Does oneDNN take this weight on this processor?"""
+    if weight.device.type != "cpu" or weight.layout != torch.strided or weight.dim() != 2:
+        return False
+    if not torch.backends.mkldnn.is_available() or weight.numel() == 0:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Reorder `weight` [out, in] into oneDNN's own layout; an opaque tensor of the same shape."""
+    return torch.ops.mkldnn._reorder_linear_weight.default(weight.detach().contiguous(), None)
+
+
+def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`rows` [..., in] times a packed weight [out, in], plus `bias` [out]: [..., out]."""
+    return torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")

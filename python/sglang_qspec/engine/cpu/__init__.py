@@ -1,0 +1,16 @@
+"""SGLang on CPUs for which its own kernels are not built: `activate()` in every process."""
+
+from sglang_qspec.cpu.install import install_kernels
+
+
+def activate() -> None:
+    """Register the backend and replace what is slow, if this machine needs the stand-ins.
+
+    Does nothing where SGLang runs on a GPU or has its own CPU kernels. May be called again.
+    """
+    if not install_kernels():
+        return
+    from sglang_qspec.engine.cpu import attention, dense_linear
+
+    attention.register()
+    dense_linear.install()

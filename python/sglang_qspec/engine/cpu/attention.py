@@ -1,0 +1,210 @@
+"""SGLang's attention backend `qspec_cpu`: `sglang_qspec.cpu.attention` behind its interface.
+
+Layers that are no plain causal self-attention (cross attention, encoders, hybrid sliding-window
+pools) keep the torch_native code, which it inherits; it can't verify trees for those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.arg_groups.choices import add_attention_backend_choices
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_rows
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from torch import Tensor
+
+NAME = "qspec_cpu"
+_SHORT_EXTEND = 32
+"""New tokens of the longest request up to which an extend runs as one padded batch."""
+
+
+class CpuAttention(TorchNativeAttnBackend):
+    """Decode, extend and TARGET_VERIFY on the CPU, planned once per forward pass."""
+
+    def __init__(self, model_runner: ModelRunner) -> None:
+        super().__init__(model_runner)
+        self._batch: _Batch | None = None
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        super().init_forward_metadata(forward_batch)
+        self._batch = None
+        if not forward_batch.forward_mode.is_idle():
+            self._batch = _Batch(forward_batch, self.req_to_token_pool.req_to_token)
+
+    def forward_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> Tensor:
+        if not self._is_plain(layer):
+            return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> Tensor:
+        if not self._is_plain(layer):
+            if forward_batch.forward_mode.is_target_verify():
+                raise NotImplementedError(
+                    f"attention backend {NAME} can't verify draft trees in layer "
+                    f"{layer.layer_id}: only plain causal self-attention is supported"
+                )
+            return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def _is_plain(self, layer: RadixAttention) -> bool:
+        return (
+            not layer.is_cross_attention
+            and layer.attn_type == AttentionType.DECODER
+            and not self.use_sliding_window_kv_pool
+        )
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool,
+    ) -> Tensor:
+        pool = self.token_to_kv_pool
+        if save_kv_cache and k is not None and v is not None:
+            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        batch = self._batch
+        if batch is None:
+            batch = self._batch = _Batch(forward_batch, self.req_to_token_pool.req_to_token)
+        output = batch.attend(query, keys, values, layer)
+        return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+
+class _Batch:
+    """The requests of one forward pass, and the plans made for its layers.
+
+    Layers differ in head count or window only in unusual models, so there is mostly one plan.
+    """
+
+    def __init__(self, forward_batch: ForwardBatch, req_to_token: Tensor) -> None:
+        mode = forward_batch.forward_mode
+        spec_info = forward_batch.spec_info
+        self._visible: Tensor | None = None
+        self._plans: dict[tuple[int, torch.dtype, int], RowPlan] = {}
+        self._taken = self._given = None
+        kv_lens = forward_batch.seq_lens.long()
+        bs = kv_lens.shape[0]
+        if mode.is_target_verify():
+            width = int(spec_info.draft_token_num)
+            kv_lens = kv_lens + width
+            new_lens = [width] * bs
+            self._visible = _tree_mask(spec_info.custom_mask, bs, width)
+        elif mode.is_decode():
+            new_lens = [1] * bs
+        else:
+            new_lens = _host_list(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
+        self._kv_lens, self._new_lens = kv_lens, new_lens
+        self._rows = max(new_lens, default=0)
+        self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
+        if mode.is_target_verify() or mode.is_decode():
+            return
+        if self._rows <= _SHORT_EXTEND:
+            self._pad_short_extend()
+
+    def _pad_short_extend(self) -> None:
+        """Give every request as many query rows as the longest: pads repeat its first token."""
+        lens, rows = torch.tensor(self._new_lens), self._rows
+        start = lens.cumsum(0) - lens
+        offset = torch.arange(rows) - (rows - lens).unsqueeze(1)
+        self._visible = torch.arange(rows) <= torch.arange(rows).unsqueeze(1)
+        self._visible = self._visible.expand(len(self._new_lens), rows, rows)
+        if int(lens.min()) < rows:
+            self._taken = (start.unsqueeze(1) + offset.clamp(min=0)).flatten()
+            self._given = (offset >= 0).flatten().nonzero().flatten()
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention
+    ) -> Tensor:
+        window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
+        cap = float(layer.logit_cap)
+        if self._rows > 1 and self._visible is None:
+            if cap > 0.0:
+                raise NotImplementedError(
+                    f"attention backend {NAME} has no logit cap for prompts; "
+                    "use --attention-backend torch_native"
+                )
+            return self._attend_blocks(query, keys, values, layer.scaling, window)
+        plan = self._plan(keys.shape[1], query.dtype, window)
+        return attend_rows(plan, query, keys, values, layer.scaling, cap)
+
+    def _plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
+        kind = (kv_heads, dtype, 0 if window is None else window + 1)
+        plan = self._plans.get(kind)
+        if plan is None:
+            positions = None
+            if window is not None:
+                first = (self._kv_lens - self._rows).unsqueeze(1)
+                positions = first + torch.arange(self._rows)
+            plan = plan_rows(
+                self._slots,
+                self._kv_lens,
+                self._rows,
+                kv_heads,
+                dtype,
+                visible=self._visible,
+                window=window,
+                row_positions=positions,
+            )
+            plan = replace(plan, taken=self._taken, given=self._given)
+            self._plans[kind] = plan
+        return plan
+
+    def _attend_blocks(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        parts = query.split(self._new_lens)
+        lens = self._kv_lens.tolist()
+        results = [
+            attend_block(part, keys, values, slots[:total].long(), scale, window)
+            for part, slots, total in zip(parts, self._slots, lens, strict=True)
+        ]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def _tree_mask(custom_mask: Tensor | None, bs: int, width: int) -> Tensor:
+    """bool [bs, D, D]: which drafts each draft sees; causal where there is no mask."""
+    if custom_mask is None or custom_mask.numel() == 0:
+        causal = torch.arange(width) <= torch.arange(width).unsqueeze(1)
+        return causal.expand(bs, width, width)
+    return custom_mask[: bs * width * width].view(bs, width, width).bool()
+
+
+def _host_list(on_host: list[int] | None, tensor: Tensor) -> list[int]:
+    return [int(n) for n in on_host] if on_host is not None else [int(n) for n in tensor.tolist()]
+
+
+def register() -> None:
+    """Make `--attention-backend qspec_cpu` known; may be called again."""
+    register_attention_backend(NAME)(CpuAttention)
+    add_attention_backend_choices([NAME])
