@@ -46,6 +46,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """For all completions but the first, which is greedy."""
     stop_token_ids: list[int] = []
     """A completion ends after any of these."""
+    ignore_eos: bool = False
+    """The draft model's end-of-sequence tokens do not end a completion."""
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):

@@ -6,7 +6,6 @@ process holds one DraftModel.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ import torch
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class DraftModel:
         Raises DraftModelError when there is no such model, SGLang cannot run it on this device,
         or its KV is not one pool of single-token slots.
         """
-        runner, args = _load(options)
+        runner = _load(options)
         pool = runner.req_to_token_pool
         allocator = runner.token_to_kv_pool_allocator
         if allocator.page_size != 1 or not hasattr(allocator, "free_pages"):
@@ -62,7 +59,6 @@ class DraftModel:
             )
         self.name = os.path.basename(os.path.normpath(options.model_path))
         self._runner = runner
-        self._args = args
         self._options = options
         self._device = torch.device(runner.device)
         self._rows = KVRows(
@@ -89,6 +85,20 @@ class DraftModel:
     @property
     def quantization(self) -> str | None:
         return self._runner.model_config.quantization or None
+
+    @property
+    def dtype(self) -> str:
+        """Of the activations."""
+        return str(self._runner.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens in one pass that keep the running completions waiting for little."""
+        return 256 if self._device.type == "cpu" else 2048
 
     @property
     def free_rows(self) -> int:
@@ -131,11 +141,21 @@ class DraftModel:
         available = self._runner.token_to_kv_pool_allocator.available_size()
         assert available == self._rows.free_slots, "someone else takes slots from the pool"
 
+    def unload(self) -> None:
+        """Let go of what SGLang holds besides memory; the model cannot be used any more."""
+        from sglang.srt.distributed.parallel_state import (
+            destroy_distributed_environment,
+            destroy_model_parallel,
+        )
+
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
     @torch.inference_mode()
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        host_rows = torch.tensor(rows, dtype=torch.int64)
-        slots = self._rows.append_one(host_rows)
-        host_lengths = self._rows.lengths(host_rows)
+        slots, host_positions = self._rows.append_one(rows)
+        host_rows = torch.tensor(rows)
+        host_lengths = host_positions + 1
         lengths = host_lengths.to(self._device, non_blocking=True)
         return self._forward(
             forward_mode=_modes().DECODE,
@@ -154,10 +174,10 @@ class DraftModel:
     @torch.inference_mode()
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         counts = [len(part) for part in token_ids]
-        host_rows = torch.tensor(rows, dtype=torch.int64)
-        prefixes = self._rows.lengths(host_rows)
+        host_rows = torch.tensor(rows)
+        prefixes = torch.tensor([self._rows.length(row) for row in rows])
         slots = self._rows.append(rows, counts)
-        host_lengths = self._rows.lengths(host_rows)
+        host_lengths = prefixes + torch.tensor(counts)
         lengths = host_lengths.to(self._device, non_blocking=True)
         positions = torch.cat(
             [
@@ -213,8 +233,8 @@ def _modes() -> Any:
     return ForwardMode
 
 
-def _load(options: DraftModelOptions) -> tuple[Any, Any]:
-    """SGLang's ModelRunner with the model in it, and the resolved ServerArgs.
+def _load(options: DraftModelOptions) -> Any:
+    """SGLang's ModelRunner with the model in it.
 
     Follows sglang/benchmark/one_batch.py (0.5.23), which runs a model without a scheduler.
     """
@@ -223,6 +243,7 @@ def _load(options: DraftModelOptions) -> tuple[Any, Any]:
 
     load_plugins()
 
+    from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import bootstrap
     from sglang.srt.layers.moe import initialize_moe_config
@@ -236,7 +257,7 @@ def _load(options: DraftModelOptions) -> tuple[Any, Any]:
     args = _server_args(options)
     try:
         args.resolve_once()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise DraftModelError(f"draft model {options.model_path}: {error}") from error
     rank = spawn_world_rank(args, tp_rank=0, pp_rank=0)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
@@ -254,7 +275,7 @@ def _load(options: DraftModelOptions) -> tuple[Any, Any]:
         bootstrap.init_layer_runtime(model_config=model_config)
         runner = ModelRunner(
             model_config=model_config,
-            mem_fraction_static=options.mem_fraction or get_schedule_mem_fraction(args),
+            mem_fraction_static=resolving_view(args).mem_fraction_static,
             gpu_id=0,
             nccl_port=port,
             server_args=args,
@@ -262,15 +283,17 @@ def _load(options: DraftModelOptions) -> tuple[Any, Any]:
         runner.alloc_memory_pool()
         runner.init_attention_backends()
         runner.init_cuda_graphs()
-    except (OSError, ValueError, NotImplementedError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise DraftModelError(f"draft model {options.model_path}: {error}") from error
-    return runner, args
+    return runner
 
 
-def get_schedule_mem_fraction(args: Any) -> float:
-    from sglang.srt.arg_groups.overrides import resolving_view
-
-    return float(resolving_view(args).mem_fraction_static)
+def _share_of_free(options: DraftModelOptions) -> float | None:
+    """`mem_fraction` as SGLang wants it: a share of what is free on a GPU, not of all there is."""
+    if options.mem_fraction is None or options.device == "cpu" or not torch.cuda.is_available():
+        return options.mem_fraction
+    free, total = torch.cuda.mem_get_info(0)
+    return min(0.95, options.mem_fraction * total / free)
 
 
 def _server_args(options: DraftModelOptions) -> Any:
@@ -280,7 +303,7 @@ def _server_args(options: DraftModelOptions) -> Any:
     given = {
         "quantization": options.quantization,
         "device": options.device,
-        "mem_fraction_static": options.mem_fraction,
+        "mem_fraction_static": _share_of_free(options),
         "max_total_tokens": options.max_total_tokens,
         "context_length": options.context_len,
         "attention_backend": options.attention_backend,

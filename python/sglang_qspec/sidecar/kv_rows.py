@@ -31,7 +31,7 @@ class KVRows:
         self._allocate = allocate
         self._free = free
         self._holders = torch.zeros(slots, dtype=torch.int32, device=table.device)
-        self._lengths = torch.zeros(table.shape[0], dtype=torch.int64)
+        self._lengths = [0] * table.shape[0]
         self._free_rows = list(range(table.shape[0] - 1, 0, -1))
         self._open: set[int] = set()
 
@@ -40,11 +40,7 @@ class KVRows:
         return len(self._free_rows)
 
     def length(self, row: int) -> int:
-        return int(self._lengths[row])
-
-    def lengths(self, rows: torch.Tensor) -> torch.Tensor:
-        """The lengths of `rows` (int64 [n], on the host): int64 [n], on the host."""
-        return self._lengths[rows]
+        return self._lengths[row]
 
     def open(self) -> int:
         if not self._free_rows:
@@ -65,16 +61,22 @@ class KVRows:
         self._lengths[child] = length
         return child
 
-    def append_one(self, rows: torch.Tensor) -> torch.Tensor:
-        """Give each of the rows (int64 [n], on the host) a slot; returns them, int64 [n]."""
-        lengths = self._lengths[rows]
-        if int(lengths.max()) >= self.context_len:
+    def append_one(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give each of the rows, all different, one slot.
+
+        Returns the slots, and the lengths before, which are the positions of the new tokens: both
+        int64 [len(rows)], the second on the host.
+        """
+        lengths = [self._lengths[row] for row in rows]
+        if max(lengths) >= self.context_len:
             raise DraftModelError(f"a row already holds {self.context_len} tokens, the context")
-        slots = self._take(rows.shape[0])
+        slots = self._take(len(rows))
+        positions = torch.tensor(lengths)
         device = self.table.device
-        self.table[rows.to(device), lengths.to(device)] = slots.int()
-        self._lengths[rows] = lengths + 1
-        return slots
+        self.table[torch.tensor(rows).to(device), positions.to(device)] = slots.int()
+        for row, length in zip(rows, lengths, strict=True):
+            self._lengths[row] = length + 1
+        return slots, positions
 
     def append(self, rows: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
         """Give row i `counts[i]` slots; returns all of them, row by row, int64 [sum(counts)]."""

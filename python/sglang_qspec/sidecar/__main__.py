@@ -1,0 +1,158 @@
+"""`python -m sglang_qspec.sidecar`: draft for the servers that connect to an endpoint.
+
+Nothing heavy is imported before the processors and devices are settled: torch reads the number of
+threads, and CUDA the devices that it may see, only once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+from sglang_qspec.config import QSpecConfig, parse_cores
+from sglang_qspec.errors import ConfigError, QSpecError
+
+logger = logging.getLogger("sglang_qspec.sidecar")
+
+
+def main(argv: list[str]) -> int:
+    """Run until SIGTERM, SIGINT or the end of the parent; 0 then, 1 if it could not start."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.WARNING, format="[%(asctime)s] sidecar: %(message)s", datefmt="%H:%M:%S"
+    )
+    logger.setLevel(logging.INFO)
+    logging.getLogger("sglang_qspec").setLevel(logging.INFO)
+    if options.parent_pid is not None:
+        from sglang_qspec.sidecar.watch import end_with_parent
+
+        end_with_parent(options.parent_pid)
+    try:
+        kind = _settle_device(options.device)
+        _settle_cores(options.cores)
+        return _run(options, kind)
+    except QSpecError as error:
+        logger.error("%s", error)
+        return 1
+
+
+def _run(options: argparse.Namespace, kind: str | None) -> int:
+    # Here, because these import torch.
+    from sglang_qspec.link import LinkServer, keys
+    from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+    from sglang_qspec.sidecar.loop import serve
+    from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+
+    began = time.monotonic()
+    key_pair = keys.load(options.key_file) if options.key_file else None
+    model = DraftModel(
+        DraftModelOptions(
+            model_path=options.model_path,
+            quantization=options.quantization,
+            dtype=options.dtype,
+            device=kind,
+            mem_fraction=options.mem_fraction,
+            max_total_tokens=options.max_total_tokens,
+            context_len=options.context_length,
+            batch=options.slots,
+            trust_remote_code=options.trust_remote_code,
+        )
+    )
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    drafter = QueueDrafter(
+        model,
+        slots=options.slots,
+        max_completion_tokens=options.max_completion_tokens,
+        prefill_tokens=options.prefill_tokens or model.prefill_tokens,
+    )
+    welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.context_len)
+    server = LinkServer(
+        options.endpoint,
+        welcome,
+        model.fingerprint(),
+        lambda: Heartbeat(drafter.requests, drafter.rows, drafter.drafted_tokens, server.dropped),
+        key_pair,
+    )
+    logger.info(
+        "drafts with %s (%s, %s) on %s, %d tokens of KV, at %s; loaded in %.0f ms",
+        model.name,
+        model.quantization or "not quantized",
+        model.dtype,
+        model.device,
+        model.total_tokens,
+        server.endpoint,
+        (time.monotonic() - began) * 1e3,
+    )
+    try:
+        serve(drafter, server, stopping.is_set)
+    finally:
+        server.close()
+        model.unload()
+    logger.info("ends after %d drafted tokens", drafter.drafted_tokens)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = QSpecConfig()
+    parser = argparse.ArgumentParser(prog="python -m sglang_qspec.sidecar", description=__doc__)
+    add = parser.add_argument
+    add("--model-path", required=True, help="the draft model: a local checkpoint or a name")
+    add("--endpoint", required=True, help="ipc://PATH or tcp://HOST:PORT to serve at")
+    add("--quantization", help="how SGLang quantizes the weights; by default as the checkpoint is")
+    add("--dtype", default=default.dtype, help="activation type")
+    add("--device", default="", help="cpu, cuda or cuda:N; by default what SGLang finds")
+    add("--cores", default="", help="processors to run on, such as 1 or 2-5")
+    add("--mem-fraction", type=float, default=default.mem_fraction, help="of the device's memory")
+    add("--max-total-tokens", type=int, help="tokens of KV, at most")
+    add("--context-length", type=int, help="longest prompt and completion, if not the model's")
+    add("--slots", type=int, default=default.draft_slots, help="completions decoded at a time")
+    add("--max-completion-tokens", type=int, default=default.max_completion_tokens)
+    add("--prefill-tokens", type=int, help="prompt tokens read between two decode passes")
+    add("--key-file", default="", help="authenticates both ends of a tcp endpoint")
+    add("--trust-remote-code", action="store_true", help="let the model bring its own code")
+    add("--parent-pid", type=int, help="end when this parent process is gone")
+    return parser
+
+
+def _settle_device(device: str) -> str | None:
+    """Let this process see only its device; `cpu`, `cuda` or None for SGLang's choice."""
+    kind, _, index = device.partition(":")
+    if kind not in ("", "cpu", "cuda") or (index and not index.isdigit()):
+        raise ConfigError(f"--device is {device!r}, but must be cpu, cuda or cuda:N")
+    if kind == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif kind == "cuda":
+        os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
+        if index:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = visible.split(",") if visible else [str(i) for i in range(int(index) + 1)]
+            if int(index) >= len(names):
+                raise ConfigError(f"--device is {device!r}, but only {visible} are visible")
+            os.environ["CUDA_VISIBLE_DEVICES"] = names[int(index)]
+    return kind or None
+
+
+def _settle_cores(text: str) -> None:
+    """Run on these processors, one thread on each."""
+    try:
+        cores = parse_cores(text)
+        if not cores:
+            return
+        os.sched_setaffinity(0, cores)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--cores is {text!r}: {error}") from None
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""The sidecar as a child of a server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+from sglang_qspec.config import QSpecConfig
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Time to stop in an orderly way before it is killed."""
+
+
+class SidecarProcess:
+    """Starts `python -m sglang_qspec.sidecar` and ends it.
+
+    It writes its log to this process's standard error, ends by itself when this process is gone,
+    and is in a session of its own, so that a terminal's Ctrl-C reaches only the server.
+    """
+
+    def __init__(
+        self,
+        settings: QSpecConfig,
+        *,
+        model_path: str,
+        quantization: str | None,
+        endpoint: str,
+        device: str,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """`device`: `cpu`, `cuda` or `cuda:N`, counted among those that this process may see."""
+        self.command = [
+            sys.executable,
+            "-m",
+            "sglang_qspec.sidecar",
+            f"--model-path={model_path}",
+            f"--endpoint={endpoint}",
+            f"--device={device}",
+            f"--dtype={settings.dtype}",
+            f"--cores={settings.cores}",
+            f"--mem-fraction={settings.mem_fraction}",
+            f"--slots={settings.draft_slots}",
+            f"--max-completion-tokens={settings.max_completion_tokens}",
+            f"--parent-pid={os.getpid()}",
+        ]
+        if quantization is not None:
+            self.command.append(f"--quantization={quantization}")
+        if settings.key_file:
+            self.command.append(f"--key-file={settings.key_file}")
+        if trust_remote_code:
+            self.command.append("--trust-remote-code")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, as `subprocess` tells it; None while it has not."""
+        return self._process.poll() if self._process is not None else None
+
+    def start(self) -> None:
+        """Start it, unless it is alive. Its model takes seconds to load; this does not wait."""
+        if self.alive:
+            return
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # a server's standard output may be someone's data
+            start_new_session=True,
+        )
+        logger.info("started the sidecar as process %d", self._process.pid)
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """End it, by force after `grace_s` seconds; returns when it is gone. May be repeated."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("the sidecar did not end within %g s: killing it", grace_s)
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,229 @@
+"""Drafts the completions of waiting prompts, many at a time, the most urgent first.
+
+Each step decodes one token of the first `slots` unfinished completions in the order of `Line`. A
+newcomer therefore overtakes: a completion that no longer belongs to the first is paused, keeps its
+row, and goes on later.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import Close, Drafted, Submit
+from sglang_qspec.sidecar.line import Line
+from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, prompt_key
+from sglang_qspec.sidecar.rows import Rows
+from sglang_qspec.sidecar.sampling import choose
+from sglang_qspec.sidecar.tenancy import Tenancy
+
+MAX_COMPLETIONS = 64
+"""Of one request; those over it are never drafted."""
+FLUSH_TOKENS = 4
+"""A completion's tokens are sent in pieces of so many; its first one at once."""
+
+
+class QueueDrafter:
+    """Turns requests into drafts with a model. One thread calls it."""
+
+    def __init__(
+        self,
+        model: Rows,
+        *,
+        slots: int = 64,
+        max_completion_tokens: int = 512,
+        prefill_tokens: int = 256,
+    ) -> None:
+        """`slots`: completions decoded in one pass. `prefill_tokens`: prompt tokens in one pass,
+        between two of which the running completions advance by one token."""
+        self._model = model
+        self._slots = slots
+        self._max_completion_tokens = max_completion_tokens
+        self._prefill_tokens = prefill_tokens
+        self._line = Line()
+        self._tenancy = Tenancy(model, self._line)
+        self._wanted: dict[Subscriber, Prompt] = {}
+        self._outbox: list[tuple[Peer, Drafted]] = []
+        self.drafted_tokens = 0
+        """Tokens drafted so far."""
+        self.rows = 0
+        """Completions that the last step advanced."""
+
+    @property
+    def requests(self) -> int:
+        """Requests with unfinished completions."""
+        return sum(not prompt.finished for prompt in self._wanted.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether `step` has nothing to do."""
+        return not self._line
+
+    def submit(self, peer: Peer, message: Submit) -> None:
+        """Draft for a request; a repeated one starts anew.
+
+        A prompt that does not fit the model is answered with finished completions, all empty.
+        """
+        subscriber = (peer, message.rid, message.serial)
+        self._leave(subscriber)
+        limit = self._limit(message)
+        key = prompt_key(message, limit)
+        prompt = self._line.prompts.get(key)
+        if prompt is None:
+            eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
+            prompt = Prompt(key, message, eos.union(message.stop_token_ids), limit)
+            self._line.add(prompt)
+        prompt.subscribe(subscriber, message.base_len)
+        self._wanted[subscriber] = prompt
+        for completion in prompt.completions:
+            self._outbox += prompt.news(completion)
+
+    def close(self, peer: Peer, message: Close) -> None:
+        """Stop drafting for a request; one that is not known is ignored."""
+        self._leave((peer, message.rid, message.serial))
+
+    def drop(self, peer: Peer) -> None:
+        """Stop drafting for all requests of a server that has gone."""
+        for subscriber in [s for s in self._wanted if s[0] == peer]:
+            self._leave(subscriber)
+
+    def take(self) -> list[tuple[Peer, Drafted]]:
+        """What is to be sent, and to whom; it is handed out once."""
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def step(self) -> None:
+        """Advance the most urgent completions by one token, and new prompts by a piece."""
+        prefill, decode = self._plan()
+        self.rows = len(prefill) + len(decode)
+        if prefill:
+            self._prefill(prefill)
+        if decode:
+            rows = [completion.row for completion in decode if completion.row is not None]
+            last = [completion.tail(len(completion) - 1, 1)[0] for completion in decode]
+            self._grow(decode, self._model.step(rows, last))
+
+    def abandon(self) -> None:
+        """End all unfinished completions as they are; after a pass that failed half-way."""
+        for completion in list(self._line.urgent()):
+            self._finish(completion)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, completions and rows belong together."""
+        self._line.check_integrity()
+        self._tenancy.check_integrity()
+        assert set(self._wanted.values()) == set(self._line.prompts.values())
+        subscribers = [s for p in self._line.prompts.values() for s in p.subscriptions]
+        assert sorted(map(hash, subscribers)) == sorted(map(hash, self._wanted))
+
+    def _limit(self, message: Submit) -> int:
+        """Tokens that a completion may have; 0 if the prompt does not fit."""
+        size = len(message.token_ids)
+        if not 0 < size < self._model.total_tokens:
+            return 0
+        room = self._model.context_len - size
+        return max(0, min(message.max_new_tokens, self._max_completion_tokens, room))
+
+    def _leave(self, subscriber: Subscriber) -> None:
+        prompt = self._wanted.pop(subscriber, None)
+        if prompt is None:
+            return
+        del prompt.subscriptions[subscriber]
+        if not prompt.subscriptions:
+            self._tenancy.clear(prompt)
+            self._line.remove(prompt)
+
+    def _plan(self) -> tuple[list[Completion], list[Completion]]:
+        """The completions to advance: those with prompts to read, and those to decode.
+
+        All of them have rows, and there is KV for the piece and for the tokens.
+        """
+        while True:
+            prefill: list[Completion] = []
+            decode: list[Completion] = []
+            to_read = 0
+            for completion in self._line.urgent():
+                running = len(prefill) + len(decode)
+                if running == self._slots:
+                    break
+                if completion.row is None:
+                    if to_read >= self._prefill_tokens or self._waits(completion, prefill):
+                        continue
+                    if not self._tenancy.seat(completion, running):
+                        break
+                missing = self._tenancy.missing(completion)
+                if missing == 1:
+                    decode.append(completion)
+                else:
+                    prefill.append(completion)
+                    to_read += missing
+            needed = len(decode) + min(to_read, self._prefill_tokens)
+            if needed <= self._model.free_tokens:
+                return prefill, decode
+            first = next(self._line.urgent())
+            if not self._tenancy.make_room(first):
+                # Alone, and still too large: it ends with what it has.
+                self._finish(first)
+                if not self._line:
+                    return [], []
+
+    def _waits(self, completion: Completion, prefill: list[Completion]) -> bool:
+        """Whether one that is being prefilled will soon have KV that this one can share."""
+        if any(other.prompt is completion.prompt for other in prefill):
+            return True
+        return self._tenancy.will_share(completion, prefill)
+
+    def _prefill(self, completions: list[Completion]) -> None:
+        """Read a piece of the prompts, the most urgent first, and draft where one is complete."""
+        budget = self._prefill_tokens
+        rows: list[int] = []
+        parts: list[list[int]] = []
+        complete: list[tuple[int, Completion]] = []
+        for completion in completions:
+            if completion.row is None or budget == 0:
+                break
+            part = completion.tail(self._model.length(completion.row), budget)
+            budget -= len(part)
+            if len(part) == self._tenancy.missing(completion):
+                complete.append((len(rows), completion))
+            rows.append(completion.row)
+            parts.append(part)
+        logits = self._model.extend(rows, parts)
+        for place, completion in complete:
+            self._grow([completion], logits[place : place + 1])
+
+    def _grow(self, completions: list[Completion], logits: torch.Tensor) -> None:
+        """Append a token to each completion: `logits` float [n, vocab] follow their last ones."""
+        for place, completion in enumerate(completions):
+            if completion.index == 0 and not completion.token_ids:
+                self._branch(completion, logits[place : place + 1])
+        self._append(completions, logits)
+
+    def _branch(self, greedy: Completion, logits: torch.Tensor) -> None:
+        """A prompt is read, with `logits` [1, vocab] at its end: begin all its completions."""
+        others = [c for c in greedy.prompt.completions[1:] if not c.finished and not c.token_ids]
+        if others and greedy.row is not None:
+            self._tenancy.keep(greedy.prompt, greedy.row)
+            self._append(others, logits.expand(len(others), -1))
+
+    def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
+        tokens = choose(
+            logits,
+            [completion.temperature for completion in completions],
+            [completion.seed for completion in completions],
+            [len(completion.token_ids) for completion in completions],
+        )
+        self.drafted_tokens += len(tokens)
+        for completion, token in zip(completions, tokens, strict=True):
+            prompt = completion.prompt
+            completion.token_ids.append(token)
+            size = len(completion.token_ids)
+            if token in prompt.stops or size >= prompt.limit:
+                self._finish(completion)
+            elif size == 1 or size % FLUSH_TOKENS == 0:
+                self._outbox += prompt.news(completion)
+
+    def _finish(self, completion: Completion) -> None:
+        self._line.finish(completion)
+        self._tenancy.vacate(completion)
+        self._outbox += completion.prompt.news(completion)

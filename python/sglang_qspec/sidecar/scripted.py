@@ -1,0 +1,117 @@
+"""A draft model that follows a script, for tests and trials: KV accounts, but no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.sidecar.kv_rows import KVRows
+
+Script = Callable[[tuple[int, ...]], int]
+"""The token that follows a sequence."""
+
+
+def count_on(sequence: tuple[int, ...]) -> int:
+    """The script that says the next number: 5, 6, 7, ..."""
+    return sequence[-1] + 1
+
+
+class ScriptedModel:
+    """`Rows` that say what `script` tells, with KV for `tokens` tokens in `rows` rows.
+
+    Every pass is noted in `passes`, as (verb, rows, tokens).
+    """
+
+    def __init__(
+        self,
+        script: Script = count_on,
+        *,
+        vocab_size: int = 1000,
+        context_len: int = 256,
+        tokens: int = 4096,
+        rows: int = 64,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.script = script
+        self.vocab_size = vocab_size
+        self.context_len = context_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.passes: list[tuple[str, int, int]] = []
+        self.failures: list[Exception] = []
+        """Raised by the next passes, one each."""
+        self._free = list(range(tokens, 0, -1))
+        table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
+        self._rows = KVRows(table, tokens + 1, self._allocate, self._take_back, tokens)
+        self._told: dict[int, int] = {}  # the token in each slot
+
+    @property
+    def free_rows(self) -> int:
+        return self._rows.free_rows
+
+    @property
+    def free_tokens(self) -> int:
+        return self._rows.free_slots
+
+    @property
+    def total_tokens(self) -> int:
+        return self._rows.total
+
+    def sequence(self, row: int) -> tuple[int, ...]:
+        """The tokens that the row's KV stands for."""
+        slots = self._rows.table[row, : self._rows.length(row)].tolist()
+        return tuple(self._told[slot] for slot in slots)
+
+    def length(self, row: int) -> int:
+        return self._rows.length(row)
+
+    def open(self) -> int:
+        return self._rows.open()
+
+    def fork(self, row: int, length: int) -> int:
+        return self._rows.fork(row, length)
+
+    def truncate(self, row: int, length: int) -> None:
+        self._rows.truncate(row, length)
+
+    def close(self, row: int) -> None:
+        self._rows.close(row)
+
+    def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        self._note("extend", rows, sum(map(len, token_ids)))
+        slots = self._rows.append(rows, [len(part) for part in token_ids])
+        return self._say(rows, slots, [token for part in token_ids for token in part])
+
+    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+        self._note("step", rows, len(token_ids))
+        slots, _ = self._rows.append_one(rows)
+        return self._say(rows, slots, token_ids)
+
+    def check_integrity(self) -> None:
+        self._rows.check_integrity()
+        assert len(self._free) == self.free_tokens
+
+    def _note(self, verb: str, rows: Sequence[int], tokens: int) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        if len(set(rows)) != len(rows):
+            raise DraftModelError(f"rows {list(rows)} are not all different")
+        self.passes.append((verb, len(rows), tokens))
+
+    def _say(
+        self, rows: Sequence[int], slots: torch.Tensor, token_ids: Sequence[int]
+    ) -> torch.Tensor:
+        self._told.update(zip(slots.tolist(), token_ids, strict=True))
+        logits = torch.zeros(len(rows), self.vocab_size)
+        for place, row in enumerate(rows):
+            logits[place, self.script(self.sequence(row))] = 1000.0
+        return logits
+
+    def _allocate(self, count: int) -> torch.Tensor | None:
+        if count > len(self._free):
+            return None
+        return torch.tensor([self._free.pop() for _ in range(count)], dtype=torch.int64)
+
+    def _take_back(self, slots: torch.Tensor) -> None:
+        self._free += slots.tolist()
