@@ -1,0 +1,27 @@
+"""Both ends of the wire between a server and its sidecar, and a fake of it in one process.
+
+The server's end is a `Link`: `SidecarLink` over ZMQ, or `FakeSidecarLink`. The sidecar's end is a
+`LinkServer`. This is the only package that knows ZMQ.
+"""
+
+from sglang_qspec.link.address import PrivateEndpoint, private_endpoint, remove_private
+from sglang_qspec.link.client import SidecarLink
+from sglang_qspec.link.fake import FakeSidecarLink
+from sglang_qspec.link.fingerprint import fingerprint
+from sglang_qspec.link.keys import Keys
+from sglang_qspec.link.link import Link, LinkState
+from sglang_qspec.link.server import LinkServer, Peer
+
+__all__ = [
+    "FakeSidecarLink",
+    "Keys",
+    "Link",
+    "LinkServer",
+    "LinkState",
+    "Peer",
+    "PrivateEndpoint",
+    "SidecarLink",
+    "fingerprint",
+    "private_endpoint",
+    "remove_private",
+]

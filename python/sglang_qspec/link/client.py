@@ -1,0 +1,265 @@
+"""The server's end of the wire: a DEALER socket that the scheduler's thread polls.
+
+There is no thread here besides ZMQ's own: `receive` drives everything. Every send and receive is
+non-blocking, and what a peer does ends up in a counter, never in an exception.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.address import check_connect
+from sglang_qspec.link.dealer import Dealer
+from sglang_qspec.link.faults import Faults, quote
+from sglang_qspec.link.frame import decode_from_sidecar, encode
+from sglang_qspec.link.keys import Keys
+from sglang_qspec.link.link import LinkState
+from sglang_qspec.link.listening import Listening
+from sglang_qspec.messages import (
+    PROTOCOL,
+    Close,
+    Drafted,
+    FromSidecar,
+    Heartbeat,
+    Hello,
+    Ping,
+    Refusal,
+    ToSidecar,
+    Welcome,
+)
+
+LOST_AFTER_S = 3.0
+"""Silence, in listened time, after which a sidecar counts as lost."""
+PING_INTERVAL_S = 1.0
+TURN_INTERVAL_S = 0.02
+"""How often `receive` looks after more than the messages."""
+HELLO_BACKOFF_S = (0.1, 2.0)
+"""First and longest wait for the answer to a Hello; doubled in between."""
+REOPEN_AFTER_S = 5.0
+"""Listened time without a connection after which the socket is made anew. ZMQ reconnects by
+itself, except after a peer that broke its framing: it drops that connection for good."""
+
+logger = logging.getLogger(__name__)
+
+
+class SidecarLink:
+    """A `Link` to a sidecar in another process. All calls come from one thread.
+
+    The state is derived from what was last heard: a session is the sidecar's word that our work is
+    there, and ends with the connection.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        keys: Keys | None = None,
+        *,
+        lost_after_s: float = LOST_AFTER_S,
+        ping_interval_s: float = PING_INTERVAL_S,
+        turn_interval_s: float = TURN_INTERVAL_S,
+        reopen_after_s: float = REOPEN_AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to connect to `endpoint`; the sidecar may come later.
+
+        `hello` says which target this is. Times are in seconds.
+        Raises LinkError when `endpoint` is not allowed.
+        """
+        check_connect(endpoint, keys)
+        self._hello = hello
+        self._lost_after_s = lost_after_s
+        self._ping_interval_s = ping_interval_s
+        self._turn_interval_s = turn_interval_s
+        self._reopen_after_s = reopen_after_s
+        self._clock = clock
+        self._faults = Faults(logger, clock)
+        self._listening = Listening(min(ping_interval_s, lost_after_s / 3), clock)
+
+        self._session: str | None = None
+        self._refusal: str | None = None
+        self._generation = 0
+        self._sidecar: Welcome | None = None
+        self._heartbeat: Heartbeat | None = None
+
+        self._heard_at = 0.0  # in listened time
+        self._connected_at = 0.0  # in listened time: when there last was a connection
+        self._turned_at = clock()
+        self._next_turn = 0.0
+        self._next_ping = 0.0
+        self._next_hello = 0.0
+        self._hello_wait_s = HELLO_BACKOFF_S[0]
+        self._dealer: Dealer | None = Dealer(endpoint, keys)
+
+    @property
+    def state(self) -> LinkState:
+        if self._refusal is not None:
+            return LinkState.REFUSED
+        if self._session is None:
+            return LinkState.LOST if self._generation else LinkState.CONNECTING
+        silent_s = self._listening.seconds - self._heard_at
+        return LinkState.LOST if silent_s > self._lost_after_s else LinkState.READY
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def refusal(self) -> str | None:
+        return self._refusal
+
+    @property
+    def sidecar(self) -> Welcome | None:
+        return self._sidecar
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        return self._heartbeat
+
+    @property
+    def dropped(self) -> int:
+        return self._faults["dropped message"]
+
+    @property
+    def malformed(self) -> int:
+        return self._faults["malformed message"]
+
+    def send(self, message: ToSidecar) -> bool:
+        if self._session is None or self._refusal is not None:
+            self._faults.note("dropped message", f"the sidecar is {self.state.value}")
+            return False
+        # A sidecar that was only busy comes back with our work: what ended meanwhile must end.
+        if self.state is not LinkState.READY and not isinstance(message, Close):
+            self._faults.note("dropped message", "the sidecar is silent")
+            return False
+        return self._send(message)
+
+    def receive(self, limit: int = 256) -> list[FromSidecar]:
+        dealer = self._dealer
+        if dealer is None:
+            return []
+        received: list[FromSidecar] = []
+        for _ in range(limit):
+            frame = dealer.receive()
+            if frame is None:
+                break
+            message = self._read(frame)
+            if message is not None:
+                received.append(message)
+        now = self._clock()
+        if now >= self._next_turn:
+            self._turn(dealer, now)
+        return received
+
+    def close(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+        self._dealer = None
+        self._session = None
+
+    def _send(self, message: ToSidecar) -> bool:
+        try:
+            frame = encode(message)
+        except LinkError as error:
+            self._faults.note("malformed message", error)
+            return False
+        if self._dealer is None or not self._dealer.send(frame):
+            self._faults.note("dropped message", "the queue to the sidecar is full")
+            return False
+        return True
+
+    def _read(self, frame: bytes) -> FromSidecar | None:
+        """Act on one frame; the message if it is for the caller."""
+        try:
+            message = decode_from_sidecar(frame, self._hello.vocab_size)
+        except LinkError as error:
+            self._faults.note("malformed message", error)
+            return None
+        match message:
+            case Welcome():
+                self._on_welcome(message)
+            case Refusal():
+                self._refuse(quote(message.reason))
+            case Drafted() | Heartbeat() if self._session is None or self._refusal is not None:
+                self._faults.note("message outside a session", type(message).__name__)
+            case Heartbeat():
+                self._heard()
+                self._heartbeat = message
+            case Drafted():
+                self._heard()
+                return message
+        return None
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        # The sidecar has checked this too, but ours are the tokens that would come out wrong.
+        if welcome.protocol != PROTOCOL:
+            self._refuse(f"the sidecar speaks protocol {welcome.protocol}, not {PROTOCOL}")
+            return
+        self._heard()
+        self._refusal = None
+        self._sidecar = welcome
+        if welcome.session != self._session:
+            self._session = welcome.session
+            self._generation += 1
+            logger.info(
+                "sidecar ready: draft model %s, context %d, session %d",
+                quote(welcome.model),
+                welcome.context_len,
+                self._generation,
+            )
+
+    def _refuse(self, reason: str) -> None:
+        if self._refusal is None:
+            logger.error("the sidecar refuses to draft for this server: %s", reason)
+        self._refusal = reason
+        self._session = None
+
+    def _heard(self) -> None:
+        self._heard_at = self._listening.seconds
+        self._hello_wait_s = HELLO_BACKOFF_S[0]
+
+    def _turn(self, dealer: Dealer, now: float) -> None:
+        """Look after the connection, the handshake and the pulse."""
+        self._next_turn = now + self._turn_interval_s
+        away_s = now - self._turned_at
+        self._turned_at = now
+        listened_s = self._listening.look()
+        was_ready = self.state is LinkState.READY
+
+        change = dealer.watch()
+        for failure in change.failures:
+            self._faults.note("failed ZMQ handshake (are both ends' key files the same?)", failure)
+        if change.lost:
+            if self._session is not None:
+                logger.warning("the connection to the sidecar is lost; going on without drafts")
+            self._session = None
+        if change.made:
+            self._refusal = None
+            self._hello_wait_s = HELLO_BACKOFF_S[0]
+            self._next_hello = now
+
+        if not dealer.connected:
+            if listened_s - self._connected_at > self._reopen_after_s:
+                self._connected_at = listened_s
+                dealer.reopen()
+            return
+        self._connected_at = listened_s
+        if self._refusal is not None:
+            return
+        if was_ready and self.state is LinkState.READY:
+            if away_s > self._lost_after_s:
+                # So long unheard, the sidecar may have forgotten us; if not, it says so.
+                self._next_ping = now + self._ping_interval_s
+                self._send(self._hello)
+            elif now >= self._next_ping:
+                self._next_ping = now + self._ping_interval_s
+                self._send(Ping())
+            return
+        if now >= self._next_hello and self._send(self._hello):
+            if self._session is not None:
+                self._faults.note("silent sidecar", f"for {self._lost_after_s:g} s or more")
+            self._next_hello = now + self._hello_wait_s
+            self._hello_wait_s = min(2 * self._hello_wait_s, HELLO_BACKOFF_S[1])

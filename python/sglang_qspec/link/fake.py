@@ -1,0 +1,276 @@
+"""A sidecar in one's own process, for tests and trials: scripted drafts, and every mishap.
+
+Time passes only in `receive`: each call is one poll, and delays are counted in polls, so a run is
+the same every time. All messages pass the real codec, so what the real link would not let
+through does not get through here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.faults import Faults
+from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
+from sglang_qspec.link.link import LinkState
+from sglang_qspec.messages import (
+    PROTOCOL,
+    Close,
+    Drafted,
+    FromSidecar,
+    Heartbeat,
+    Ping,
+    Submit,
+    ToSidecar,
+    Welcome,
+)
+
+Script = Callable[[Submit], Sequence[Sequence[int]]]
+"""The completions of one request, most likely first; those over what it asks for are cut."""
+
+logger = logging.getLogger(__name__)
+
+
+def no_drafts(_: Submit) -> Sequence[Sequence[int]]:
+    """The script of a sidecar that never drafts anything."""
+    return ()
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """A frame from the sidecar. Times are in polls."""
+
+    sent_at: int
+    arrives_at: int
+    frame: bytes
+    request: tuple[str, int] | None = None
+    """The rid and serial that it was drafted for."""
+
+
+class FakeSidecarLink:
+    """A `Link` whose sidecar does what `script` and the calls below say.
+
+    A Submit's completions are drafted side by side, in pieces of `chunk` tokens, a piece every
+    `interval` polls, and each piece is under way for `delay` polls. With 0 for both, the next
+    `receive` has them all.
+    """
+
+    def __init__(
+        self,
+        script: Script = no_drafts,
+        *,
+        vocab_size: int = 1 << 20,
+        chunk: int = 4,
+        interval: int = 0,
+        delay: int = 0,
+        context_len: int = 1 << 20,
+    ) -> None:
+        self.script = script
+        self.chunk = chunk
+        self.interval = interval
+        self.delay = delay
+        self.drop_all = False
+        """While set, what the sidecar sends vanishes on its way."""
+        self.queue_full = False
+        """While set, `send` takes nothing."""
+        self.truncate_to: int | None = None
+        """Completions stop after so many tokens, and never say that they are finished."""
+        self.submits: list[Submit] = []
+        """Every Submit that the sidecar got, over all its lives."""
+        self.closes: list[Close] = []
+        """Every Close that the sidecar got, over all its lives."""
+
+        self._welcome = Welcome(PROTOCOL, "fake", vocab_size, context_len)
+        self._faults = Faults(logger)
+        self._polls = 0
+        self._pending: list[_Parcel] = []  # by arrival
+        self._alive = True
+        self._closed = False
+        self._refusal: str | None = None
+        self._session: int | None = None
+        self._generation = 0
+        self._sidecar: Welcome | None = None
+        self._heartbeat: Heartbeat | None = None
+
+    # The link.
+
+    @property
+    def state(self) -> LinkState:
+        if self._refusal is not None:
+            return LinkState.REFUSED
+        if self._session is None:
+            return LinkState.LOST if self._generation else LinkState.CONNECTING
+        return LinkState.READY
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def refusal(self) -> str | None:
+        return self._refusal
+
+    @property
+    def sidecar(self) -> Welcome | None:
+        return self._sidecar
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        return self._heartbeat
+
+    @property
+    def dropped(self) -> int:
+        return self._faults["dropped message"]
+
+    @property
+    def malformed(self) -> int:
+        return self._faults["malformed message"]
+
+    def send(self, message: ToSidecar) -> bool:
+        if self.state is not LinkState.READY or self.queue_full:
+            self._faults.note("dropped message", "the queue is full" if self.queue_full else "down")
+            return False
+        try:
+            message = decode_to_sidecar(encode(message), self._welcome.vocab_size)
+        except LinkError as error:
+            self._faults.note("malformed message", error)
+            return False
+        match message:
+            case Submit():
+                self.submits.append(message)
+                self._draft(message)
+            case Close():
+                self.closes.append(message)
+                self._forget(message)
+            case Ping():
+                self.inject(Heartbeat(len(self.submits), 0, 0, 0))
+        return True
+
+    def receive(self, limit: int = 256) -> list[FromSidecar]:
+        self._polls += 1
+        if self._closed or not self._alive or self._refusal is not None:
+            return []
+        if self._session is None:
+            self._generation += 1
+            self._session = self._generation
+            self._sidecar = msgspec.structs.replace(self._welcome, session=str(self._session))
+        received: list[FromSidecar] = []
+        for _ in range(limit):
+            if not self._pending or self._pending[0].arrives_at > self._polls:
+                break
+            parcel = self._pending.pop(0)
+            try:
+                message = decode_from_sidecar(parcel.frame, self._welcome.vocab_size)
+            except LinkError as error:
+                self._faults.note("malformed message", error)
+                continue
+            if isinstance(message, Heartbeat):
+                self._heartbeat = message
+            elif isinstance(message, Drafted):
+                received.append(message)
+        return received
+
+    def close(self) -> None:
+        self._closed = True
+        self._session = None
+        self._pending.clear()
+
+    # The mishaps.
+
+    def die(self) -> None:
+        """The sidecar's process ends; what it had sent and not yet delivered is lost."""
+        self._alive = False
+        self._session = None
+        self._pending.clear()
+
+    def revive(self) -> None:
+        """Another sidecar starts, which knows nothing; the next `receive` finds it."""
+        self.die()
+        self._alive = True
+        self._refusal = None
+
+    def refuse(self, reason: str) -> None:
+        """The sidecar turns out not to fit the target."""
+        self._refusal = reason
+        self._session = None
+        self._pending.clear()
+
+    def reorder(self, seed: int = 0) -> None:
+        """Shuffle what is to come: the same times, other messages."""
+        shuffled = random.Random(seed).sample(self._pending, len(self._pending))
+        self._pending = [
+            replace(other, sent_at=parcel.sent_at, arrives_at=parcel.arrives_at)
+            for parcel, other in zip(self._pending, shuffled, strict=True)
+        ]
+
+    def duplicate(self) -> None:
+        """Everything that is to come comes twice."""
+        self._pending = [parcel for parcel in self._pending for _ in range(2)]
+
+    def inject(self, message: FromSidecar) -> None:
+        """Have the sidecar send any message, sensible or not."""
+        self.inject_frame(encode(message))
+
+    def inject_frame(self, frame: bytes) -> None:
+        """Have the sidecar send any bytes."""
+        self._post(_Parcel(self._polls, self._polls + 1 + self.delay, frame))
+
+    def inject_stale(self, rid: str, base_len: int, token_ids: Sequence[int]) -> None:
+        """A greedy draft of `rid`'s newest Submit that continues from another `base_len`."""
+        submit = self._newest(rid)
+        self.inject(Drafted(rid, submit.serial, 0, base_len, 0, list(token_ids), True))
+
+    def inject_foreign(self, rid: str, token_ids: Sequence[int]) -> None:
+        """A draft for a request of the same rid with a serial that was never submitted."""
+        serial = 1 + max((submit.serial for submit in self.submits), default=0)
+        self.inject(Drafted(rid, serial, 0, 0, 0, list(token_ids), True))
+
+    def inject_out_of_vocabulary(self, rid: str) -> None:
+        """A draft of `rid`'s newest Submit with a token id that does not exist."""
+        submit = self._newest(rid)
+        token_ids = [0, self._welcome.vocab_size]
+        self.inject(Drafted(rid, submit.serial, 0, submit.base_len, 0, token_ids, True))
+
+    def _newest(self, rid: str) -> Submit:
+        return next(submit for submit in reversed(self.submits) if submit.rid == rid)
+
+    def _draft(self, submit: Submit) -> None:
+        """Post the drafts of `submit`, piece by piece."""
+        for index, completion in enumerate(self.script(submit)[: submit.completions]):
+            wanted = list(completion[: submit.max_new_tokens])
+            kept = wanted[: self.truncate_to]
+            for start in range(0, max(len(kept), 1), self.chunk):
+                piece = kept[start : start + self.chunk]
+                finished = start + len(piece) == len(wanted)
+                drafted = Drafted(
+                    submit.rid, submit.serial, index, submit.base_len, start, piece, finished
+                )
+                sent_at = self._polls + (start // self.chunk) * self.interval
+                self._post(
+                    _Parcel(
+                        sent_at,
+                        sent_at + 1 + self.delay,
+                        encode(drafted),
+                        (submit.rid, submit.serial),
+                    )
+                )
+
+    def _forget(self, close: Close) -> None:
+        """Stop drafting a closed request; what is under way still comes."""
+        request = (close.rid, close.serial)
+        self._pending = [
+            parcel
+            for parcel in self._pending
+            if parcel.request != request or parcel.sent_at <= self._polls
+        ]
+
+    def _post(self, parcel: _Parcel) -> None:
+        if self.drop_all:
+            return
+        bisect.insort(self._pending, parcel, key=lambda parcel: parcel.arrives_at)

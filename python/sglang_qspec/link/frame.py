@@ -1,0 +1,151 @@
+"""Messages to bytes and back; nothing malformed gets past here.
+
+A peer is not believed: besides the types, which msgspec checks, the ranges are checked that the
+rest of the package relies on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.messages import (
+    MAX_MESSAGE_BYTES,
+    Close,
+    Drafted,
+    FromSidecar,
+    Heartbeat,
+    Hello,
+    Ping,
+    Refusal,
+    Submit,
+    ToSidecar,
+    Welcome,
+)
+
+MAX_LENGTH = (1 << 31) - 1
+"""Lengths and positions, in tokens, fit a signed 32-bit integer."""
+MAX_NAME_CHARS = 4096
+"""A rid, a fingerprint or any other name is no longer than this."""
+
+_encoder = msgspec.msgpack.Encoder()
+_from_sidecar = msgspec.msgpack.Decoder(FromSidecar)
+_to_sidecar = msgspec.msgpack.Decoder(ToSidecar)
+
+_CANNOT_ENCODE = (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError)
+"""A rid with a lone surrogate, which JSON allows, is a UnicodeError."""
+_CANNOT_DECODE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""Deeply nested data in a field that the schema does not have is a RecursionError."""
+
+
+def encode(message: ToSidecar | FromSidecar) -> bytes:
+    """One frame.
+
+    Raises LinkError when the message cannot be encoded or is longer than MAX_MESSAGE_BYTES.
+    """
+    try:
+        frame = _encoder.encode(message)
+    except _CANNOT_ENCODE as error:
+        raise LinkError(f"{type(message).__name__} cannot be encoded: {error}") from None
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise LinkError(
+            f"{type(message).__name__} takes {len(frame)} bytes, but at most {MAX_MESSAGE_BYTES} "
+            "are allowed"
+        )
+    return frame
+
+
+def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
+    """What the sidecar says. Raises LinkError when the protocol does not allow it."""
+    _check_size(frame)
+    try:
+        message: FromSidecar = _from_sidecar.decode(frame)
+    except _CANNOT_DECODE as error:
+        raise LinkError(f"not a message from a sidecar: {error}") from None
+    match message:
+        case Drafted():
+            _check_name("Drafted.rid", message.rid)
+            _check_range("Drafted.serial", message.serial, 0)
+            _check_length("Drafted.completion", message.completion)
+            _check_length("Drafted.base_len", message.base_len)
+            _check_length("Drafted.start", message.start)
+            _check_token_ids("Drafted.token_ids", message.token_ids, vocab_size)
+        case Welcome():
+            _check_name("Welcome.model", message.model)
+            _check_name("Welcome.session", message.session)
+            _check_length("Welcome.vocab_size", message.vocab_size)
+            _check_length("Welcome.context_len", message.context_len)
+        case Refusal():
+            _check_name("Refusal.reason", message.reason)
+        case Heartbeat():
+            for name in Heartbeat.__struct_fields__:
+                _check_range(f"Heartbeat.{name}", getattr(message, name), 0)
+    return message
+
+
+def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
+    """What a server says. Raises LinkError when the protocol does not allow it."""
+    _check_size(frame)
+    try:
+        message: ToSidecar = _to_sidecar.decode(frame)
+    except _CANNOT_DECODE as error:
+        raise LinkError(f"not a message from a server: {error}") from None
+    match message:
+        case Submit():
+            _check_name("Submit.rid", message.rid)
+            _check_range("Submit.serial", message.serial, 0)
+            _check_length("Submit.base_len", message.base_len)
+            _check_length("Submit.max_new_tokens", message.max_new_tokens)
+            _check_length("Submit.completions", message.completions)
+            _check_token_ids("Submit.token_ids", message.token_ids, vocab_size)
+            _check_token_ids("Submit.stop_token_ids", message.stop_token_ids, vocab_size)
+            if message.base_len > len(message.token_ids):
+                raise LinkError(
+                    f"Submit.base_len is {message.base_len}, but must be at most the number of "
+                    f"token_ids ({len(message.token_ids)})"
+                )
+            if not (math.isfinite(message.temperature) and message.temperature >= 0):
+                raise LinkError(
+                    f"Submit.temperature is {message.temperature}, but must be at least 0"
+                )
+        case Close():
+            _check_name("Close.rid", message.rid)
+            _check_range("Close.serial", message.serial, 0)
+        case Hello():
+            _check_name("Hello.fingerprint", message.fingerprint)
+            _check_length("Hello.vocab_size", message.vocab_size)
+        case Ping():
+            pass
+    return message
+
+
+def _check_size(frame: bytes) -> None:
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise LinkError(f"a frame of {len(frame)} bytes, but at most {MAX_MESSAGE_BYTES} are read")
+
+
+def _check_range(field: str, value: int, low: int, high: int | None = None) -> None:
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise LinkError(f"{field} is {value}, but must be {allowed}")
+
+
+def _check_length(field: str, value: int) -> None:
+    _check_range(field, value, 0, MAX_LENGTH)
+
+
+def _check_name(field: str, value: str) -> None:
+    if len(value) > MAX_NAME_CHARS:
+        raise LinkError(
+            f"{field} has {len(value)} characters, but may have at most {MAX_NAME_CHARS}"
+        )
+
+
+def _check_token_ids(field: str, token_ids: list[int], vocab_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        raise LinkError(
+            f"{field} spans {min(token_ids)} to {max(token_ids)}, but token ids must be from 0 to "
+            f"{vocab_size - 1}"
+        )

@@ -1,0 +1,65 @@
+"""Lets in only servers that hold the key file: ZMQ's authentication (ZAP, RFC 27) over CURVE."""
+
+from __future__ import annotations
+
+import zmq
+from zmq.utils import z85
+
+from sglang_qspec.link.keys import Keys
+
+DOMAIN = "qspec"
+_ADDRESS = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+
+class Gate:
+    """Answers ZMQ's question, for each connection, whether the key that was proven is ours.
+
+    It has no thread: its owner calls `answer` whenever `socket` is readable.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
+        self._admitted = z85.decode(keys.server_public)
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.bind(_ADDRESS)
+
+    def guard(self, router: zmq.Socket[bytes], keys: Keys) -> None:
+        """Make `router` speak CURVE, and ask here. Before it is bound."""
+        router.curve_server = True
+        router.curve_secretkey = keys.sidecar_secret.encode("ascii")
+        router.curve_publickey = keys.sidecar_public.encode("ascii")
+        router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN.encode("ascii"))
+        # No connection without an answer from here.
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def answer(self) -> int:
+        """Answer all questions that wait; how many were turned away."""
+        turned_away = 0
+        while True:
+            try:
+                question = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return turned_away
+            envelope, (version, request_id, *details) = _split(question)
+            admitted = (
+                version == _VERSION
+                and len(details) == 5
+                and details[0] == DOMAIN.encode("ascii")
+                and details[3] == b"CURVE"
+                and details[4] == self._admitted
+            )
+            turned_away += not admitted
+            status, text = (b"200", b"OK") if admitted else (b"400", b"unknown key")
+            self.socket.send_multipart(
+                [*envelope, _VERSION, request_id, status, text, b"", b""], zmq.NOBLOCK
+            )
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+
+
+def _split(question: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The return address, up to the empty frame, and the rest."""
+    end = question.index(b"") + 1
+    return question[:end], question[end:]

@@ -1,0 +1,92 @@
+"""The key file that authenticates both ends of a link over TCP.
+
+One file for both ends, to be copied over a channel that is already trusted. It holds a CURVE key
+pair for the sidecar and another for its servers: whoever has the file may draft and be drafted
+for, and nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+import zmq
+
+from sglang_qspec.errors import LinkError
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_KEY_CHARS = 40
+"""A CURVE key in Z85: 32 bytes."""
+_MAX_FILE_BYTES = 4096
+
+
+class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Both ends' key pairs, each key in Z85 (40 ASCII characters)."""
+
+    sidecar_public: str
+    sidecar_secret: str
+    server_public: str
+    server_secret: str
+
+    def __repr__(self) -> str:
+        return f"Keys(sidecar_public={self.sidecar_public!r}, ...)"
+
+
+def create(path: str | os.PathLike[str]) -> Keys:
+    """Write a new key file, readable by its owner only.
+
+    Raises LinkError when the file exists or cannot be written.
+    """
+    pairs = (zmq.curve_keypair(), zmq.curve_keypair())
+    keys = Keys(*(key.decode("ascii") for pair in pairs for key in pair))
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+    except OSError as error:
+        raise LinkError(f"the key file {os.fspath(path)!r} cannot be written: {error}") from None
+    return keys
+
+
+def load(path: str | os.PathLike[str]) -> Keys:
+    """Read a key file.
+
+    Raises LinkError when it cannot be read, when others than its owner may read or change it, or
+    when it holds anything but the keys.
+    """
+    name = repr(os.fspath(path))
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            text = file.read(_MAX_FILE_BYTES)
+    except OSError as error:
+        raise LinkError(f"the key file {name} cannot be read: {error}") from None
+    if status.st_mode & _OTHERS:
+        raise LinkError(
+            f"the key file {name} has the mode {stat.S_IMODE(status.st_mode):04o}, but nobody "
+            "except its owner may have access: chmod 600"
+        )
+    try:
+        keys = msgspec.json.decode(text, type=Keys)
+    except (msgspec.MsgspecError, UnicodeError):
+        # The error would quote the file, which may be some other secret.
+        raise LinkError(f"{name} is not a key file; `qspec keys PATH` writes one") from None
+    _check(keys, name)
+    return keys
+
+
+def _check(keys: Keys, name: str) -> None:
+    pairs = (
+        ("sidecar", keys.sidecar_public, keys.sidecar_secret),
+        ("server", keys.server_public, keys.server_secret),
+    )
+    for end, public, secret in pairs:
+        try:
+            fits = len(secret) == _KEY_CHARS and zmq.curve_public(secret.encode("ascii")) == (
+                public.encode("ascii")
+            )
+        except (ValueError, zmq.ZMQError):
+            fits = False
+        if not fits:
+            raise LinkError(f"the key file {name} is damaged: the {end}'s keys are not a pair")

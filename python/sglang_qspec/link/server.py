@@ -1,0 +1,267 @@
+"""The sidecar's end of the wire: a ROUTER socket that serves several servers.
+
+All calls come from one thread, which polls `receive` between the steps of its own work.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.address import check_bind
+from sglang_qspec.link.faults import Faults
+from sglang_qspec.link.frame import decode_to_sidecar, encode
+from sglang_qspec.link.gate import Gate
+from sglang_qspec.link.keys import Keys
+from sglang_qspec.link.listening import Listening
+from sglang_qspec.messages import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    FromSidecar,
+    Heartbeat,
+    Hello,
+    Ping,
+    Refusal,
+    ToSidecar,
+    Welcome,
+)
+
+FORGET_AFTER_S = 10.0
+"""Silence, in listened time, after which a server counts as gone."""
+SEND_QUEUE = 16384
+"""Messages waiting for one slow server, at most."""
+RECEIVE_QUEUE = 1024
+"""Messages waiting here from one server, at most; more wait at that server."""
+MAX_PEERS = 256
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One server's stay, from its Hello until it is gone. A server that comes back is a new one."""
+
+    session: str
+    routing_id: bytes
+
+    def __str__(self) -> str:
+        return self.session
+
+
+class LinkServer:
+    """Owns the socket and knows who is there.
+
+    Work belongs to a `Peer`: when `departed` names it, drop its work.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        welcome: Welcome,
+        fingerprint: str,
+        heartbeat: Callable[[], Heartbeat],
+        keys: Keys | None = None,
+        *,
+        forget_after_s: float = FORGET_AFTER_S,
+        send_queue: int = SEND_QUEUE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Bind `endpoint`.
+
+        `welcome` and `fingerprint` describe the draft model and its tokenizer; `heartbeat` is
+        called for each Ping. `forget_after_s` is in seconds, `send_queue` in messages.
+
+        Raises LinkError when `endpoint` is not allowed or cannot be bound.
+        """
+        check_bind(endpoint, keys)
+        self._welcome = welcome
+        self._fingerprint = fingerprint
+        self._heartbeat = heartbeat
+        self._forget_after_s = forget_after_s
+        self._faults = Faults(logger, clock)
+        self._listening = Listening(1.0, clock)
+        self._peers: dict[bytes, Peer] = {}
+        self._heard_at: dict[bytes, float] = {}  # in listened time
+        self._departed: list[Peer] = []
+
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        # Tell of a full queue (EAGAIN) and of a peer that has left, instead of dropping silently.
+        self._router.router_mandatory = 1
+        self._router.sndhwm = send_queue
+        self._router.rcvhwm = RECEIVE_QUEUE
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._router.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._gate: Gate | None = None
+        if keys is not None:
+            self._gate = Gate(self._context, keys)
+            self._gate.guard(self._router, keys)
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+        try:
+            self._router.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise LinkError(f"the endpoint is {endpoint!r}, but cannot be bound: {error}") from None
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where it is bound, with the port that was chosen for `tcp://HOST:*`."""
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The servers that are served now."""
+        return tuple(self._peers.values())
+
+    @property
+    def dropped(self) -> int:
+        """Messages that a full queue, or a server that has left, has cost."""
+        return self._faults["dropped message"]
+
+    @property
+    def malformed(self) -> int:
+        """Messages that the protocol does not allow; they were dropped."""
+        return self._faults["malformed message"]
+
+    @property
+    def unserved(self) -> int:
+        """Messages of those who had not said Hello, or were refused; they were dropped."""
+        return self._faults["message of an unknown server"]
+
+    def receive(self, timeout_ms: int, limit: int = 1024) -> list[tuple[Peer, ToSidecar]]:
+        """Wait at most `timeout_ms` (0: not at all) for messages; at most `limit` of them.
+
+        Submits and Closes only: Hello and Ping are answered here.
+        """
+        began = time.monotonic()
+        ready = dict(self._poller.poll(timeout_ms))
+        now = self._listening.look(waited_s=time.monotonic() - began)
+        if self._gate is not None and self._gate.socket in ready and self._gate.answer():
+            self._faults.note("rejected key", "a server without our key file tried to connect")
+        received: list[tuple[Peer, ToSidecar]] = []
+        for _ in range(limit):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                # Only now has everybody been heard out.
+                self._forget_silent(now)
+                break
+            item = self._read(frames, now)
+            if item is not None:
+                received.append(item)
+        return received
+
+    def departed(self) -> list[Peer]:
+        """The servers that have gone since the last call, each once."""
+        departed, self._departed = self._departed, []
+        return departed
+
+    def send(self, peer: Peer, message: FromSidecar) -> bool:
+        """Hand a message over without waiting; False when it is dropped.
+
+        It is dropped when the queue to `peer` is full or `peer` has gone.
+        """
+        if self._peers.get(peer.routing_id) != peer:
+            self._faults.note("dropped message", f"server {peer} has gone")
+            return False
+        return self._send(peer.routing_id, message)
+
+    def close(self) -> None:
+        """Drop what is queued and let go of the socket. May be called twice."""
+        self._router.close(linger=0)
+        if self._gate is not None:
+            self._gate.close()
+        self._context.term()
+
+    def _send(self, routing_id: bytes, message: FromSidecar) -> bool:
+        try:
+            self._router.send_multipart([routing_id, encode(message)], zmq.NOBLOCK)
+        except LinkError as error:
+            self._faults.note("malformed message", error)
+        except zmq.Again:
+            self._faults.note("dropped message", "a server's queue is full")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._faults.note("dropped message", "a server has disconnected")
+            self._depart(routing_id)
+        else:
+            return True
+        return False
+
+    def _read(self, frames: list[bytes], now: float) -> tuple[Peer, ToSidecar] | None:
+        """Act on one message; the sender and the message if they are for the caller."""
+        routing_id = frames[0]
+        try:
+            if len(frames) != 2:
+                raise LinkError(f"a message has one frame, but this one has {len(frames) - 1}")
+            message = decode_to_sidecar(frames[1], self._welcome.vocab_size)
+        except LinkError as error:
+            self._faults.note("malformed message", error)
+            return None
+        if isinstance(message, Hello):
+            self._on_hello(routing_id, message, now)
+            return None
+        peer = self._peers.get(routing_id)
+        if peer is None:
+            self._faults.note("message of an unknown server", type(message).__name__)
+            return None
+        self._heard_at[routing_id] = now
+        if isinstance(message, Ping):
+            self._send(routing_id, self._heartbeat())
+            return None
+        return peer, message
+
+    def _on_hello(self, routing_id: bytes, hello: Hello, now: float) -> None:
+        reason = self._objection(hello)
+        if reason is None and routing_id not in self._peers and len(self._peers) >= MAX_PEERS:
+            reason = f"this sidecar serves {MAX_PEERS} servers already"
+        if reason is not None:
+            self._depart(routing_id)
+            self._faults.note("refused server", reason)
+            self._send(routing_id, Refusal(reason))
+            return
+        if routing_id not in self._peers:
+            self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id)
+            logger.info("server %s has come", self._peers[routing_id])
+        self._heard_at[routing_id] = now
+        session = self._peers[routing_id].session
+        self._send(routing_id, msgspec.structs.replace(self._welcome, session=session))
+
+    def _objection(self, hello: Hello) -> str | None:
+        """Why this server must not be drafted for, or None."""
+        if hello.protocol != PROTOCOL:
+            return (
+                f"the server speaks protocol {hello.protocol} and the sidecar {PROTOCOL}: "
+                "install the same release of sglang-qspec on both sides"
+            )
+        if hello.vocab_size != self._welcome.vocab_size:
+            return (
+                f"the target's vocabulary has {hello.vocab_size} tokens and that of the draft "
+                f"model {self._welcome.model} has {self._welcome.vocab_size}: they must be the same"
+            )
+        if hello.fingerprint != self._fingerprint:
+            return (
+                f"the target's tokenizer is not that of the draft model {self._welcome.model}: "
+                "the same token ids would mean different text"
+            )
+        return None
+
+    def _forget_silent(self, now: float) -> None:
+        for routing_id, heard_at in list(self._heard_at.items()):
+            if now - heard_at > self._forget_after_s:
+                self._depart(routing_id)
+
+    def _depart(self, routing_id: bytes) -> None:
+        peer = self._peers.pop(routing_id, None)
+        if peer is not None:
+            del self._heard_at[routing_id]
+            self._departed.append(peer)
+            logger.info("server %s has gone", peer)
