@@ -45,6 +45,12 @@ def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
     assert policy.width_for([long, *[chain()] * 40]) == 1
 
 
+def test_the_more_requests_the_likelier_must_a_draft_be() -> None:
+    policy, doubtful = WidthPolicy(8), chain(*[0.3] * 7)
+    assert policy.width_for([doubtful]) == 8
+    assert policy.width_for([doubtful] * 12) == 1
+
+
 def test_a_fixed_width_is_always_the_maximum() -> None:
     assert WidthPolicy(8, fixed=True).width_for([chain()]) == 8
 

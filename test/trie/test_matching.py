@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,11 +65,15 @@ def _prefixes(texts: list[list[int]]) -> set[Path]:
     return {tuple(text[:size]) for text in texts for size in range(1, len(text) + 1)}
 
 
-def _paths(tree: DraftTree) -> set[Path]:
+def _scores(tree: DraftTree) -> dict[Path, float]:
     paths: list[Path] = [()]
     for node in range(1, len(tree)):
         paths.append((*paths[tree.parents[node]], tree.token_ids[node]))
-    return set(paths[1:])
+    return dict(zip(paths[1:], tree.scores[1:], strict=True))
+
+
+def _paths(tree: DraftTree) -> set[Path]:
+    return set(_scores(tree))
 
 
 @settings(max_examples=400, deadline=None)
@@ -140,4 +145,5 @@ def test_a_late_completion_proposes_what_an_early_one_does(
     late.commit(output)
     late.insert(Source.QUEUE, 0, 0, 0, draft)
     if NaiveRequest(prompt, output, {0: (0, draft)}).after(2):
-        assert _paths(early.propose(10_000)) == _paths(late.propose(10_000))
+        scores = _scores(early.propose(10_000))
+        assert _scores(late.propose(10_000)) == pytest.approx(scores)

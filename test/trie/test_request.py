@@ -84,6 +84,22 @@ def test_one_token_is_enough_to_come_back_where_nothing_better_matches() -> None
     assert trie.propose(2).token_ids == (12, 13)
 
 
+def test_a_single_token_is_looked_for_in_all_streams() -> None:
+    trie = RequestTrie([1, 2, 3], LIMITS)
+    for number, draft in enumerate([[10, 11, 12], [20, 11, 22], [30, 11, 32]]):
+        trie.insert(Source.QUEUE, number, 0, 0, draft)
+    trie.commit([99, 11])
+    assert set(trie.propose(8).token_ids) == {11, 12, 22, 32}
+
+
+def test_a_hopeless_token_is_not_proposed() -> None:
+    trie = RequestTrie([1], TrieLimits(vocab_size=1000, min_score=0.1))
+    trie.insert(Source.QUEUE, 0, 0, 0, [10], greedy=True)
+    for number in range(1, 12):
+        trie.insert(Source.QUEUE, number, 0, 0, [20 if number == 1 else 10])
+    assert trie.propose(8).token_ids == (1, 10)
+
+
 def test_the_longer_match_wins() -> None:
     trie = RequestTrie([8, 7, 6, 5, 1, 2, 3, 4, 50, 9, 9, 3, 4, 60, 9], LIMITS)
     trie.commit([8, 7, 6, 5, 1, 2, 3, 4])
@@ -211,6 +227,18 @@ def test_over_the_cap_streams_that_lost_track_go_first() -> None:
     assert trie.insert(Source.QUEUE, 3, 1, 0, [*range(500, 540)]) is Insertion.FULL
     assert trie.propose(3).token_ids == (11, 300, 301)
     trie.check_integrity()
+
+
+def test_making_room_does_not_lose_the_place_in_what_stays() -> None:
+    trie = RequestTrie([1], TrieLimits(vocab_size=1000, max_request_tokens=100))
+    trie.insert(Source.QUEUE, 0, 0, 0, list(range(200, 240)))
+    trie.insert(Source.GUESS, 0, 0, 0, list(range(300, 330)))
+    trie.commit([7, 305, 306, 307])
+    proposed = trie.propose(4)
+    assert proposed.token_ids == (307, 308, 309, 310)
+    assert trie.insert(Source.QUEUE, 1, 4, 0, [*range(400, 440)]) is Insertion.ADDED
+    trie.check_integrity()
+    assert {308, 309, 310} < set(trie.propose(20).token_ids)
 
 
 def test_a_long_output_is_forgotten_from_its_beginning() -> None:

@@ -141,6 +141,16 @@ def test_a_running_request_s_drafts_displace_those_of_the_one_used_longest_ago()
     assert drafts_left(store) == {"a", "c", "d"}
 
 
+def test_a_prompt_that_does_not_fit_is_no_error() -> None:
+    store = TrieStore(LIMITS)
+    for number in range(12):
+        store.open(str(number), [1] * 30)
+        store.check_integrity()
+    trie = store.get("11")
+    assert trie
+    assert trie.size == LIMITS.max_match
+
+
 def test_counts_survive_until_the_request_is_closed() -> None:
     store = TrieStore(LIMITS)
     trie = store.open("a", [1])
