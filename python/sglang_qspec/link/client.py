@@ -141,14 +141,7 @@ class SidecarLink:
         dealer = self._dealer
         if dealer is None:
             return []
-        received: list[FromSidecar] = []
-        for _ in range(limit):
-            frame = dealer.receive()
-            if frame is None:
-                break
-            message = self._read(frame)
-            if message is not None:
-                received.append(message)
+        received = self._drain(dealer, limit) if dealer.readable else []
         now = self._clock()
         if now >= self._next_turn:
             self._turn(dealer, now)
@@ -170,6 +163,17 @@ class SidecarLink:
             self._faults.note("dropped message", "the queue to the sidecar is full")
             return False
         return True
+
+    def _drain(self, dealer: Dealer, limit: int) -> list[FromSidecar]:
+        received: list[FromSidecar] = []
+        for _ in range(limit):
+            frame = dealer.receive()
+            if frame is None:
+                break
+            message = self._read(frame)
+            if message is not None:
+                received.append(message)
+        return received
 
     def _read(self, frame: bytes) -> FromSidecar | None:
         """Act on one frame; the message if it is for the caller."""

@@ -20,12 +20,17 @@ PULSE_MS = (2000, 15000)
 """ZMQ's own heartbeat, answered by the other process's io thread even while that process is busy:
 interval, and the silence after which the connection is closed. Finds hosts that vanished."""
 
-_FAILURES = (
+# Plain integers: arithmetic on ZMQ's enums costs as much as a whole look at the socket.
+_NOBLOCK = int(zmq.NOBLOCK)
+_EVENTS = int(zmq.EVENTS)
+_READABLE = int(zmq.POLLIN)
+
+_FAILURES = int(
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
-_WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILURES
+_WATCHED = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED) | _FAILURES
 
 
 @dataclass(frozen=True)
@@ -53,29 +58,30 @@ class Dealer:
     def send(self, frame: bytes) -> bool:
         """Queue a frame; False when the queue is full or nobody is connected."""
         try:
-            self._socket.send(frame, zmq.NOBLOCK)
+            self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
             return False
         return True
 
+    @property
+    def readable(self) -> bool:
+        """Whether a frame waits. Cheaper than a `receive` in vain, which is an exception inside."""
+        return bool(self._socket.getsockopt(_EVENTS) & _READABLE)
+
     def receive(self) -> bytes | None:
-        """The next message, or None. Of a message in several frames, which is not ours, the last
-        frame is cut off and the rest comes as the empty frame, which is no message either."""
+        """The next frame, or None. A message of several frames, which no sidecar sends, is read
+        as so many messages."""
         try:
-            frame = self._socket.recv(zmq.NOBLOCK)
+            return self._socket.recv(_NOBLOCK)
         except zmq.Again:
             return None
-        if self._socket.rcvmore:
-            self._socket.recv_multipart(zmq.NOBLOCK)
-            return b""
-        return frame
 
     def watch(self) -> Change:
         """Read what the monitor saw, and update `connected`."""
         lost = made = False
         failures = []
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+        while self._monitor.getsockopt(_EVENTS) & _READABLE:
+            event = recv_monitor_message(self._monitor, _NOBLOCK)["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 made = self.connected = True
             elif event == zmq.Event.DISCONNECTED:
@@ -109,7 +115,7 @@ class Dealer:
             self._socket.curve_serverkey = self._keys.sidecar_public.encode("ascii")
             self._socket.curve_publickey = self._keys.server_public.encode("ascii")
             self._socket.curve_secretkey = self._keys.server_secret.encode("ascii")
-        self._monitor = self._socket.get_monitor_socket(int(_WATCHED))
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._socket.connect(self._endpoint)
 
     def _shut(self) -> None:
