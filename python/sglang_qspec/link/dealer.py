@@ -66,7 +66,7 @@ class Dealer:
     @property
     def readable(self) -> bool:
         """Whether a frame waits. Cheaper than a `receive` in vain, which is an exception inside."""
-        return bool(self._socket.getsockopt(_EVENTS) & _READABLE)
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def receive(self) -> bytes | None:
         """The next frame, or None. A message of several frames, which no sidecar sends, is read
@@ -80,7 +80,7 @@ class Dealer:
         """Read what the monitor saw, and update `connected`."""
         lost = made = False
         failures = []
-        while self._monitor.getsockopt(_EVENTS) & _READABLE:
+        while int(self._monitor.getsockopt(_EVENTS)) & _READABLE:
             event = recv_monitor_message(self._monitor, _NOBLOCK)["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 made = self.connected = True
