@@ -13,7 +13,7 @@ from sglang_qspec.engine import speculator
 KEY = "qspec"
 
 
-def output_streamer_class(streamer: type) -> type:
+def output_streamer_class(streamer: type, scheduler: Any) -> type:
     """After `Scheduler.get_output_streamer_class`: one that adds the record to last outputs."""
     if speculator.active() is None:
         return streamer

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_model, get_spec
+from sglang.srt.runtime_context import get_model, get_serving, get_spec
 
 from sglang_qspec.config import QSpecConfig, flag
 from sglang_qspec.engine import compat
@@ -51,8 +51,9 @@ def open_speculator(settings: QSpecConfig, gpu_id: int, target_worker: Any) -> S
 
 def _hello() -> Hello:
     model = get_model()
+    tokenizer_path = get_serving().tokenizer_path or model.model_path
     target = compat.describe_model(
-        model.model_path, model.tokenizer_path, model.trust_remote_code, model.revision
+        model.model_path, tokenizer_path, model.trust_remote_code, model.revision
     )
     return Hello(PROTOCOL, target.vocab_size, target.fingerprint)
 

@@ -1,0 +1,207 @@
+"""How fast the draft model drafts, without a server: one process, by default on one core.
+
+The queue drafter works through prompts of one length, each with its completions, so that 1 to 64
+rows are decoded at a time; passes, sampling and the drafter's own work are timed apart. What the
+target's verify passes gain is bounded by these tokens per second.
+
+    python benchmark/bench_sidecar.py --cores 1
+
+The last line is JSON: `rows` (for each number of rows `step_ms`, `model_ms`, `sample_ms`,
+`drafter_ms`, `tokens_per_s`), `prefill_ms` and how it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    options = _options()
+    if options.cores:
+        # Before torch, which reads the number of threads once.
+        from sglang_qspec.config import parse_cores
+
+        cores = parse_cores(options.cores)
+        os.sched_setaffinity(0, cores)
+        os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    if options.device == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+    path = options.model_path
+    if path is None:
+        from sglang_qspec.models import demo_models
+
+        path = str(demo_models().draft)
+    model = DraftModel(
+        DraftModelOptions(
+            path,
+            quantization=options.quantization,
+            dtype=options.dtype,
+            device=options.device,
+            max_total_tokens=64 * (options.prompt + options.tokens) + 4096,
+            context_len=options.prompt + options.tokens + 64,
+            mem_fraction=options.mem_fraction,
+        )
+    )
+    bench = Bench(model, options.prompt, options.tokens)
+    bench.run(4)
+    if options.profile:
+        profile(bench, options.profile)
+        return
+    prefill_ms = bench.prefill()
+    rows = [bench.run(count) for count in options.rows]
+    report(options, model, prefill_ms, rows)
+
+
+class Bench:
+    """One draft model, and prompts of random tokens for it."""
+
+    def __init__(self, model: Any, prompt: int, tokens: int) -> None:
+        import torch
+
+        self.model = model
+        self.tokens = tokens
+        self.size = prompt
+        self._random = torch.Generator().manual_seed(0)
+
+    def prompt(self) -> list[int]:
+        import torch
+
+        low, high = 1000, self.model.vocab_size
+        return torch.randint(low, high, (self.size,), generator=self._random).tolist()
+
+    def prefill(self) -> float:
+        """Median milliseconds to read one prompt."""
+        times = []
+        for _ in range(5):
+            row = self.model.open()
+            began = time.perf_counter()
+            self.model.extend([row], [self.prompt()])[0, 0].item()
+            times.append(time.perf_counter() - began)
+            self.model.close(row)
+        return statistics.median(times) * 1e3
+
+    def run(self, rows: int) -> dict[str, float]:
+        """Draft `rows` completions of one prompt (8 of each of `rows` / 8 prompts over 8)."""
+        from sglang_qspec.link import Peer
+        from sglang_qspec.messages import Submit
+        from sglang_qspec.sidecar import queue_drafter
+        from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+
+        model_s = Timed(self.model.step)
+        sample_s = Timed(queue_drafter.choose)
+        self.model.step, queue_drafter.choose = model_s, sample_s
+        drafter = QueueDrafter(self.model, max_completion_tokens=self.tokens)
+        peer = Peer("bench", b"")
+        for serial in range(-(-rows // 8)):
+            submit = Submit("r", serial, self.prompt(), 0, self.tokens, min(rows, 8), 0.6)
+            drafter.submit(peer, msgspec_replace(submit, ignore_eos=True))
+        steps, models, samples = [], [], []
+        while not drafter.idle:
+            began = time.perf_counter()
+            model_s.seconds = sample_s.seconds = 0.0
+            before = model_s.calls
+            drafter.step()
+            elapsed = time.perf_counter() - began
+            drafter.take()
+            if drafter.rows == rows and model_s.calls > before and sample_s.calls == 1:
+                steps.append(elapsed)
+                models.append(model_s.seconds)
+                samples.append(sample_s.seconds)
+            sample_s.calls = 0
+        drafter.drop(peer)
+        drafter.check_integrity()
+        del self.model.step
+        queue_drafter.choose = sample_s.function
+        step, model, sample = (statistics.median(part) * 1e3 for part in (steps, models, samples))
+        return {
+            "rows": rows,
+            "step_ms": step,
+            "model_ms": model,
+            "sample_ms": sample,
+            "drafter_ms": step - model - sample,
+            "tokens_per_s": rows / step * 1e3,
+        }
+
+
+class Timed:
+    """A function that adds up how long it took."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.seconds = 0.0
+        self.calls = 0
+
+    def __call__(self, *args: Any) -> Any:
+        began = time.perf_counter()
+        result = self.function(*args)
+        self.seconds += time.perf_counter() - began
+        self.calls += 1
+        return result
+
+
+def msgspec_replace(message: Any, **changes: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(message, **changes)
+
+
+def profile(bench: Bench, rows: int) -> None:
+    """Where the time of the passes goes, by operator."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        bench.run(rows)
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=30))
+
+
+def report(
+    options: argparse.Namespace, model: Any, prefill_ms: float, rows: list[dict[str, float]]
+) -> None:
+    print(f"{model.name}, {model.quantization or 'not quantized'}, {model.dtype}, {model.device}")
+    print(f"prompts of {options.prompt} tokens, {options.tokens} drafted; medians, in ms")
+    print(f"prefill of one prompt: {prefill_ms:.1f}")
+    columns = ("rows", "step_ms", "model_ms", "sample_ms", "drafter_ms", "tokens_per_s")
+    print("".join(f"{name:>14}" for name in columns))
+    for row in rows:
+        print(f"{row['rows']:>14}" + "".join(f"{row[name]:>14.2f}" for name in columns[1:]))
+    result = {
+        "rows": rows,
+        "prefill_ms": prefill_ms,
+        "prompt_tokens": options.prompt,
+        "model": model.name,
+        "dtype": model.dtype,
+        "command": " ".join(sys.argv),
+        "versions": {name: importlib.metadata.version(name) for name in ("sglang", "torch")},
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, cores {options.cores}",
+    }
+    print(json.dumps(result))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model-path", help="by default the demo models' draft")
+    parser.add_argument("--quantization")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cores", default="1")
+    parser.add_argument("--mem-fraction", type=float, default=0.2)
+    parser.add_argument("--prompt", type=int, default=200, help="tokens in a prompt")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens in a completion")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile this many rows instead")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

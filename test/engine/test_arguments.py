@@ -1,0 +1,233 @@
+"""What stops a start, and with which words. One real command line shows that it does."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_qspec.config import QSpecConfig, from_environment
+from sglang_qspec.engine import arguments, compat
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.models import DemoModels
+
+LAUNCH = [sys.executable, "-m", "sglang.launch_server"]
+
+
+def server_args(**changes: Any) -> Any:
+    """Stands for SGLang's resolving view, with what a plain CPU server would have."""
+    plain: dict[str, Any] = {
+        "device": "cpu",
+        "tp_size": 1,
+        "pp_size": 1,
+        "dp_size": 1,
+        "attn_dp_size": 1,
+        "disaggregation_mode": "null",
+        "page_size": 1,
+        "attention_backend": None,
+        "tokenizer_worker_num": 1,
+        "enable_lora": None,
+        "is_embedding": False,
+        "enable_pdmux": False,
+        "speculative_adaptive": False,
+        "enable_mixed_chunk": False,
+        "enable_torch_compile": False,
+    }
+    return SimpleNamespace(**{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flag"),
+    [
+        ("device", "npu", "--device"),
+        ("tp_size", 2, "--tp-size"),
+        ("pp_size", 2, "--pp-size"),
+        ("dp_size", 2, "--dp-size"),
+        ("disaggregation_mode", "prefill", "--disaggregation-mode"),
+        ("page_size", 16, "--page-size"),
+        ("tokenizer_worker_num", 4, "--tokenizer-worker-num"),
+        ("enable_lora", True, "--enable-lora"),
+        ("is_embedding", True, "--is-embedding"),
+        ("enable_torch_compile", True, "--enable-torch-compile"),
+    ],
+)
+def test_an_unsupported_mode_is_named_with_its_value(name: str, value: Any, flag: str) -> None:
+    refused = [row for row in arguments._unsupported(server_args(**{name: value})) if row[0]]
+    assert [(row[1], row[2]) for row in refused] == [(flag, value)]
+
+
+def test_a_plain_server_has_no_unsupported_mode() -> None:
+    assert not any(row[0] for row in arguments._unsupported(server_args()))
+
+
+def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat.sglang, "__version__", "0.6.0")
+    with pytest.raises(ConfigError, match=r"sglang is 0\.6\.0.*0\.5\.23"):
+        compat.check_version()
+
+
+def test_a_hook_that_is_not_in_place_is_named() -> None:
+    with pytest.raises(ConfigError, match="no_such_hook is not wrapped"):
+        compat.check_hooks(("sglang.srt.managers.scheduler.no_such_hook",))
+
+
+def test_every_touched_name_exists_in_the_installed_sglang() -> None:
+    import pkgutil
+
+    for name in (*compat.HOOKED, *compat.HOOKED_IN_SCHEDULER, *compat.CALLED):
+        assert pkgutil.resolve_name(name) is not None
+
+
+def test_our_algorithm_has_every_method_of_sglangs_own() -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_qspec.engine.algorithm import QSpecAlgorithm
+
+    methods = {
+        name
+        for name, value in vars(SpeculativeAlgorithm).items()
+        if callable(value) and not name.startswith("_")
+    }
+    assert methods - set(dir(QSpecAlgorithm)) <= {"from_string", "register"}
+
+
+def test_all_wrapped_and_called_names_of_the_engine_are_in_the_list() -> None:
+    """The list is complete: every `from sglang... import name` of the engine is on it."""
+    import ast
+
+    listed = {*compat.HOOKED, *compat.HOOKED_IN_SCHEDULER, *compat.CALLED}
+    folder = Path(compat.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    assert any(entry.startswith(name) for entry in listed), f"{path.name}: {name}"
+
+
+def draft(models: DemoModels, **changes: Any) -> Any:
+    plain: dict[str, Any] = {
+        "speculative_draft_model_path": str(models.draft),
+        "speculative_draft_model_revision": None,
+        "model_path": str(models.target),
+        "tokenizer_path": str(models.target),
+        "trust_remote_code": False,
+        "revision": None,
+        "skip_tokenizer_init": False,
+    }
+    return server_args(**{**plain, **changes})
+
+
+def test_the_demo_draft_fits_the_demo_target(models: DemoModels) -> None:
+    arguments._check_draft_model(draft(models), QSpecConfig())
+
+
+def test_a_missing_draft_folder_is_named(models: DemoModels) -> None:
+    with pytest.raises(ConfigError, match=r"--speculative-draft-model-path is './nowhere'"):
+        arguments._check_draft_model(
+            draft(models, speculative_draft_model_path="./nowhere"), QSpecConfig()
+        )
+
+
+def test_a_draft_folder_without_a_model_is_named(models: DemoModels, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model can be loaded"):
+        arguments._check_draft_model(
+            draft(models, speculative_draft_model_path=str(tmp_path)), QSpecConfig()
+        )
+
+
+def copy_model(source: Path, target: Path) -> Path:
+    """The small files of a checkpoint: what the checks before the start look at."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def test_a_draft_with_another_vocabulary_is_refused(models: DemoModels, tmp_path: Path) -> None:
+    import json
+
+    other = copy_model(models.draft, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["vocab_size"] += 64
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"vocabulary has 49216 tokens.*49152"):
+        arguments._check_draft_model(
+            draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
+        )
+
+
+def test_a_draft_with_another_tokenizer_is_refused(models: DemoModels, tmp_path: Path) -> None:
+    import json
+
+    other = copy_model(models.draft, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[1000:1002]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="other token ids"):
+        arguments._check_draft_model(
+            draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
+        )
+
+
+def test_an_endpoint_and_a_draft_model_exclude_each_other(models: DemoModels) -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        arguments._check_draft_model(draft(models), QSpecConfig(endpoint="ipc:///tmp/x/y"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"SGLANG_QSPEC_COMPLETIONS": "0"}, "SGLANG_QSPEC_COMPLETIONS is '0'.*from 1 to 64"),
+        ({"SGLANG_QSPEC_COMPLETION": "4"}, "SGLANG_QSPEC_COMPLETION is not a setting"),
+        ({"SGLANG_QSPEC_TEMPERATURE": "hot"}, "'hot', but must be a number from 0 to 2"),
+        ({"SGLANG_QSPEC_CORES": "1-0"}, "a list of processor numbers"),
+        ({"SGLANG_QSPEC_ENDPOINT": "localhost:1"}, "ipc://PATH or tcp://HOST:PORT"),
+        ({"SGLANG_QSPEC_ENDPOINT": "tcp://localhost:1"}, "--speculative-qspec-key-file"),
+        ({"SGLANG_QSPEC_MAX_TOTAL_TOKENS": "1024"}, "max-request-tokens"),
+    ],
+)
+def test_a_bad_variable_is_named_with_its_value_and_what_is_allowed(
+    environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_environment(environment)
+
+
+def test_the_help_of_the_server_shows_every_setting() -> None:
+    from sglang_qspec import config
+
+    shown = subprocess.run([*LAUNCH, "--help"], capture_output=True, text=True, check=True).stdout
+    for field in config.fields():
+        assert config.flag(field.name) in shown
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--speculative-qspec-completions", "99"], "must be a whole number from 1 to 64"),
+        (["--speculative-num-draft-tokens", "1"], "--speculative-num-draft-tokens is 1"),
+        (["--speculative-draft-model-path", "/nowhere"], "there is no such folder"),
+        (["--pp-size", "2"], "--pp-size is 2"),
+    ],
+)
+def test_a_bad_flag_stops_the_start_with_one_sentence(
+    models: DemoModels, extra: list[str], words: str
+) -> None:
+    command = [*LAUNCH, "--model-path", str(models.target), "--device", "cpu"]
+    command += ["--speculative-algorithm", "QSPEC", *extra]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert words in ended.stderr.splitlines()[-1]
+
+
+def test_a_setting_without_the_algorithm_stops_the_start(models: DemoModels) -> None:
+    command = [*LAUNCH, "--model-path", str(models.target), "--speculative-qspec-cores", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert "it must be QSPEC" in ended.stderr.splitlines()[-1]

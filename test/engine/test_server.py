@@ -1,0 +1,327 @@
+"""QSPEC on a running server: real target, real sidecar, real drafts, float32, greedy."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server, ServerError
+from sglang_qspec.models import DemoModels
+
+pytestmark = pytest.mark.server
+
+MAX_NEW_TOKENS = 48
+GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+COMMON = [
+    *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "2"),
+    *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
+]
+
+
+def cores(index: int) -> tuple[int, ...]:
+    """One processor for the target, another for the sidecar, where there are two."""
+    available = sorted(os.sched_getaffinity(0))
+    return (available[index % len(available)],)
+
+
+@pytest.fixture(scope="module")
+def prompts(models: DemoModels) -> list[str]:
+    return render(models.target, PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def expected(models: DemoModels, prompts: list[str]) -> list[dict[str, Any]]:
+    """What the target alone answers, with no plugin's algorithm in the server."""
+    with Server(models.target, COMMON, cores=cores(0)) as server:
+        answers: list[dict[str, Any]] = server.post(
+            "/generate", {"text": prompts, "sampling_params": GREEDY}
+        )
+    return answers
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels, expected: list[dict[str, Any]]) -> Iterator[Server]:
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as running:
+        until(lambda: state(running)["sidecar"] == "ready", 120)
+        yield running
+
+
+def until(condition: Any, seconds: float = 30.0) -> None:
+    """Wait for a condition; the time is only a bound for a broken build."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.05)
+
+
+def state(server: Server) -> dict[str, Any]:
+    internal: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
+    return internal
+
+
+def generate(server: Server, text: str, **sampling: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = server.post(
+        "/generate", {"text": text, "sampling_params": {**GREEDY, **sampling}}
+    )
+    return answer
+
+
+def all_at_once(server: Server, prompts: list[str]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda text: generate(server, text), prompts))
+
+
+def sidecar_process(server: Server) -> psutil.Process:
+    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
+    return process
+
+
+def test_queued_prompts_give_the_targets_own_tokens_in_fewer_passes(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    answers = all_at_once(server, prompts)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    records = [answer["meta_info"]["qspec"] for answer in answers]
+    accepted = sum(record["accepted_by_source"]["queue"] for record in records)
+    passes = sum(record["passes"] for record in records)
+    tokens = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
+    assert accepted > tokens / 4
+    assert passes < 0.75 * tokens
+
+
+def test_meta_info_adds_up(server: Server, prompts: list[str]) -> None:
+    meta = generate(server, prompts[0])["meta_info"]
+    record = meta["qspec"]
+    assert record["accepted_tokens"] == sum(record["accepted_by_source"].values())
+    assert record["accepted_tokens"] <= record["proposed_tokens"]
+    # The first token comes from the prompt's pass, and the last run may exceed the limit.
+    assert record["passes"] + record["accepted_tokens"] + 1 >= meta["completion_tokens"]
+    assert meta["spec_num_proposed_drafts"] == record["proposed_tokens"]
+    assert meta["spec_accept_rate"] == pytest.approx(
+        record["accepted_tokens"] / record["proposed_tokens"]
+    )
+
+
+def test_requests_that_end_leave_nothing_behind(server: Server, prompts: list[str]) -> None:
+    all_at_once(server, prompts[:4])
+    until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
+    until(lambda: state(server)["drafting_rows"] == 0)
+
+
+def tagged(text: str, guess: str) -> str:
+    """A guess in the middle of a prompt, where it must leave no trace."""
+    return text[:30] + f"<NGRAMGUESS>{guess}</NGRAMGUESS>" + text[30:]
+
+
+def test_a_guess_is_used_and_leaves_no_trace_in_the_prompt(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    answer = generate(server, tagged(prompts[1], expected[1]["text"]))
+    assert answer["output_ids"] == expected[1]["output_ids"]
+    assert answer["meta_info"]["prompt_tokens"] == expected[1]["meta_info"]["prompt_tokens"]
+    record = answer["meta_info"]["qspec"]
+    by_source = record["accepted_by_source"]
+    assert by_source["guess"] + by_source["queue"] > MAX_NEW_TOKENS / 2
+    assert by_source["guess"] > 0
+
+
+def test_a_batch_has_guesses_of_its_own(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    texts = [tagged(prompts[0], expected[0]["text"]), prompts[1]]
+    answers = server.post("/generate", {"text": texts, "sampling_params": GREEDY})
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected[:2]]
+    assert answers[0]["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 0
+    assert answers[1]["meta_info"]["qspec"]["accepted_by_source"]["guess"] == 0
+
+
+def test_guesses_may_be_token_ids(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    guess = expected[2]["output_ids"]
+    custom = {"qspec_guess_ids": [guess[:8], guess]}
+    answer = generate(server, prompts[2], custom_params=custom)
+    assert answer["output_ids"] == expected[2]["output_ids"]
+    assert answer["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 0
+
+
+def test_chat_and_completions_take_guesses_too(
+    server: Server, expected: list[dict[str, Any]], prompts: list[str]
+) -> None:
+    guess = expected[3]["text"]
+    for content in (
+        tagged(PROMPTS[3], guess),
+        [{"type": "text", "text": tagged(PROMPTS[3], guess)}],
+    ):
+        chat = {
+            "model": "m",
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": MAX_NEW_TOKENS,
+        }
+        answer = server.post("/v1/chat/completions", chat)
+        assert answer["choices"][0]["message"]["content"] == guess
+        assert answer["usage"]["prompt_tokens"] == expected[3]["meta_info"]["prompt_tokens"]
+    completion = {
+        "model": "m",
+        "prompt": tagged(prompts[3], guess),
+        "echo": True,
+        "temperature": 0,
+        "max_tokens": MAX_NEW_TOKENS,
+    }
+    assert server.post("/v1/completions", completion)["choices"][0]["text"] == prompts[3] + guess
+
+
+def test_streaming_gives_the_same_tokens(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    import json
+    import urllib.request
+
+    body = {"text": tagged(prompts[4], "Each loaf"), "sampling_params": GREEDY, "stream": True}
+    request = urllib.request.Request(
+        server.url + "/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        lines = [line.decode()[6:] for line in response if line.startswith(b"data: {")]
+    last = json.loads(lines[-1])
+    assert last["text"] == expected[4]["text"]
+    assert last["meta_info"]["qspec"]["passes"] > 0
+    assert len(lines) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a <NGRAMGUESS>b", "never closed"),
+        ("a </NGRAMGUESS>b", "closes nothing"),
+        ("a <NGRAMGUESS> </NGRAMGUESS>b", "empty"),
+        ("a <NGRAMGUESS>" + "x " * 200_000 + "</NGRAMGUESS>b", "at most"),
+    ],
+)
+def test_a_malformed_guess_is_a_400_and_harms_nothing_else(
+    server: Server, text: str, words: str
+) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {"text": text, "sampling_params": GREEDY}),
+        ("/generate", {"text": text, "sampling_params": GREEDY, "stream": True}),
+        ("/v1/completions", {"model": "m", "prompt": text, "max_tokens": 4}),
+        (
+            "/v1/chat/completions",
+            {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4},
+        ),
+    ]
+    for path, body in bodies:
+        with pytest.raises(ServerError, match=f"HTTP 400.*{words}"):
+            server.post(path, body)
+    assert generate(server, "Hello", max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("value", [[], [1.5], ["a"], [99999999], [[1], []]])
+def test_malformed_guess_ids_are_a_400(server: Server, value: Any) -> None:
+    with pytest.raises(ServerError, match="HTTP 400.*qspec_guess_ids"):
+        generate(server, "Hello", custom_params={"qspec_guess_ids": value})
+
+
+def test_sampling_parameters_that_a_tree_would_bend_are_decoded_plainly(
+    server: Server, prompts: list[str]
+) -> None:
+    record = generate(server, prompts[0], repetition_penalty=1.3)["meta_info"]["qspec"]
+    assert record["proposed_tokens"] == 0
+
+
+def test_temperature_is_honoured_while_speculating(server: Server, prompts: list[str]) -> None:
+    answers = [generate(server, prompts[0], temperature=1.5) for _ in range(3)]
+    assert len({answer["text"] for answer in answers}) == 3
+
+
+def test_flushing_the_cache_keeps_the_server_exact(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    server.post("/flush_cache", {})
+    assert generate(server, prompts[5])["output_ids"] == expected[5]["output_ids"]
+
+
+def test_an_aborted_request_leaves_nothing_behind(server: Server, prompts: list[str]) -> None:
+    import threading
+
+    body = {
+        "text": prompts[:6],
+        "rid": [f"victim-{i}" for i in range(6)],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True},
+    }
+
+    def ask() -> None:
+        try:
+            server.post("/generate", body)
+        except ServerError:
+            pass
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(lambda: state(server)["live_requests"] == 6)
+    for rid in body["rid"]:
+        server.post("/abort_request", {"rid": rid})
+    asking.join(60)
+    until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
+    until(lambda: state(server)["drafting_rows"] == 0)
+
+
+def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    process = sidecar_process(server)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        answers = all_at_once(server, prompts)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    until(lambda: state(server)["sidecar"] == "ready")
+
+
+def test_a_sidecar_killed_in_the_middle_changes_nothing(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    """The last test of the module: the server is not given its sidecar back."""
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(all_at_once, server, prompts)
+        until(lambda: state(server)["drafting_rows"] > 0)
+        sidecar_process(server).kill()
+        assert [a["output_ids"] for a in answers.result()] == [e["output_ids"] for e in expected]
+    until(lambda: state(server)["sidecar"] == "lost")
+
+
+def test_a_stopped_server_leaves_no_process_and_no_socket(models: DemoModels) -> None:
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+    ]
+    server = Server(models.target, arguments, cores=cores(0))
+    try:
+        server.start()
+        until(lambda: state(server)["sidecar"] == "ready", 120)
+        process = sidecar_process(server)
+        command = process.cmdline()
+        socket = Path(command[command.index("--endpoint") + 1].removeprefix("ipc://"))
+        assert socket.exists()
+    finally:
+        server.stop()
+    assert not process.is_running()
+    assert not socket.parent.exists()
