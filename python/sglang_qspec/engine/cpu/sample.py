@@ -1,0 +1,114 @@
+"""`eagle_sample` for the CPU, where SGLang's own takes the argmax whatever the temperature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
+from sglang.srt.speculative.eagle_utils import eagle_sample
+from sglang.srt.utils.async_probe import sanitize_nan_logits
+
+from sglang_qspec.verify.sample import sample_targets
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+    from sglang.srt.speculative.spec_utils import GrammarMask
+    from sglang.srt.watermark.state import WatermarkState
+    from torch import Tensor
+
+
+def cpu_eagle_sample(
+    verify_input: NgramVerifyInput,
+    batch: ScheduleBatch,
+    logits_output: LogitsProcessorOutput,
+    grammar_mask: GrammarMask | None = None,
+    uno_target_max_top_k: int | None = None,
+    *,
+    watermark_state: WatermarkState | None = None,
+    watermark_full_mask: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Accept draft tokens: (predict [bs * D], accept_lens [bs], accept_index [bs, S]), int32.
+
+    Arguments and results are those of `sglang.srt.speculative.eagle_utils.eagle_sample`; the
+    logits are changed in place by penalties, bias and grammar as there.
+    """
+    info = batch.sampling_info
+    if batch.forward_mode.is_idle() or info.is_all_greedy:
+        return eagle_sample(  # type: ignore[no-any-return]
+            verify_input,
+            batch,
+            logits_output,
+            grammar_mask,
+            uno_target_max_top_k,
+            watermark_state=watermark_state,
+            watermark_full_mask=watermark_full_mask,
+        )
+    if watermark_state is not None and info.has_watermark_candidates:
+        raise NotImplementedError("watermarks can't be combined with draft trees on a CPU")
+    width = verify_input.draft_token_num
+    logits = logits_output.next_token_logits
+    _shape_logits(logits, info, width, grammar_mask)
+    targets = _draw_targets(logits, info, width, verify_input.positions)
+
+    bs = len(batch.seq_lens)
+    predict = torch.zeros(bs * width, dtype=torch.int32)
+    accept_index = torch.full((bs, verify_input.max_tree_depth), -1, dtype=torch.int32)
+    correct = torch.empty(bs, dtype=torch.int32)
+    verify_tree_greedy_func(
+        predicts=predict,
+        accept_index=accept_index,
+        accept_token_num=correct,
+        candidates=verify_input.draft_token.reshape(bs, width),
+        retrieve_index=verify_input.retrieve_index,
+        retrieve_next_token=verify_input.retrieve_next_token,
+        retrieve_next_sibling=verify_input.retrieve_next_sibling,
+        target_predict=targets.view(bs, width),
+        topk=verify_input.tree_topk,
+    )
+    group = get_parallel().tp_group
+    if group.world_size > 1:
+        for tensor in (predict, accept_index, correct):
+            group.broadcast(tensor, src=0)
+    return predict, correct + 1, accept_index
+
+
+def _shape_logits(
+    logits: Tensor, info: SamplingBatchInfo, width: int, grammar_mask: GrammarMask | None
+) -> None:
+    """Penalties, bias and grammar, in place; every node of a request gets the request's."""
+    sanitize_nan_logits(logits, "verify: target model logits")
+    if info.acc_additive_penalties is not None:
+        logits.add_(info.acc_additive_penalties.repeat_interleave(width, dim=0))
+    if info.acc_scaling_penalties is not None:
+        apply_scaling_penalties(
+            logits, info.acc_scaling_penalties.repeat_interleave(width, dim=0)
+        )
+    if info.logit_bias is not None:
+        logits.add_(info.logit_bias.repeat_interleave(width, dim=0))
+    if grammar_mask is not None:
+        grammar_mask.apply(logits)
+
+
+def _draw_targets(
+    logits: Tensor, info: SamplingBatchInfo, width: int, positions: Tensor
+) -> Tensor:
+    def per_node(values: Tensor) -> Tensor:
+        return values.flatten().repeat_interleave(width)
+
+    # SGLang marks the greedy requests of a mixed batch by top_k == 1.
+    seeds = info.sampling_seed
+    return sample_targets(
+        logits,
+        per_node(info.temperatures),
+        per_node(info.top_ks) if info.need_top_k_sampling else None,
+        per_node(info.top_ps) if info.need_top_p_sampling else None,
+        per_node(info.min_ps) if info.need_min_p_sampling else None,
+        None if seeds is None else per_node(seeds),
+        positions,
+    )
