@@ -127,22 +127,20 @@ class RequestTrie:
 
     def propose(self, width: int) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included."""
-        lengths = dict(self._matcher.lengths)
         committed, cap = len(self._output), self._limits.max_match
+        places: dict[int, Place] = {}
+        for node, length in self._matcher.lengths.items():
+            source, odds = self._found[self._arena.stream[node]]
+            places[node] = (node, length, source, odds)
         for stream in self._followed:
             if stream.base_len + stream.matched == committed:
-                # A completion was drafted from this very prefix; a guess has only what it matched.
-                queued = stream.source is Source.QUEUE
-                lengths[stream.at] = cap if queued else min(stream.matched + 1, cap)
-        stream_of, trust = self._arena.stream, self._trust
-        places: list[Place] = [
-            (node, length, *trust[stream_of[node]]) for node, length in lengths.items()
-        ]
+                length = min(stream.matched + 1, cap)
+                places[stream.at] = (stream.at, length, stream.source, stream.odds)
         if self._output:
             root = (self._output[-1], Source.OUTPUT)
         else:
             root = (self._last_prompt_id, Source.PROMPT)
-        return grow(root, places, self._arena, width, self._limits.min_score)
+        return grow(root, list(places.values()), self._arena, width, self._limits.min_score)
 
     def settle(self, tree: DraftTree, accepted: Iterable[int]) -> dict[Source, int]:
         """Count a verified tree; the accepted tokens by source.
@@ -169,10 +167,11 @@ class RequestTrie:
         context = self._output[base_len - 1] if base_len else self._last_prompt_id
         if not 0 <= context < self._limits.vocab_size:
             context = 0  # only ever compared, never proposed
-        number = len(self._trust)
-        self._trust.append((source, odds_row(source, greedy, self._limits.max_match)))
+        number, cap = len(self._found), self._limits.max_match
+        self._found.append((source, odds_row(source, greedy, False, cap)))
         first = self._arena.begin(context, number)
-        stream = Stream(source, greedy, base_len, number, first, last=first, at=first)
+        odds = odds_row(source, greedy, True, cap)
+        stream = Stream(source, base_len, odds, number, first, last=first, at=first)
         self._followed.append(stream)
         return stream
 
@@ -249,8 +248,8 @@ class RequestTrie:
         for number, token_ids in ((_PROMPT, text[1:prompt_end]), (_OUTPUT, text[prompt_end:])):
             self._tail = self._arena.extend(self._tail, token_ids, number, self._text)
         self._text_size = len(self._arena)
-        self._trust = [
-            (source, odds_row(source, False, self._limits.max_match))
+        self._found = [
+            (source, odds_row(source, False, False, self._limits.max_match))
             for source in (Source.PROMPT, Source.OUTPUT)
         ]
 
@@ -259,7 +258,7 @@ class RequestTrie:
 
         The only way to free tokens. It costs O(what stays), so callers free a share of the whole.
         """
-        old, old_trust = self._arena, self._trust
+        old, old_found = self._arena, self._found
         own = [self._tail]
         while len(own) < text_size and old.prev[own[-1]]:
             own.append(old.prev[own[-1]])
@@ -271,8 +270,8 @@ class RequestTrie:
         self._streams = {key: stream for key, stream in self._streams.items() if key in kept}
         for stream in self._streams.values():
             nodes = list(old.chain(stream.first))
-            self._trust.append(old_trust[stream.number])
-            stream.number = len(self._trust) - 1
+            self._found.append(old_found[stream.number])
+            stream.number = len(self._found) - 1
             stream.first = self._arena.begin(old.token[nodes[0]], stream.number)
             rest = [old.token[node] for node in nodes[1:]]
             stream.last = self._arena.extend(stream.first, rest, stream.number, self._drafts)

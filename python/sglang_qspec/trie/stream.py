@@ -16,9 +16,10 @@ class Stream:
     """A chain of nodes in the arena: the token before the draft, then the draft's tokens."""
 
     source: Source
-    greedy: bool
     base_len: int
     """Committed output tokens before the stream's first token."""
+    odds: tuple[float, ...]
+    """What it is trusted with while it is followed, by match length."""
     number: int
     """The stream's number in the arena."""
     first: int
