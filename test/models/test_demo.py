@@ -26,10 +26,10 @@ def reader() -> GGUFReader:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(reader: GGUFReader, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Converted now: what the cache holds may be older than the code."""
     folder = tmp_path_factory.mktemp("target")
-    convert(demo.gguf_file(), folder)
+    convert(reader, folder)
     return folder
 
 

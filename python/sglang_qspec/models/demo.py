@@ -61,11 +61,13 @@ def demo_draft(bits: int) -> Path:
 
 
 def _convert(folder: Path) -> None:
+    from gguf import GGUFReader
+
     from sglang_qspec.models.gguf_llama import convert
 
     file = gguf_file()
     logger.info("converting %s", file.name)
-    convert(file, folder)
+    convert(GGUFReader(file), folder)
 
 
 @functools.cache

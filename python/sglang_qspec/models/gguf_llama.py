@@ -39,12 +39,11 @@ _IN_BLOCK = {
 }
 
 
-def convert(file: Path, folder: Path) -> None:
+def convert(reader: GGUFReader, folder: Path) -> None:
     """Write the model, its configuration, tokenizer and chat template into an empty folder.
 
     Raises QSpecError if the file holds another architecture or an unknown tensor.
     """
-    reader = GGUFReader(file)
     config = model_config(reader)
     weights = dict(tensors(reader, config))
     if "lm_head.weight" not in weights:
