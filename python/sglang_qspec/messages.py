@@ -60,6 +60,9 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Asks for a `Heartbeat`; sent about once a second, so that the sidecar knows who is alive."""
 
+    number: int = 0
+    """Grows with every Ping."""
+
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Answers `Hello`: drafts may be asked for."""
@@ -107,6 +110,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Tokens drafted since the sidecar started."""
     dropped_messages: int
     """Messages that a slow server's full queue has cost since the sidecar started."""
+    answers: int = 0
+    """The `number` of the Ping that this answers: all that was sent before it has been read."""
 
 
 ToSidecar = Hello | Submit | Close | Ping

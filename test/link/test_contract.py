@@ -59,7 +59,7 @@ def test_a_ready_link_knows_its_sidecar(ends: Ends) -> None:
 def test_drafts_flow_in_order(ends: Ends) -> None:
     ready(ends)
     asked = [submit("a", 1, last=10), submit("b", 2, last=30)]
-    assert all([ends.link.send(message) for message in asked])
+    assert all(ends.link.send(message) for message in asked)
     received = collect(ends, 6)
     for message in asked:
         drafts = [draft for draft in received if draft.serial == message.serial]

@@ -62,6 +62,7 @@ class Wire:
         fingerprint: str = FINGERPRINT,
         lost_after_s: float = 3.0,
         reopen_after_s: float = 5.0,
+        window_bytes: int = 128 << 20,
         endpoint: str | None = None,
     ) -> SidecarLink:
         link = SidecarLink(
@@ -72,6 +73,7 @@ class Wire:
             ping_interval_s=0.05,
             turn_interval_s=0.001,
             reopen_after_s=reopen_after_s,
+            window_bytes=window_bytes,
             clock=self.clock,
         )
         self._open.append(link)

@@ -18,6 +18,7 @@ from sglang_qspec.link.frame import decode_from_sidecar, encode
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.link import LinkState
 from sglang_qspec.link.listening import Listening
+from sglang_qspec.link.window import Window
 from sglang_qspec.messages import (
     PROTOCOL,
     Close,
@@ -27,6 +28,7 @@ from sglang_qspec.messages import (
     Hello,
     Ping,
     Refusal,
+    Submit,
     ToSidecar,
     Welcome,
 )
@@ -41,6 +43,9 @@ HELLO_BACKOFF_S = (0.1, 2.0)
 REOPEN_AFTER_S = 5.0
 """Listened time without a connection after which the socket is made anew. ZMQ reconnects by
 itself, except after a peer that broke its framing: it drops that connection for good."""
+
+WINDOW_BYTES = 128 << 20
+"""Bytes to the sidecar that it is not known to have read, at most: 30 million tokens or so."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +67,13 @@ class SidecarLink:
         ping_interval_s: float = PING_INTERVAL_S,
         turn_interval_s: float = TURN_INTERVAL_S,
         reopen_after_s: float = REOPEN_AFTER_S,
+        window_bytes: int = WINDOW_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin to connect to `endpoint`; the sidecar may come later.
 
-        `hello` says which target this is. Times are in seconds.
+        `hello` says which target this is. Times are in seconds. `window_bytes` bounds what waits
+        for a sidecar that does not read.
         Raises LinkError when `endpoint` is not allowed.
         """
         check_connect(endpoint, keys)
@@ -78,6 +85,8 @@ class SidecarLink:
         self._clock = clock
         self._faults = Faults(logger, clock)
         self._listening = Listening(min(ping_interval_s, lost_after_s / 3), clock)
+        self._window = Window(window_bytes)
+        self._pings = 0
 
         self._session: str | None = None
         self._refusal: str | None = None
@@ -159,10 +168,17 @@ class SidecarLink:
         except LinkError as error:
             self._faults.note("malformed message", error)
             return False
-        if self._dealer is None or not self._dealer.send(frame):
+        full = isinstance(message, Submit) and not self._window.fits(len(frame))
+        if full or self._dealer is None or not self._dealer.send(frame):
             self._faults.note("dropped message", "the queue to the sidecar is full")
             return False
+        self._window.sent(len(frame))
         return True
+
+    def _ping(self) -> None:
+        self._pings += 1
+        if self._send(Ping(self._pings)):
+            self._window.asked(self._pings)
 
     def _drain(self, dealer: Dealer, limit: int) -> list[FromSidecar]:
         received: list[FromSidecar] = []
@@ -192,6 +208,7 @@ class SidecarLink:
             case Heartbeat():
                 self._heard()
                 self._heartbeat = message
+                self._window.answered(message.answers)
             case Drafted():
                 self._heard()
                 return message
@@ -241,6 +258,7 @@ class SidecarLink:
                 logger.warning("the connection to the sidecar is lost; going on without drafts")
             self._session = None
         if change.made:
+            self._window.reset()
             self._refusal = None
             self._hello_wait_s = HELLO_BACKOFF_S[0]
             self._next_hello = now
@@ -260,7 +278,7 @@ class SidecarLink:
                 self._send(self._hello)
             elif now >= self._next_ping:
                 self._next_ping = now + self._ping_interval_s
-                self._send(Ping())
+                self._ping()
             return
         if now >= self._next_hello and self._send(self._hello):
             if self._session is not None:

@@ -149,7 +149,7 @@ class FakeSidecarLink:
                 self.closes.append(message)
                 self._forget(message)
             case Ping():
-                self.inject(Heartbeat(len(self.submits), 0, 0, 0))
+                self.inject(Heartbeat(len(self.submits), 0, 0, 0, answers=message.number))
         return True
 
     def receive(self, limit: int = 256) -> list[FromSidecar]:

@@ -117,7 +117,7 @@ def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
             _check_name("Hello.fingerprint", message.fingerprint)
             _check_length("Hello.vocab_size", message.vocab_size)
         case Ping():
-            pass
+            _check_range("Ping.number", message.number, 0)
     return message
 
 

@@ -215,7 +215,8 @@ class LinkServer:
             return None
         self._heard_at[routing_id] = now
         if isinstance(message, Ping):
-            self._send(routing_id, self._heartbeat())
+            heartbeat = msgspec.structs.replace(self._heartbeat(), answers=message.number)
+            self._send(routing_id, heartbeat)
             return None
         return peer, message
 

@@ -1,0 +1,228 @@
+"""The server's end: what silence, absence and misbehaving sidecars do to it."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import msgspec
+import pytest
+
+from sglang_qspec.link import LinkServer, LinkState, SidecarLink
+from sglang_qspec.messages import (
+    PROTOCOL,
+    Close,
+    Drafted,
+    FromSidecar,
+    Heartbeat,
+    Hello,
+    Refusal,
+    Submit,
+    ToSidecar,
+    Welcome,
+)
+from test.link.raw import GARBAGE, OVERSIZED, router, waiting
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
+
+SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5)
+DRAFT = Drafted("a", 1, 0, 0, 0, [3])
+encode = msgspec.msgpack.encode
+
+
+def ready(link: SidecarLink, server: LinkServer) -> None:
+    until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
+
+
+def test_a_link_waits_for_a_sidecar_that_comes_later(wire: Wire) -> None:
+    wire.serve().close()
+    link = wire.link()
+    for _ in range(100):
+        assert link.receive() == []
+    assert link.state is LinkState.CONNECTING
+    ready(link, wire.serve())
+    assert link.generation == 1
+
+
+def test_a_silent_sidecar_is_lost_and_comes_back_with_the_work(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link(lost_after_s=3.0)
+    ready(link, server)
+
+    def silent_second() -> None:
+        wire.clock.ahead_s += 1.0
+        link.receive()
+
+    until(lambda: link.state is LinkState.LOST, silent_second)
+    assert not link.send(SUBMIT)
+    assert link.send(Close("a", 1))
+    received: list[tuple[object, ToSidecar]] = []
+    until(
+        lambda: link.state is LinkState.READY and received,
+        lambda: received.extend(server.receive(0)),
+        link.receive,
+    )
+    assert [message for _, message in received] == [Close("a", 1)]
+    assert link.generation == 1
+    assert server.departed() == []
+
+
+def test_a_busy_scheduler_does_not_take_its_own_absence_for_the_sidecars_death(wire: Wire) -> None:
+    server = wire.serve(forget_after_s=1e9)
+    link = wire.link(lost_after_s=3.0)
+    ready(link, server)
+
+    def answered(before: Heartbeat | None) -> bool:
+        return link.heartbeat is not before
+
+    for _ in range(5):
+        heartbeat = link.heartbeat
+        wire.clock.ahead_s += 60.0
+        link.receive()
+        assert link.state is LinkState.READY
+        # It asks as soon as it is back, and is answered.
+        until(partial(answered, heartbeat), link.receive, lambda: server.receive(0))
+    assert link.generation == 1
+
+
+def test_a_link_that_was_forgotten_learns_that_its_work_is_gone(wire: Wire) -> None:
+    server = wire.serve(forget_after_s=5.0)
+    link = wire.link(lost_after_s=3.0)
+    ready(link, server)
+    (before,) = server.peers
+
+    def second_without_the_scheduler() -> None:
+        wire.clock.ahead_s += 1.0
+        server.receive(0)
+
+    until(lambda: server.departed() == [before], second_without_the_scheduler)
+    until(lambda: link.generation == 2, link.receive, lambda: server.receive(0))
+    assert link.state is LinkState.READY
+    assert server.peers != (before,)
+
+
+def test_hello_is_repeated_until_it_is_answered(wire: Wire) -> None:
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: len(frames) >= 3, link.receive, lambda: frames.extend(waiting(sidecar)))
+        assert link.state is LinkState.CONNECTING
+        hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
+        assert [frame for _, frame in frames] == [encode(hello)] * len(frames)
+        sidecar.send_multipart(
+            [frames[0][0], encode(Welcome(PROTOCOL, "late", VOCAB_SIZE, 8, "s"))]
+        )
+        until(lambda: link.state is LinkState.READY, link.receive)
+
+
+def test_nothing_from_a_sidecar_is_believed_before_its_welcome(wire: Wire) -> None:
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+        peer = frames[0][0]
+        received: list[FromSidecar] = []
+        for message in (DRAFT, Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s"), DRAFT):
+            sidecar.send_multipart([peer, encode(message)])
+        until(
+            lambda: link.state is LinkState.READY and received,
+            lambda: received.extend(link.receive()),
+        )
+        assert received == [DRAFT]
+
+
+def test_a_welcome_in_another_protocol_is_a_refusal(wire: Wire) -> None:
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+        sidecar.send_multipart([frames[0][0], encode(Welcome(99, "m", VOCAB_SIZE, 8, "s"))])
+        until(lambda: link.state is LinkState.REFUSED, link.receive)
+        assert link.refusal is not None
+        assert "protocol 99" in link.refusal
+
+
+def test_no_garbage_from_a_sidecar_reaches_the_caller(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+        peer = frames[0][0]
+        sidecar.send_multipart([peer, encode(Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s"))])
+        with caplog.at_level(logging.WARNING):
+            for frame in GARBAGE:
+                sidecar.send_multipart([peer, frame])
+            sidecar.send_multipart([peer, encode(DRAFT)])
+            received: list[FromSidecar] = []
+            until(lambda: received, lambda: received.extend(link.receive()))
+        assert received == [DRAFT]
+        assert link.malformed == len(GARBAGE)
+        assert link.state is LinkState.READY
+        # Once a minute, not once a message.
+        assert sum("malformed" in record.message for record in caplog.records) == 1
+        sidecar.send_multipart([peer, OVERSIZED])
+        until(lambda: link.state is LinkState.LOST, link.receive)
+        assert link.malformed == len(GARBAGE)
+
+
+def test_a_refusal_cannot_write_lines_into_the_log(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+        sidecar.send_multipart([frames[0][0], encode(Refusal("no\nERROR forged\x1b[31m"))])
+        until(lambda: link.state is LinkState.REFUSED, link.receive)
+    assert "no\\nERROR forged\\x1b" in caplog.text
+    assert "\nERROR forged" not in caplog.text
+
+
+def test_a_connection_that_zmq_gave_up_is_made_anew(wire: Wire) -> None:
+    """ZMQ does not reconnect after a peer that broke its framing."""
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint, reopen_after_s=0.3)
+        greeted: list[bytes] = []
+
+        def greet() -> None:
+            for peer, _ in waiting(sidecar):
+                welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, peer.hex())
+                sidecar.send_multipart([peer, encode(welcome)])
+                greeted.append(peer)
+
+        for _ in range(3):
+            until(lambda: link.state is LinkState.READY, link.receive, greet)
+            sidecar.send_multipart([greeted[-1], OVERSIZED])
+            until(lambda: link.state is LinkState.LOST, link.receive)
+        assert link.generation >= 3
+
+
+def test_a_sidecar_that_does_not_read_costs_a_bounded_number_of_bytes(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link(window_bytes=1 << 20)
+    ready(link, server)
+    long = Submit("a", 1, [99] * 10_000, 0, 8, 2, 0.5)
+    size = len(encode(long))
+    sent = 0
+    while link.send(long):
+        sent += 1
+        assert sent * size <= 1 << 20
+    assert sent > 90
+    assert link.dropped == 1
+    assert link.send(Close("a", 1))
+    # Once it reads again, there is room again.
+    until(lambda: link.send(long), link.receive, lambda: server.receive(0))
+
+
+def test_a_new_connection_starts_with_an_empty_window(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link(window_bytes=1 << 20)
+    ready(link, server)
+    long = Submit("a", 1, [99] * 200_000, 0, 8, 2, 0.5)
+    while link.send(long):
+        pass
+    server.close()
+    server = wire.serve()
+    until(lambda: link.generation == 2, link.receive, lambda: server.receive(0))
+    assert link.send(long)

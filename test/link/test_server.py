@@ -1,0 +1,294 @@
+"""The sidecar's end: who is served, who is not, and that none can hold up the others."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import zmq
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link import LinkServer, LinkState, Peer, SidecarLink
+from sglang_qspec.messages import (
+    PROTOCOL,
+    Close,
+    Drafted,
+    FromSidecar,
+    Heartbeat,
+    Hello,
+    Ping,
+    Refusal,
+    Submit,
+    ToSidecar,
+    Welcome,
+)
+from test.link.raw import GARBAGE, OVERSIZED, dealer, plain_socket, waiting
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
+
+HELLO = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
+SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5)
+encode = msgspec.msgpack.encode
+
+
+def decode(frame: bytes) -> FromSidecar:
+    return msgspec.msgpack.decode(frame, type=FromSidecar)
+
+
+def draft(index: int = 0) -> Drafted:
+    return Drafted("a", 1, 0, 0, index, [index % VOCAB_SIZE])
+
+
+def ready(link: SidecarLink, server: LinkServer) -> Peer:
+    """Connect, and find out as whom the server knows the link."""
+    before = set(server.peers)
+    until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
+    (peer,) = set(server.peers) - before
+    return peer
+
+
+def served(server: LinkServer, count: int) -> list[tuple[Peer, ToSidecar]]:
+    received: list[tuple[Peer, ToSidecar]] = []
+    until(lambda: len(received) >= count, lambda: received.extend(server.receive(1)))
+    return received
+
+
+def next_draft(link: SidecarLink) -> FromSidecar:
+    received: list[FromSidecar] = []
+    until(lambda: received, lambda: received.extend(link.receive(limit=1)))
+    return received[0]
+
+
+def drafts_reach(link: SidecarLink, server: LinkServer, peer: Peer) -> bool:
+    """Whether the server's drafts come out of the link, in order."""
+    wanted = [draft(index) for index in range(20)]
+    received: list[FromSidecar] = []
+    for drafted in wanted:
+        assert server.send(peer, drafted)
+    until(lambda: len(received) >= 20, lambda: received.extend(link.receive()))
+    return received == wanted
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (Hello(PROTOCOL + 1, VOCAB_SIZE, FINGERPRINT), "protocol"),
+        (Hello(PROTOCOL, VOCAB_SIZE + 1, FINGERPRINT), "vocabulary"),
+        (Hello(PROTOCOL, VOCAB_SIZE, "another"), "tokenizer"),
+    ],
+    ids=["protocol", "vocabulary", "fingerprint"],
+)
+def test_a_server_that_does_not_fit_is_refused_and_not_served(
+    wire: Wire, hello: Hello, reason: str
+) -> None:
+    server = wire.serve()
+    link = wire.link(hello.protocol, hello.vocab_size, hello.fingerprint)
+    until(lambda: link.state is LinkState.REFUSED, link.receive, lambda: server.receive(0))
+    assert link.refusal is not None
+    assert reason in link.refusal
+    assert server.peers == ()
+    with dealer(wire.endpoint, wire.keys) as peer:
+        peer.send(encode(hello))
+        peer.send(encode(SUBMIT))
+        until(lambda: server.unserved == 1, lambda: server.receive(1))
+        until(lambda: peer.poll(0))
+        (answer,) = waiting(peer)
+        assert isinstance(decode(answer[0]), Refusal)
+
+
+def test_who_has_not_said_hello_is_neither_served_nor_answered(wire: Wire) -> None:
+    server = wire.serve()
+    with dealer(wire.endpoint, wire.keys) as peer:
+        for message in (SUBMIT, Close("a", 1), Ping()):
+            peer.send(encode(message))
+        received: list[tuple[Peer, ToSidecar]] = []
+        until(lambda: server.unserved == 3, lambda: received.extend(server.receive(1)))
+        assert received == []
+        # What it gets is the answer to its Hello, and nothing came before.
+        peer.send(encode(HELLO))
+        until(lambda: peer.poll(0), lambda: server.receive(1))
+        (answer,) = waiting(peer)
+        assert isinstance(decode(answer[0]), Welcome)
+
+
+def test_a_ping_is_answered_with_the_heartbeat_of_the_callback(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link()
+    ready(link, server)
+    until(lambda: link.heartbeat, link.receive, lambda: server.receive(0))
+    assert link.heartbeat is not None
+    assert msgspec.structs.replace(link.heartbeat, answers=0) == Heartbeat(3, 2, 1, 0)
+
+
+def test_a_repeated_hello_keeps_the_session(wire: Wire) -> None:
+    server = wire.serve()
+    with dealer(wire.endpoint, wire.keys) as peer:
+        answers: list[list[bytes]] = []
+        for _ in range(3):
+            peer.send(encode(HELLO))
+        until(
+            lambda: len(answers) == 3,
+            lambda: server.receive(1),
+            lambda: answers.extend(waiting(peer)),
+        )
+        sessions = {decode(answer[0]).session for answer in answers}
+        assert sessions == {server.peers[0].session}
+        assert server.departed() == []
+
+
+def test_servers_with_equal_rids_are_kept_apart(wire: Wire) -> None:
+    server = wire.serve()
+    links = [wire.link(), wire.link()]
+    peers = [ready(link, server) for link in links]
+    for link in links:
+        assert link.send(SUBMIT)
+    assert {peer for peer, _ in served(server, 2)} == set(peers)
+    for index, (link, peer) in enumerate(zip(links, peers, strict=True)):
+        assert server.send(peer, draft(index))
+        assert next_draft(link) == draft(index)
+
+
+def test_a_peer_that_never_reads_costs_itself_drafts_and_nobody_else(wire: Wire) -> None:
+    server = wire.serve(send_queue=10)
+    link = wire.link()
+    reader = ready(link, server)
+    with dealer(wire.endpoint, wire.keys, receive_queue=1) as stalled_socket:
+        stalled_socket.send(encode(HELLO))
+        until(lambda: len(server.peers) == 2, lambda: server.receive(1))
+        (stalled,) = set(server.peers) - {reader}
+        big = Drafted("a", 1, 0, 0, 0, [99] * 10_000)
+        until(lambda: not server.send(stalled, big))
+        assert server.dropped == 1
+        assert link.send(SUBMIT)
+        assert served(server, 1) == [(reader, SUBMIT)]
+        until(lambda: not server.send(stalled, big))
+        for index in range(100):
+            assert server.send(reader, draft(index))
+            assert next_draft(link) == draft(index)
+        assert stalled in server.peers
+
+
+def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link()
+    reader = ready(link, server)
+    submit = msgspec.to_builtins(SUBMIT)
+    wrong = [
+        submit | change
+        for change in (
+            {"token_ids": [-1]},
+            {"token_ids": [VOCAB_SIZE]},
+            {"token_ids": [1.5]},
+            {"token_ids": ["1"]},
+            {"stop_token_ids": [-7]},
+            {"base_len": -1},
+            {"base_len": 3},
+            {"max_new_tokens": -1},
+            {"max_new_tokens": 1 << 62},
+            {"completions": -1},
+            {"temperature": -0.5},
+            {"temperature": float("nan")},
+            {"serial": -1},
+            {"serial": True},
+            {"rid": 7},
+            {"rid": "a" * 5000},
+            {"type": "drafted"},
+        )
+    ]
+    with dealer(wire.endpoint, wire.keys) as peer:
+        peer.send(encode(HELLO))
+        for frame in GARBAGE:
+            peer.send(frame)
+        for content in wrong:
+            peer.send(encode(content))
+        peer.send_multipart([encode(SUBMIT), b"more"])
+        peer.send(encode(Close("end", 1)))
+        ((sender, last),) = served(server, 1)
+        assert last == Close("end", 1)
+        assert server.malformed == len(GARBAGE) + len(wrong) + 1
+        peer.send(OVERSIZED)
+        until(lambda: not server.send(sender, draft()), lambda: server.receive(1))
+        assert server.departed() == [sender]
+    assert drafts_reach(link, server, reader)
+    assert link.state is LinkState.READY
+
+
+def test_bytes_that_are_not_zmq_harm_nobody(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link()
+    reader = ready(link, server)
+    for frame in (*GARBAGE, b"\xff" + bytes(8) + b"\x7f" + b"A" * 4096):
+        with plain_socket(wire.endpoint) as plain:
+            plain.sendall(frame)
+    assert drafts_reach(link, server, reader)
+    assert server.peers == (reader,)
+
+
+def test_a_server_that_disconnects_is_gone_once_it_is_sent_to(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link()
+    peer = ready(link, server)
+    link.close()
+    until(lambda: not server.send(peer, draft()))
+    assert server.departed() == [peer]
+    assert server.departed() == []
+    assert server.peers == ()
+    assert not server.send(peer, draft())
+
+
+def test_a_silent_server_is_forgotten(wire: Wire) -> None:
+    server = wire.serve(forget_after_s=10.0)
+    silent, alive = wire.link(lost_after_s=1000.0), wire.link(lost_after_s=1000.0)
+    gone, stays = ready(silent, server), ready(alive, server)
+
+    def second() -> None:
+        wire.clock.ahead_s += 1.0
+        assert alive.send(Ping())
+        server.receive(5)
+
+    until(lambda: server.peers == (stays,), second)
+    assert server.departed() == [gone]
+
+
+def test_a_busy_sidecar_forgets_nobody_whom_it_could_not_hear(wire: Wire) -> None:
+    server = wire.serve(forget_after_s=10.0)
+    link = wire.link()
+    peer = ready(link, server)
+    wire.clock.ahead_s += 3600.0
+    server.receive(0)
+    assert server.peers == (peer,)
+    assert server.departed() == []
+
+
+def test_a_server_that_comes_back_is_another_peer(wire: Wire) -> None:
+    server = wire.serve()
+    first = wire.link()
+    before = ready(first, server)
+    first.close()
+    until(lambda: not server.send(before, draft()))
+    after = ready(wire.link(), server)
+    assert after != before
+    assert not server.send(before, draft())
+
+
+def test_a_receive_gives_at_most_its_limit(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link()
+    ready(link, server)
+    for serial in range(10):
+        assert link.send(Close("a", serial))
+    sizes: list[int] = []
+    until(lambda: sum(sizes) == 10, lambda: sizes.append(len(server.receive(1, limit=3))))
+    assert max(sizes) <= 3
+
+
+def test_a_port_that_is_taken_is_a_clear_error(wire: Wire) -> None:
+    wire.serve()
+    with pytest.raises(LinkError, match=r"cannot be bound|another process listens"):
+        wire.serve()
+
+
+def test_closing_twice_is_allowed(wire: Wire) -> None:
+    server = wire.serve()
+    server.close()
+    server.close()
+    with pytest.raises(zmq.ZMQError):
+        server.receive(0)
