@@ -7,6 +7,7 @@ threads, and CUDA the devices that it may see, only once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -26,8 +27,8 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(
         level=logging.WARNING, format="[%(asctime)s] sidecar: %(message)s", datefmt="%H:%M:%S"
     )
-    logger.setLevel(logging.INFO)
     logging.getLogger("sglang_qspec").setLevel(logging.INFO)
+    logging.getLogger("sglang").setLevel(logging.ERROR)
     if options.parent_pid is not None:
         from sglang_qspec.sidecar.watch import end_with_parent
 
@@ -95,6 +96,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         serve(drafter, server, stopping.is_set)
     finally:
         server.close()
+        _clear_socket(server.endpoint, options.parent_pid)
         model.unload()
     logger.info("ends after %d drafted tokens", drafter.drafted_tokens)
     return 0
@@ -154,5 +156,19 @@ def _settle_cores(text: str) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
 
 
+def _clear_socket(endpoint: str, parent_pid: int | None) -> None:
+    """ZMQ leaves the socket's file behind; a server that was killed leaves its directory too."""
+    from sglang_qspec.link import remove_private
+
+    if endpoint.startswith("ipc://"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(endpoint.removeprefix("ipc://"))
+        if parent_pid is not None and os.getppid() != parent_pid:
+            remove_private(endpoint)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    # Everything is given back; tearing down torch and SGLang module by module would take seconds.
+    os._exit(code)
