@@ -10,7 +10,9 @@ def activate() -> None:
     """
     if not install_kernels():
         return
-    from sglang_qspec.engine.cpu import attention, dense_linear
+    from sglang_qspec.engine.cpu import attention, dense_linear, llama
 
     attention.register()
+    defaults.register()
     dense_linear.install()
+    llama.install()
