@@ -1,0 +1,169 @@
+"""Matrix products with int8 and int4 weights on a CPU: pack once, multiply by number of rows.
+
+Which kernel runs for how many rows was measured on one core of an AVX-512 machine with the layers
+of a 135M-parameter model (`benchmark/bench_linear.py`; the table is in docs/cpu-linear.md):
+
+- FBGEMM's int8 product (uint8 activations, int8 weights, int32 sums) beats every other packed
+  product that torch offers from 2 rows on, and beats packed bfloat16 at any number of rows.
+- It needs activations in 8 bits, and that costs agreement with the target. For few rows a product
+  is bound by reading the weight, so there each activation is written as two 8-bit digits, a row
+  each: 16 bits, as faithful as float activations, for little time.
+- int4 weights read half the bytes, which pays for up to 2 rows. The kernel's cost then grows with
+  every row, so more rows run on an int8 copy of the same weight.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_qspec.cpu.linear_grids import Grid, round_int4, round_int8
+
+TWO_DIGIT_ROWS = 4
+"""Up to here an activation is two digits."""
+INT4_ROWS = 2
+"""Up to here int4 weights are multiplied as such."""
+_BLOCK_ROWS = 64
+"""FBGEMM is fastest in blocks: 256 rows at once take 1.2 times as long as four times 64."""
+_INT4_GROUPS = (256, 128, 64, 32)
+"""Group sizes of torch's int4 product, which also wants a multiple of 16 output channels."""
+_TINY = 1e-30
+
+
+@cache
+def has_fbgemm() -> bool:
+    """Does this build of torch have FBGEMM (x86)? Without it int8 weights are weight-only."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+@cache
+def _digit() -> int:
+    """The largest 8-bit digit whose products FBGEMM adds up exactly.
+
+    Without VNNI two products are added in 16 bits, so 7 bits are used there.
+    """
+    return 127 if torch.cpu._is_vnni_supported() else 63
+
+
+class Int8Linear:
+    """x @ weight.T with int8 weights and a scale per output channel."""
+
+    def __init__(self, grid: Grid) -> None:
+        grid = grid.per_channel()
+        self.out_features, self.in_features = grid.q.shape
+        self._scale = grid.scale[:, 0].contiguous()
+        self._packed: Any = None
+        if has_fbgemm():
+            self._packed = _pack_fbgemm(grid.q, self._scale)
+            self._sums = grid.q.sum(1, dtype=torch.float32).mul_(self._scale)
+        else:
+            self._q = grid.q
+
+    @classmethod
+    def quantize(cls, weight: Tensor) -> Int8Linear:
+        """From a float weight [N, K]."""
+        return cls(round_int8(weight))
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x, a float type, [..., K] -> [..., N] of the same type; bias [N]."""
+        rows = x.reshape(-1, self.in_features)
+        if self._packed is None:
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self._q, self._scale.bfloat16())
+        elif rows.shape[0] <= TWO_DIGIT_ROWS:
+            y = self._two_digits(rows.float())
+        elif rows.shape[0] <= _BLOCK_ROWS:
+            y = self._one_digit(rows.float())
+        else:
+            y = torch.cat([self._one_digit(block.float()) for block in rows.split(_BLOCK_ROWS)])
+        y = y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return y if bias is None else y.add_(bias)
+
+    def _one_digit(self, x: Tensor) -> Tensor:
+        """Each row in 8 bits between its least and its largest value: x = middle + step * digit."""
+        low, high = torch.aminmax(x, dim=-1, keepdim=True)
+        middle = (low + high).mul_(0.5)
+        step = (high - middle).mul_(1 / _digit()).clamp_min_(_TINY)
+        y = _multiply((x - middle).div_(step), self._packed)
+        return y.mul_(step).addr_(middle[:, 0], self._sums)
+
+    def _two_digits(self, x: Tensor) -> Tensor:
+        """Each row in 16 bits: a digit, and what rounding it left, as rows of one product."""
+        m, k = x.shape
+        finer = 2 * _digit()
+        step = torch.linalg.vector_norm(x, torch.inf, -1, True).mul_(1 / _digit()).clamp_min_(_TINY)
+        digits = x.new_empty(2 * m, k)
+        upper, lower = digits[:m], digits[m:]
+        torch.div(x, step, out=lower)
+        torch.round(lower, out=upper)
+        lower.sub_(upper).mul_(finer)
+        y = _multiply(digits, self._packed)
+        return y[:m].add_(y[m:], alpha=1 / finer).mul_(step)
+
+
+class Int4Linear:
+    """x @ weight.T with int4 weights in groups; keeps 12 bits a weight, for few and many rows."""
+
+    def __init__(self, grid: Grid) -> None:
+        """Raises ValueError if the grid is not of 0..15."""
+        if grid.q.dtype != torch.uint8 or int(grid.q.max()) > 15:
+            raise ValueError(f"an int4 grid holds uint8 in 0..15, this one {grid.q.dtype}")
+        self.out_features, self.in_features = grid.q.shape
+        self._many_rows = Int8Linear(grid)
+        self._packed: Tensor | None = None
+        group = next((g for g in _INT4_GROUPS if grid.group_size % g == 0), None)
+        if group is not None and self.out_features % 16 == 0:
+            self._group = group
+            self._packed = torch._convert_weight_to_int4pack_for_cpu(grid.q.int(), 1)
+            # The kernel computes (q - 8) * scale + offset.
+            offset = (8 - grid.zero) * grid.scale
+            repeats = grid.group_size // group
+            steps = torch.stack([grid.scale, offset], -1).repeat_interleave(repeats, 1)
+            self._steps = steps.transpose(0, 1).contiguous()
+
+    @classmethod
+    def quantize(cls, weight: Tensor, group_size: int) -> Int4Linear:
+        """From a float weight [N, K], in groups of `group_size` inputs, which divides K."""
+        return cls(round_int4(weight, group_size))
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x, a float type, [..., K] -> [..., N] of the same type; bias [N]."""
+        rows = x.reshape(-1, self.in_features)
+        if self._packed is None or rows.shape[0] > INT4_ROWS:
+            return self._many_rows(x, bias)
+        if self._steps.dtype != x.dtype:
+            self._steps = self._steps.to(x.dtype)
+        y = torch._weight_int4pack_mm_for_cpu(rows, self._packed, self._group, self._steps)
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if bias is None else y.add_(bias)
+
+
+def _pack_fbgemm(q: Tensor, scale: Tensor) -> Any:
+    """FBGEMM's blocked copy of an int8 weight [N, K] with scales [N]."""
+    engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        with warnings.catch_warnings():
+            # Quantized tensor types are on their way out; the pinned torch still has them.
+            warnings.simplefilter("ignore", UserWarning)
+            weight = torch._make_per_channel_quantized_tensor(
+                q, scale.double(), torch.zeros(q.shape[0], dtype=torch.int64), 0
+            )
+            return torch.ops.quantized.linear_prepack(weight, None)
+    finally:
+        torch.backends.quantized.engine = engine
+
+
+def _multiply(digits: Tensor, packed: Any) -> Tensor:
+    """Digits, float32 and rounded to nearest here, times a packed weight: float32 [M, N].
+
+    The operator takes a scale and a zero point from its caller, where `linear_dynamic` would look
+    for the range of all rows together.
+    """
+    product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        digits, 1.0, _digit() + 1, packed
+    )
+    return product
