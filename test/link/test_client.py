@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from functools import partial
 
 import msgspec
 import pytest
 
-from sglang_qspec.link import LinkServer, LinkState, SidecarLink
+from sglang_qspec.link import Keys, LinkServer, LinkState, SidecarLink
 from sglang_qspec.messages import (
     PROTOCOL,
     Close,
@@ -22,7 +24,7 @@ from sglang_qspec.messages import (
     Welcome,
 )
 from test.link.raw import GARBAGE, OVERSIZED, router, waiting
-from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
 
 SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5)
 DRAFT = Drafted("a", 1, 0, 0, 0, [3])
@@ -41,6 +43,34 @@ def test_a_link_waits_for_a_sidecar_that_comes_later(wire: Wire) -> None:
     assert link.state is LinkState.CONNECTING
     ready(link, wire.serve())
     assert link.generation == 1
+
+
+SIDECAR = f"""
+import sys
+from sglang_qspec.link import LinkServer
+from sglang_qspec.messages import Heartbeat, Welcome
+server = LinkServer(
+    sys.argv[1],
+    Welcome({PROTOCOL}, "m", {VOCAB_SIZE}, 8),
+    {FINGERPRINT!r},
+    lambda: Heartbeat(0, 0, 0, 0),
+)
+while True:
+    server.receive(1000)
+"""
+
+
+def test_a_sidecar_that_is_killed_can_be_started_again_at_the_same_socket(key_file: Keys) -> None:
+    with open_wire("ipc", key_file) as wire:
+        link = wire.link()
+        for life in (1, 2):
+            with subprocess.Popen([sys.executable, "-c", SIDECAR, wire.endpoint]) as sidecar:
+                try:
+                    until(lambda: link.state is LinkState.READY, link.receive)
+                    assert link.generation == life
+                finally:
+                    sidecar.kill()
+            until(lambda: link.state is LinkState.LOST, link.receive)
 
 
 def test_a_silent_sidecar_is_lost_and_comes_back_with_the_work(wire: Wire) -> None:

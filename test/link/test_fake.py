@@ -1,0 +1,139 @@
+"""The fake's mishaps: each does what its name says, the same way every time."""
+
+from __future__ import annotations
+
+from sglang_qspec.link import FakeSidecarLink, LinkState
+from sglang_qspec.messages import Close, Drafted, FromSidecar, Ping, Submit
+
+
+def twelve(submit: Submit) -> list[list[int]]:
+    return [list(range(12))]
+
+
+def submit(rid: str = "a", serial: int = 1, max_new_tokens: int = 100) -> Submit:
+    return Submit(rid, serial, [7], 0, max_new_tokens, completions=1, temperature=0.5)
+
+
+def opened(**settings: int) -> FakeSidecarLink:
+    link = FakeSidecarLink(twelve, vocab_size=100, **settings)
+    link.receive()
+    assert link.state is LinkState.READY
+    return link
+
+
+def tokens(received: list[FromSidecar]) -> list[int]:
+    return [token_id for drafted in received for token_id in drafted.token_ids]
+
+
+def test_a_completion_comes_in_chunks_and_says_when_it_ends() -> None:
+    link = opened(chunk=5)
+    assert link.send(submit())
+    received = link.receive()
+    assert [drafted.start for drafted in received] == [0, 5, 10]
+    assert [drafted.finished for drafted in received] == [False, False, True]
+    assert tokens(received) == list(range(12))
+
+
+def test_a_completion_is_no_longer_than_was_asked_for() -> None:
+    link = opened()
+    assert link.send(submit(max_new_tokens=6))
+    received = link.receive()
+    assert tokens(received) == list(range(6))
+    assert received[-1].finished
+
+
+def test_an_interval_spreads_the_chunks_over_polls_and_a_delay_shifts_them() -> None:
+    link = opened(chunk=4, interval=2, delay=3)
+    assert link.send(submit())
+    counts = [len(link.receive()) for _ in range(9)]
+    assert counts == [0, 0, 0, 1, 0, 1, 0, 1, 0]
+
+
+def test_after_a_close_only_what_was_under_way_comes() -> None:
+    link = opened(chunk=4, interval=2, delay=3)
+    assert link.send(submit())
+    link.receive()
+    assert link.send(Close("a", 1))
+    late = [drafted for _ in range(12) for drafted in link.receive()]
+    assert tokens(late) == [0, 1, 2, 3]
+
+
+def test_a_truncated_completion_never_finishes() -> None:
+    link = opened()
+    link.truncate_to = 6
+    assert link.send(submit())
+    received = link.receive()
+    assert tokens(received) == list(range(6))
+    assert not any(drafted.finished for drafted in received)
+
+
+def test_dropped_drafts_never_come() -> None:
+    link = opened()
+    link.drop_all = True
+    assert link.send(submit())
+    link.drop_all = False
+    assert link.receive() == []
+    assert link.send(submit(serial=2))
+    assert {drafted.serial for drafted in link.receive()} == {2}
+
+
+def test_a_full_queue_takes_nothing() -> None:
+    link = opened()
+    link.queue_full = True
+    assert not link.send(submit())
+    assert link.dropped == 1
+    assert link.submits == []
+
+
+def test_reordering_shuffles_and_loses_nothing() -> None:
+    link = opened(chunk=1)
+    assert link.send(submit())
+    link.reorder(seed=1)
+    shuffled = tokens(link.receive())
+    assert shuffled != list(range(12))
+    assert sorted(shuffled) == list(range(12))
+
+
+def test_duplicates_come_twice() -> None:
+    link = opened(chunk=12)
+    assert link.send(submit())
+    link.duplicate()
+    assert tokens(link.receive()) == 2 * list(range(12))
+
+
+def test_death_takes_what_was_under_way() -> None:
+    link = opened(delay=2)
+    assert link.send(submit())
+    link.die()
+    assert link.state is LinkState.LOST
+    link.revive()
+    assert [link.receive() for _ in range(5)] == [[]] * 5
+    assert link.generation == 2
+
+
+def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_had() -> None:
+    link = opened()
+    link.script = lambda _: []
+    assert link.send(submit(serial=5))
+    link.inject_stale("a", 9, [1])
+    link.inject_foreign("a", [2])
+    link.inject_out_of_vocabulary("a")
+    stale, foreign = link.receive()
+    assert stale == Drafted("a", 5, 0, 9, 0, [1], True)
+    assert foreign == Drafted("a", 6, 0, 0, 0, [2], True)
+    assert link.malformed == 1
+
+
+def test_bytes_that_are_no_message_are_counted() -> None:
+    link = opened()
+    link.inject_frame(b"\xc1")
+    assert link.receive() == []
+    assert link.malformed == 1
+
+
+def test_a_ping_brings_a_heartbeat() -> None:
+    link = opened()
+    assert link.send(Ping(number=3))
+    assert link.receive() == []
+    assert link.heartbeat is not None
+    assert link.heartbeat.answers == 3

@@ -1,0 +1,58 @@
+"""The digest of a tokenizer: equal where token ids mean the same text, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.fingerprint import fingerprint
+
+VOCABULARY = {"a": 0, "b": 1, "ab": 2}
+
+
+def test_the_order_of_the_entries_does_not_matter() -> None:
+    assert fingerprint(dict(reversed(VOCABULARY.items()))) == fingerprint(VOCABULARY)
+
+
+def test_it_does_not_matter_whether_special_tokens_are_kept_apart() -> None:
+    whole = fingerprint({**VOCABULARY, "<eos>": 3})
+    assert fingerprint(VOCABULARY, {"<eos>": 3}) == whole
+    assert fingerprint({**VOCABULARY, "<eos>": 3}, {"<eos>": 3}) == whole
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": 1, "b": 0, "ab": 2},
+        {"a": 0, "b": 1},
+        {"a": 0, "b": 1, "ab": 2, "<eos>": 3},
+        {"a": 0, "b": 1, "Ab": 2},
+        {"a": 0, "b": 1, "ab": 3},
+        {"a": 0, "b": 1, "a b": 2},
+    ],
+)
+def test_another_meaning_of_any_id_is_another_fingerprint(other: dict[str, int]) -> None:
+    assert fingerprint(other) != fingerprint(VOCABULARY)
+
+
+def test_tokens_that_run_together_do_not_collide() -> None:
+    assert fingerprint({"a": 0, "1:1:b": 1}) != fingerprint({"a1:1:b": 0})
+    assert fingerprint({"a": 1, "b": 11}) != fingerprint({"a": 11, "b": 1})
+
+
+def test_a_lone_surrogate_is_a_token_like_any_other() -> None:
+    assert fingerprint({"\ud800": 0}) != fingerprint({"\ud801": 0})
+
+
+def test_two_names_of_one_id_both_count() -> None:
+    assert fingerprint({"a": 0, "b": 0}) == fingerprint({"b": 0, "a": 0})
+    assert fingerprint({"a": 0, "b": 0}) != fingerprint({"a": 0})
+
+
+def test_what_is_no_vocabulary_is_a_clear_error() -> None:
+    with pytest.raises(LinkError, match="empty"):
+        fingerprint({})
+    with pytest.raises(LinkError, match="'a' has the ids 0 and 5"):
+        fingerprint(VOCABULARY, {"a": 5})
+    with pytest.raises(LinkError, match="'a' has the id -1"):
+        fingerprint({"a": -1})

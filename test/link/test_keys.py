@@ -1,0 +1,152 @@
+"""The key file: who may read it, and that without it nobody gets in."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link import Keys, LinkState, SidecarLink, keys
+from sglang_qspec.messages import PROTOCOL, Hello
+from test.link.raw import dealer, router
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
+
+
+def test_a_new_key_file_is_its_owners_alone_and_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "qspec.key"
+    created = keys.create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert keys.load(path) == created
+    assert created.sidecar_secret not in repr(created)
+    assert created.server_secret not in repr(created)
+
+
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "qspec.key"
+    first = keys.create(path)
+    with pytest.raises(LinkError, match="cannot be written"):
+        keys.create(path)
+    assert keys.load(path) == first
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o666])
+def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "qspec.key"
+    keys.create(path)
+    path.chmod(mode)
+    with pytest.raises(LinkError, match="chmod 600"):
+        keys.load(path)
+
+
+def test_what_is_no_key_file_is_refused_without_being_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    for content in (b"", b"hunter2", b'{"sidecar_public": "hunter2"}', b"\xff\xfe"):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(LinkError, match="not a key file") as caught:
+            keys.load(path)
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(LinkError, match="cannot be read"):
+        keys.load(tmp_path / "absent")
+
+
+def test_a_damaged_key_file_is_refused(tmp_path: Path) -> None:
+    good = keys.create(tmp_path / "good")
+    other = keys.create(tmp_path / "other")
+    for index, damage in enumerate(
+        (
+            {"sidecar_secret": other.sidecar_secret},
+            {"server_public": other.server_public},
+            {"server_secret": "short"},
+            {"server_secret": "é" * 40},
+        )
+    ):
+        path = tmp_path / f"damaged{index}"
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(good, **damage)))
+        path.chmod(0o600)
+        with pytest.raises(LinkError, match="not a pair"):
+            keys.load(path)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("knows_the_sidecar", [False, True], ids=["stranger", "knows sidecar"])
+def test_a_server_with_other_keys_cannot_connect(
+    tmp_path: Path,
+    key_file: Keys,
+    caplog: pytest.LogCaptureFixture,
+    transport: str,
+    knows_the_sidecar: bool,
+) -> None:
+    others = keys.create(tmp_path / "other.key")
+    if knows_the_sidecar:
+        # The sidecar's public key alone, without a pair that the sidecar admits.
+        others = msgspec.structs.replace(others, sidecar_public=key_file.sidecar_public)
+    with open_wire(transport, key_file) as wire:
+        wire.keys = key_file
+        server = wire.serve()
+        wire.keys = others
+        link = wire.link()
+        until(
+            lambda: "failed ZMQ handshake" in caplog.text,
+            link.receive,
+            lambda: server.receive(0),
+        )
+        assert link.state is LinkState.CONNECTING
+        assert server.peers == ()
+        assert server.unserved == server.malformed == 0
+        wire.keys = key_file
+        right = wire.link()
+        until(lambda: right.state is LinkState.READY, right.receive, lambda: server.receive(0))
+
+
+def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
+    with open_wire("tcp", key_file) as wire:
+        server = wire.serve()
+        with dealer(wire.endpoint, None) as peer:
+            monitor = peer.get_monitor_socket()
+            hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
+            peer.send(msgspec.msgpack.encode(hello))
+            events = []
+            until(
+                lambda: any("HANDSHAKE_FAILED" in event for event in events),
+                lambda: server.receive(0),
+                lambda: events.extend(names(monitor)),
+            )
+            monitor.close()
+        assert server.peers == ()
+        assert server.unserved == server.malformed == 0
+
+
+def names(monitor: zmq.Socket) -> list[str]:
+    """The events that a ZMQ monitor has seen."""
+    seen = []
+    while monitor.poll(0):
+        seen.append(zmq.Event(recv_monitor_message(monitor)["event"]).name)
+    return seen
+
+
+@pytest.mark.parametrize("impostor_has_keys", [False, True], ids=["plain", "other keys"])
+def test_a_link_does_not_talk_to_a_sidecar_without_the_key_file(
+    tmp_path: Path, key_file: Keys, caplog: pytest.LogCaptureFixture, impostor_has_keys: bool
+) -> None:
+    others = keys.create(tmp_path / "other.key") if impostor_has_keys else None
+    with router("tcp://127.0.0.1:*", others) as (impostor, endpoint):
+        wire = Wire(endpoint, key_file)
+        link = wire.link()
+        until(lambda: "failed ZMQ handshake" in caplog.text, link.receive)
+        assert link.state is LinkState.CONNECTING
+        assert not impostor.poll(0)
+        wire.close()
+
+
+def test_tcp_without_keys_is_refused_on_both_ends() -> None:
+    wire = Wire("tcp://127.0.0.1:5555")
+    with pytest.raises(LinkError, match="needs a key file"):
+        SidecarLink(wire.endpoint, Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT))
+    with pytest.raises(LinkError, match="needs a key file"):
+        wire.serve()
