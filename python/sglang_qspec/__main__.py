@@ -3,6 +3,7 @@
 qspec models demo                          build the demo models and print their folders
 qspec models quantize --model M --bits 8   write a quantized draft of a local checkpoint
 qspec sidecar ...                          run the drafting process by hand
+qspec keys PATH                            write a key file for a tcp link
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        if options.task == "demo":
+        if options.command == "keys":
+            _keys(options.path)
+        elif options.task == "demo":
             _demo()
         else:
             _quantize(options)
@@ -35,6 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"qspec: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _keys(path: Path) -> None:
+    from sglang_qspec.link import keys
+
+    keys.create(path)
 
 
 def _demo() -> None:
@@ -84,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         "by default channel for 8 bits, and the largest that fits for 4",
     )
     quantize.add_argument("--output", type=Path, help="a new folder; by default one in the cache")
+
+    keys = commands.add_parser("keys", help="write a key file for a tcp link")
+    keys.add_argument("path", type=Path, help="a new file, for the sidecar's and the servers' end")
 
     commands.add_parser("sidecar", help="run the drafting process by hand", add_help=False)
     return parser
