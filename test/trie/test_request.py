@@ -238,7 +238,27 @@ def test_making_room_does_not_lose_the_place_in_what_stays() -> None:
     assert proposed.token_ids == (307, 308, 309, 310)
     assert trie.insert(Source.QUEUE, 1, 4, 0, [*range(400, 440)]) is Insertion.ADDED
     trie.check_integrity()
-    assert {308, 309, 310} < set(trie.propose(20).token_ids)
+    tree = trie.propose(20)
+    assert {308, 309, 310} < set(tree.token_ids)
+    assert tree.sources[tree.token_ids.index(308)] is Source.GUESS
+
+
+def test_a_stream_that_was_found_again_outlives_one_that_was_not() -> None:
+    trie = RequestTrie([1], TrieLimits(vocab_size=1000, max_request_tokens=100))
+    trie.insert(Source.QUEUE, 0, 0, 0, list(range(200, 220)))
+    trie.insert(Source.QUEUE, 1, 0, 0, list(range(300, 340)))
+    trie.commit([7, 205, 206])
+    assert trie.insert(Source.QUEUE, 2, 3, 0, [*range(400, 440)]) is Insertion.ADDED
+    assert 207 in trie.propose(20).token_ids
+    assert trie.insert(Source.QUEUE, 1, 0, 40, [340]) is Insertion.EVICTED
+
+
+def test_a_completion_is_trusted_more_the_longer_it_has_been_right() -> None:
+    trie = RequestTrie([1], LIMITS)
+    trie.insert(Source.QUEUE, 0, 0, 0, list(range(100, 130)))
+    fresh = trie.propose(2).scores[1]
+    trie.commit(list(range(100, 110)))
+    assert trie.propose(2).scores[1] > fresh
 
 
 def test_a_long_output_is_forgotten_from_its_beginning() -> None:
@@ -273,10 +293,10 @@ def test_ids_outside_the_vocabulary_are_never_proposed() -> None:
     trie = RequestTrie([5, 6, 2_000_000_000_000, 5, 6], LIMITS)
     trie.commit([5, 6])
     assert trie.propose(8).token_ids == (6, 5, 6)
-    image_last = RequestTrie([5, 6, 123_456], LIMITS)
-    assert image_last.propose(8).token_ids == (123_456,)
+    image_last = RequestTrie([5, 6, 1 << 40], LIMITS)
+    assert image_last.propose(8).token_ids == (1 << 40,)
     image_last.insert(Source.QUEUE, 0, 0, 0, [9])
-    assert image_last.propose(8).token_ids == (123_456, 9)
+    assert image_last.propose(8).token_ids == (1 << 40, 9)
 
 
 def test_an_empty_prompt_is_no_error() -> None:

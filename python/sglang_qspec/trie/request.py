@@ -127,15 +127,15 @@ class RequestTrie:
 
     def propose(self, width: int) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included."""
-        committed, cap = len(self._output), self._limits.max_match
+        cap = self._limits.max_match
         places: dict[int, Place] = {}
         for node, length in self._matcher.lengths.items():
             source, odds = self._found[self._arena.stream[node]]
             places[node] = (node, length, source, odds)
         for stream in self._followed:
-            if stream.base_len + stream.matched == committed:
-                length = min(stream.matched + 1, cap)
-                places[stream.at] = (stream.at, length, stream.source, stream.odds)
+            # One that lags behind the output has no next token, so it proposes nothing.
+            length = min(stream.matched + 1, cap)
+            places[stream.at] = (stream.at, length, stream.source, stream.odds)
         if self._output:
             root = (self._output[-1], Source.OUTPUT)
         else:
