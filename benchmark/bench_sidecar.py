@@ -210,7 +210,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--cpu-time", action="store_true", help="of this process, where others share its cores"
     )
-    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile this many rows instead")
+    parser.add_argument(
+        "--profile", type=int, metavar="ROWS", help="profile this many rows instead"
+    )
     return parser.parse_args()
 
 

@@ -21,6 +21,7 @@ from sglang_qspec.errors import ConfigError
 
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
+MAX_COMPLETIONS = 64
 
 Parser = Callable[[str], Any]
 """Reads a setting from text; raises ValueError with what is allowed."""
@@ -117,7 +118,9 @@ class QSpecConfig:
     """All settings of one server, checked. Frozen: a change needs a restart."""
 
     completions: int = _setting(
-        8, _whole(1, 64), "completions drafted of each waiting prompt: one greedy, the rest sampled"
+        8,
+        _whole(1, MAX_COMPLETIONS),
+        "completions drafted of each waiting prompt: one greedy, the rest sampled",
     )
     temperature: float = _setting(
         0.6, _number(0.0, 2.0), "sampling temperature of all completions but the first"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.speculator import Speculator, head, root_only
+from sglang_qspec.engine.speculator import Speculator, root_only
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
-from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
+from sglang_qspec.trie import Source, TrieLimits, TrieStore
 
 VOCAB = 1000
 PROMPT = [5, 6, 7]
@@ -202,9 +202,3 @@ def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> Non
     active.drop_drafts()
     assert active.propose("a", [8], 4) == root_only(8)
     active.check_integrity()
-
-
-def test_the_head_of_a_tree_is_its_likeliest_nodes() -> None:
-    tree = DraftTree((1, 2, 3), (0, 0, 1), (Source.QUEUE,) * 3, (1.0, 0.9, 0.5))
-    assert head(tree, 2).token_ids == (1, 2)
-    assert head(tree, 5) is tree

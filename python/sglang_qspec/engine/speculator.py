@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.errors import GuessError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
@@ -157,7 +157,9 @@ class Speculator:
         if self._link.generation != self._generation:
             # A new sidecar knows nothing of the requests that the old one was drafting.
             self._generation = self._link.generation
-            self._unsent = dict.fromkeys(self._live)
+            for rid, live in self._live.items():
+                live.serial = next(self._serials)
+                self._unsent[rid] = None
         if self._unsent:
             self._submit_unsent()
 
@@ -169,7 +171,8 @@ class Speculator:
             drafted.rid,
             live.trie.serial,
             Source.QUEUE,
-            drafted.completion,
+            # Another sidecar's completion of the same number is another stream.
+            drafted.serial * MAX_COMPLETIONS + drafted.completion,
             drafted.base_len,
             drafted.start,
             drafted.token_ids,
@@ -256,15 +259,6 @@ class Speculator:
 def root_only(token_id: int) -> DraftTree:
     """The tree of a request without drafts: its last committed token."""
     return DraftTree((token_id,), (0,), (Source.OUTPUT,), (1.0,))
-
-
-def head(tree: DraftTree, width: int) -> DraftTree:
-    """The best `width` nodes of a tree; they stand first."""
-    if len(tree) <= width:
-        return tree
-    return DraftTree(
-        tree.token_ids[:width], tree.parents[:width], tree.sources[:width], tree.scores[:width]
-    )
 
 
 _SENT = object()

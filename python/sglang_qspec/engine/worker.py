@@ -80,11 +80,11 @@ class QSpecWorker(BaseSpecWorker):
         trees = self._propose(batch)
         width = self._width.width_for(trees)
         if width == 1 or self._needs_plain_decode(batch):
-            trees = [speculator.head(tree, 1) for tree in trees]
+            trees = [tree.best(1) for tree in trees]
             result = self._decode(batch)
             accepted: list[list[int]] = [[] for _ in trees]
         else:
-            trees = [speculator.head(tree, width) for tree in trees]
+            trees = [tree.best(width) for tree in trees]
             result, accepted = self._verify(batch, trees, width)
         for req, tree, nodes in zip(batch.reqs, trees, accepted, strict=True):
             self._speculator.settle(req.rid, tree, nodes)
