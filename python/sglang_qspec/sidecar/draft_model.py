@@ -63,12 +63,12 @@ class DraftModel:
         self._device = torch.device(runner.device)
         self._rows = KVRows(
             pool.req_to_token,
+            int(runner.model_config.context_len),
             slots=allocator.size + 1,
             allocate=allocator.alloc,
             free=allocator.free,
             free_slots=allocator.available_size(),
         )
-        self._context_len = min(int(runner.model_config.context_len), self._rows.context_len)
 
     @property
     def vocab_size(self) -> int:
@@ -76,7 +76,7 @@ class DraftModel:
 
     @property
     def context_len(self) -> int:
-        return self._context_len
+        return self._rows.context_len
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

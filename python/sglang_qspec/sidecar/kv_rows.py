@@ -17,15 +17,21 @@ Free = Callable[[torch.Tensor], None]
 class KVRows:
     """The rows of one KV pool with pages of one token.
 
-    `table` is the map that the attention kernels read: int32 [1 + rows, context_len], the slot
-    of each position. Row 0 and slot 0 belong to padding and are never handed out.
+    `table` is the map that the attention kernels read: int32 [1 + rows, at least
+    `context_len`], the slot of each position. Row 0 and slot 0 belong to padding and are never handed out.
     """
 
     def __init__(
-        self, table: torch.Tensor, slots: int, allocate: Allocate, free: Free, free_slots: int
+        self,
+        table: torch.Tensor,
+        context_len: int,
+        slots: int,
+        allocate: Allocate,
+        free: Free,
+        free_slots: int,
     ) -> None:
         self.table = table
-        self.context_len = table.shape[1]
+        self.context_len = min(context_len, table.shape[1])
         self.total = free_slots
         self.free_slots = free_slots
         self._allocate = allocate

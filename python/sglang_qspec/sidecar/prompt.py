@@ -11,6 +11,8 @@ from sglang_qspec.sidecar.sampling import seed_of
 
 Subscriber = tuple[Peer, str, int]
 """A server, and its request's rid and serial."""
+MAX_COMPLETIONS = 64
+"""Of one request; those over it are never drafted."""
 PromptKey = tuple[Hashable, ...]
 
 
@@ -62,8 +64,14 @@ class Prompt:
         self.row: int | None = None
         """A KV row that holds the prompt, for completions that have not started."""
         self.completions = [
-            Completion(self, i, submit.temperature if i else 0.0, seed_of(submit.token_ids, i))
-            for i in range(submit.completions)
+            Completion(
+                self,
+                index,
+                submit.temperature if index else 0.0,
+                seed_of(submit.token_ids, index),
+                finished=limit == 0,
+            )
+            for index in range(min(submit.completions, MAX_COMPLETIONS))
         ]
         self.subscriptions: dict[Subscriber, Subscription] = {}
 

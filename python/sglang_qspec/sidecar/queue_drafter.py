@@ -17,8 +17,6 @@ from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import choose
 from sglang_qspec.sidecar.tenancy import Tenancy
 
-MAX_COMPLETIONS = 64
-"""Of one request; those over it are never drafted."""
 FLUSH_TOKENS = 4
 """A completion's tokens are sent in pieces of so many; its first one at once."""
 
@@ -168,9 +166,10 @@ class QueueDrafter:
                     return [], []
 
     def _waits(self, completion: Completion, prefill: list[Completion]) -> bool:
-        """Whether one that is being prefilled will soon have KV that this one can share."""
-        if any(other.prompt is completion.prompt for other in prefill):
-            return True
+        """Whether one that is being read will soon have KV that this one can share."""
+        greedy = completion.prompt.completions[0]
+        if completion is not greedy and not greedy.finished and not greedy.token_ids:
+            return True  # it begins with the greedy one's first token
         return self._tenancy.will_share(completion, prefill)
 
     def _prefill(self, completions: list[Completion]) -> None:

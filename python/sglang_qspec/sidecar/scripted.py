@@ -43,7 +43,7 @@ class ScriptedModel:
         """Raised by the next passes, one each."""
         self._free = list(range(tokens, 0, -1))
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
-        self._rows = KVRows(table, tokens + 1, self._allocate, self._take_back, tokens)
+        self._rows = KVRows(table, context_len, tokens + 1, self._allocate, self._take_back, tokens)
         self._told: dict[int, int] = {}  # the token in each slot
 
     @property

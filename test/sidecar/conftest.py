@@ -1,0 +1,31 @@
+"""The draft model of these tests: the demo target itself in float32, loaded once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sglang_qspec.models import DemoModels
+from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+
+@pytest.fixture(scope="session")
+def loaded(models: DemoModels) -> DraftModel:
+    return DraftModel(
+        DraftModelOptions(
+            str(models.target),
+            dtype="float32",
+            device="cpu",
+            max_total_tokens=4096,
+            context_len=512,
+            rows=64,
+        )
+    )
+
+
+@pytest.fixture
+def model(loaded: DraftModel) -> Iterator[DraftModel]:
+    """The draft model; a test gives back all that it takes of it."""
+    yield loaded
+    loaded.check_integrity()
+    assert loaded.free_tokens == loaded.total_tokens
+    assert loaded.free_rows == 64

@@ -1,0 +1,134 @@
+import pytest
+import torch
+import transformers
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.models import DemoModels
+from sglang_qspec.sidecar.draft_model import DraftModel
+
+PROMPTS = (
+    [504, 3575, 282, 4649, 314],
+    [1, 4093, 198, 1780, 314, 260, 10285, 282, 5575, 47, 198],
+    list(range(1000, 1040)),
+)
+
+
+@pytest.fixture(scope="module")
+def reference(models: DemoModels) -> list[list[int]]:
+    """The greedy continuations of PROMPTS by transformers, 20 tokens each."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        models.target, dtype=torch.float32, attn_implementation="eager"
+    )
+    results = []
+    for prompt in PROMPTS:
+        sequence = list(prompt)
+        with torch.inference_mode():
+            for _ in range(20):
+                logits = model(torch.tensor([sequence]), use_cache=False).logits
+                sequence.append(int(logits[0, -1].argmax()))
+        results.append(sequence[len(prompt) :])
+    return results
+
+
+def _greedy(model: DraftModel, rows: list[int], logits: torch.Tensor, count: int) -> list[list[int]]:
+    """The next `count` tokens of each row; the last of them is not in its KV yet."""
+    told = [[token] for token in logits.argmax(-1).tolist()]
+    for _ in range(count - 1):
+        logits = model.step(rows, [tokens[-1] for tokens in told])
+        for tokens, token in zip(told, logits.argmax(-1).tolist(), strict=True):
+            tokens.append(token)
+    return told
+
+
+def test_a_batch_of_rows_continues_as_transformers_does(
+    model: DraftModel, reference: list[list[int]]
+) -> None:
+    rows = [model.open() for _ in PROMPTS]
+    logits = model.extend(rows, PROMPTS)
+    assert _greedy(model, rows, logits, 20) == reference
+    assert [model.length(row) for row in rows] == [len(prompt) + 19 for prompt in PROMPTS]
+    model.check_integrity()
+    for row in rows:
+        model.close(row)
+
+
+def test_a_prompt_read_in_pieces_gives_the_same_continuation(
+    model: DraftModel, reference: list[list[int]]
+) -> None:
+    row = model.open()
+    model.extend([row], [PROMPTS[2][:17]])
+    model.extend([row], [PROMPTS[2][17:18]])
+    logits = model.extend([row], [PROMPTS[2][18:]])
+    assert _greedy(model, [row], logits, 20)[0] == reference[2]
+    model.close(row)
+
+
+def test_forked_rows_continue_as_rows_of_their_own_would(
+    model: DraftModel, reference: list[list[int]]
+) -> None:
+    prompt = PROMPTS[1]
+    parent = model.open()
+    model.extend([parent], [[*prompt, 260, 3575]])
+    free = model.free_tokens
+    forks = [model.fork(parent, len(prompt) - 1) for _ in range(3)]
+    assert model.free_tokens == free
+    model.close(parent)
+    model.check_integrity()
+    logits = model.extend(forks, [prompt[-1:], [prompt[-1], reference[1][0]], [504, 3575]])
+    told = _greedy(model, forks, logits, 8)
+    assert told[0] == reference[1][:8]
+    assert told[1] == reference[1][1:9]
+    fresh = model.open()
+    logits = model.extend([fresh], [[*prompt[:-1], 504, 3575]])
+    assert told[2] == _greedy(model, [fresh], logits, 8)[0]
+    for row in (*forks, fresh):
+        model.close(row)
+
+
+def test_a_truncated_row_goes_on_as_a_fresh_one(
+    model: DraftModel, reference: list[list[int]]
+) -> None:
+    row = model.open()
+    model.extend([row], [[*PROMPTS[0], 11, 12, 13, 14]])
+    twin = model.fork(row, len(PROMPTS[0]) + 2)
+    free = model.free_tokens
+    model.truncate(row, len(PROMPTS[0]) - 1)
+    assert model.free_tokens == free + 2  # the twin still holds the other tokens
+    logits = model.step([row], PROMPTS[0][-1:])
+    assert _greedy(model, [row], logits, 20)[0] == reference[0]
+    model.check_integrity()
+    model.close(twin)
+    model.close(row)
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing(model: DraftModel) -> None:
+    row = model.open()
+    model.extend([row], [[5] * 300])
+    free = model.free_tokens
+    with pytest.raises(DraftModelError, match="context of 512"):
+        model.extend([row], [[5] * 213])
+    with pytest.raises(DraftModelError, match="cannot be shared"):
+        model.fork(row, 301)
+    with pytest.raises(DraftModelError, match="cannot be cut"):
+        model.truncate(row, 301)
+    others = [model.open() for _ in range(63)]
+    with pytest.raises(DraftModelError, match="64 rows"):
+        model.open()
+    with pytest.raises(DraftModelError, match="free tokens"):
+        model.extend(others, [[5] * 100] * 63)
+    assert model.free_tokens == free
+    assert model.length(row) == 300
+    model.check_integrity()
+    for each in (row, *others):
+        model.close(each)
+    with pytest.raises(DraftModelError, match="not open"):
+        model.close(row)
+
+
+def test_it_knows_the_models_vocabulary_context_end_and_tokenizer(
+    model: DraftModel, models: DemoModels
+) -> None:
+    assert model.vocab_size == 49152
+    assert model.context_len == 512
+    assert model.eos_token_ids == {2}
+    assert len(model.fingerprint()) == 64

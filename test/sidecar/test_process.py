@@ -1,0 +1,149 @@
+"""The real process with the real draft model, over a real socket; started once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+import transformers
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
+from sglang_qspec.messages import PROTOCOL, Close, Drafted, Hello, Submit
+from sglang_qspec.models import DemoModels
+from sglang_qspec.sidecar.process import SidecarProcess
+
+START_S = 240.0
+"""Loading the model takes seconds, and many of them on a busy machine."""
+
+
+@dataclass
+class Served:
+    """A running sidecar, the link to it, and what it has said."""
+
+    process: SidecarProcess
+    endpoint: PrivateEndpoint
+    hello: Hello
+    link: SidecarLink
+    told: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    finished: set[tuple[str, int]] = field(default_factory=set)
+
+    def until(self, happened: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < deadline, "nothing came"
+            assert self.process.alive, f"the sidecar ended with {self.process.exit_code}"
+            for message in self.link.receive():
+                if isinstance(message, Drafted):
+                    name = (message.rid, message.completion)
+                    self.told.setdefault(name, []).extend(message.token_ids)
+                    if message.finished:
+                        self.finished.add(name)
+            time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def served(models: DemoModels) -> Iterator[Served]:
+    with PrivateEndpoint() as endpoint:
+        process = SidecarProcess(
+            QSpecConfig(cores="0", dtype="float32", mem_fraction=0.1, draft_slots=8),
+            model_path=str(models.target),
+            quantization=None,
+            endpoint=endpoint.address,
+            device="cpu",
+        )
+        process.start()
+        vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
+        hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
+        served = Served(process, endpoint, hello, SidecarLink(endpoint.address, hello))
+        try:
+            served.until(lambda: served.link.state is LinkState.READY, START_S)
+            yield served
+        finally:
+            served.link.close()
+            process.stop()
+
+
+def test_it_streams_the_completions_of_a_submitted_prompt(served: Served) -> None:
+    prompt = [504, 3575, 282, 4649, 314]
+    served.link.send(Submit("a", 1, prompt, 0, 12, 3, 0.8, ignore_eos=True))
+    served.link.send(Submit("b", 2, prompt, 0, 12, 3, 0.8, ignore_eos=True))
+    served.until(lambda: len(served.finished) == 6)
+    for completion in range(3):
+        assert len(served.told["a", completion]) == 12
+        assert served.told["a", completion] == served.told["b", completion]
+    assert served.told["a", 0] != served.told["a", 1] != served.told["a", 2]
+    for serial, rid in enumerate("ab", 1):
+        served.link.send(Close(rid, serial))
+
+
+def test_it_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
+    process = psutil.Process(served.process.pid)
+    assert process.cpu_affinity() == [0]
+    served.until(lambda: served.link.heartbeat is not None and not served.link.heartbeat.requests)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(2.0)
+    assert sum(process.cpu_times()[:2]) - before < 0.2
+
+
+def test_a_server_with_another_tokenizer_is_refused_and_told_why(served: Served) -> None:
+    other = SidecarLink(served.endpoint.address, Hello(PROTOCOL, 49152, "another"))
+    deadline = time.monotonic() + 30
+    while other.state is not LinkState.REFUSED and time.monotonic() < deadline:
+        other.receive()
+        time.sleep(0.01)
+    assert "tokenizer" in (other.refusal or "")
+    other.close()
+
+
+def test_bytes_that_are_no_message_and_a_prompt_too_long_do_not_end_it(served: Served) -> None:
+    served.link.send(Submit("huge", 7, [5] * 9000, 0, 10, 2, 0.5))
+    served.until(lambda: {("huge", 0), ("huge", 1)} <= served.finished)
+    assert served.told["huge", 0] == []
+    served.link.send(Submit("next", 8, [5, 6, 7], 0, 4, 1, 0.5, ignore_eos=True))
+    served.until(lambda: ("next", 0) in served.finished)
+    assert len(served.told["next", 0]) == 4
+
+
+def test_sigterm_in_the_middle_of_work_ends_it_cleanly(served: Served) -> None:
+    served.link.send(Submit("long", 9, [5, 6, 7], 0, 400, 8, 0.9, ignore_eos=True))
+    served.until(lambda: ("long", 0) in served.told)
+    pid = served.process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while served.process.alive and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert served.process.exit_code == 0
+    assert not psutil.pid_exists(pid)
+    assert os.listdir(served.endpoint.directory) == []
+    served.process.stop()
+
+
+def test_it_ends_when_the_process_that_started_it_is_killed(models: DemoModels) -> None:
+    # Its parent dies while the model is still being loaded, which takes the longest.
+    program = (
+        "import sys, time\n"
+        "from sglang_qspec.config import QSpecConfig\n"
+        "from sglang_qspec.sidecar.process import SidecarProcess\n"
+        "process = SidecarProcess(QSpecConfig(), model_path=sys.argv[1], quantization=None,\n"
+        "    endpoint='ipc:///nowhere/link', device='cpu')\n"
+        "process.start()\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(models.target)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(1.0)
+    assert child.is_running()
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=30)

@@ -1,0 +1,296 @@
+from collections import defaultdict
+
+import pytest
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import Close, Drafted, Submit
+from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from sglang_qspec.sidecar.scripted import ScriptedModel
+
+ONE, TWO = Peer("one", b"1"), Peer("two", b"2")
+
+
+class Desk:
+    """Drives a drafter and collects what its requests are told."""
+
+    def __init__(self, model: ScriptedModel, **options: int) -> None:
+        self.model = model
+        self.drafter = QueueDrafter(model, **options)
+        self.told: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
+        self.finished: list[tuple[Peer, str, int]] = []
+        self.base_lens: dict[str, int] = {}
+
+    def submit(
+        self,
+        rid: str,
+        token_ids: list[int],
+        *,
+        peer: Peer = ONE,
+        completions: int = 3,
+        max_new_tokens: int = 10,
+        base_len: int = 0,
+        stop: list[int] | None = None,
+        ignore_eos: bool = False,
+    ) -> None:
+        self.drafter.submit(
+            peer,
+            Submit(
+                rid, 0, token_ids, base_len, max_new_tokens, completions, 0.6, stop or [], ignore_eos
+            ),
+        )
+        self.collect()
+
+    def close(self, rid: str, peer: Peer = ONE) -> None:
+        self.drafter.close(peer, Close(rid, 0))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.drafter.step()
+            self.drafter.check_integrity()
+            self.collect()
+
+    def run(self) -> None:
+        for _ in range(2000):
+            if self.drafter.idle:
+                return
+            self.step()
+        raise AssertionError("the drafter does not come to an end")
+
+    def collect(self) -> None:
+        for peer, drafted in self.drafter.take():
+            self._note(peer, drafted)
+
+    def _note(self, peer: Peer, drafted: Drafted) -> None:
+        name = (peer, drafted.rid, drafted.completion)
+        assert drafted.start == len(self.told[name]), "a gap, or tokens sent twice"
+        assert name not in self.finished, "told after it was finished"
+        assert drafted.token_ids or drafted.finished, "a message that says nothing"
+        self.told[name] += drafted.token_ids
+        self.base_lens[drafted.rid] = drafted.base_len
+        if drafted.finished:
+            self.finished.append(name)
+
+    def leave(self, *rids: str) -> None:
+        """End all requests, and see that nothing is left of them."""
+        for rid in rids:
+            self.close(rid)
+        self.drafter.drop(TWO)
+        self.drafter.check_integrity()
+        assert self.model.free_tokens == self.model.total_tokens
+        assert self.drafter.idle
+        assert self.drafter.requests == 0
+
+
+def test_each_completion_follows_the_model_up_to_max_new_tokens() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3], base_len=2)
+    desk.run()
+    for completion in range(3):
+        assert desk.told[ONE, "a", completion] == list(range(4, 14))
+    assert len(desk.finished) == 3
+    assert desk.base_lens["a"] == 2
+    assert desk.drafter.drafted_tokens == 30
+    desk.leave("a")
+
+
+def test_the_first_token_comes_at_once_and_the_rest_in_pieces() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    desk.step()
+    assert [desk.told[ONE, "a", i] for i in range(3)] == [[4]] * 3
+    desk.step()
+    assert desk.told[ONE, "a", 0] == [4]
+    desk.step(2)
+    assert desk.told[ONE, "a", 0] == [4, 5, 6, 7]
+    desk.leave("a")
+
+
+def test_equal_prompts_are_drafted_once_for_all_their_requests() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    desk.submit("b", [1, 2, 3], peer=TWO)
+    desk.submit("c", [1, 2, 3], completions=2)
+    desk.run()
+    assert desk.told[TWO, "b", 2] == desk.told[ONE, "a", 2] == list(range(4, 14))
+    assert desk.told[ONE, "c", 1] == list(range(4, 14))
+    assert desk.drafter.drafted_tokens == 50
+    desk.leave("a", "c")
+
+
+def test_a_late_request_gets_at_once_what_exists_and_then_the_rest() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    desk.step(6)
+    desk.submit("b", [1, 2, 3], peer=TWO)
+    assert desk.told[TWO, "b", 0] == list(range(4, 10))
+    desk.run()
+    desk.submit("c", [1, 2, 3])
+    assert desk.told[TWO, "b", 2] == desk.told[ONE, "c", 2] == list(range(4, 14))
+    assert (ONE, "c", 0) in desk.finished
+    assert desk.drafter.drafted_tokens == 30
+    desk.leave("a", "c")
+
+
+def test_greedy_completions_of_all_prompts_come_before_sampled_ones() -> None:
+    desk = Desk(ScriptedModel(), slots=1)
+    for number, rid in enumerate("abc"):
+        desk.submit(rid, [100 * number, 100 * number + 1])
+    desk.run()
+    order = [(rid, completion) for _, rid, completion in desk.finished]
+    assert order[:3] == [("a", 0), ("b", 0), ("c", 0)]
+    assert order[3:] == [(rid, completion) for rid in "abc" for completion in (1, 2)]
+    desk.leave("a", "b", "c")
+
+
+def test_a_newcomers_greedy_completion_overtakes_and_the_paused_one_goes_on() -> None:
+    desk = Desk(ScriptedModel(), slots=3)
+    desk.submit("a", [1, 2, 3], max_new_tokens=50)
+    desk.step(5)
+    desk.submit("b", [200, 201], completions=1)
+    desk.run()
+    assert desk.finished[0] == (ONE, "b", 0)
+    assert desk.told[ONE, "a", 2] == list(range(4, 54))
+    assert max(rows for verb, rows, _ in desk.model.passes if verb == "step") == 3
+    desk.leave("a", "b")
+
+
+def test_close_stops_the_work_and_frees_kv_at_once() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    desk.submit("b", [1, 2, 3], peer=TWO)
+    desk.step(3)
+    desk.close("a")
+    desk.step(3)
+    assert (ONE, "a", 0) not in desk.finished
+    assert not desk.drafter.idle
+    desk.close("b", TWO)
+    assert desk.drafter.idle
+    assert desk.model.free_tokens == desk.model.total_tokens
+    desk.close("unknown")
+    desk.leave()
+
+
+def test_a_server_that_is_gone_is_drafted_for_no_more() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    for rid in "bcd":
+        desk.submit(rid, [7, 8], peer=TWO)
+    desk.step(2)
+    desk.drafter.drop(TWO)
+    assert desk.drafter.requests == 1
+    desk.run()
+    assert desk.told[ONE, "a", 0] == list(range(4, 14))
+    desk.leave("a")
+
+
+def test_a_completion_ends_at_a_stop_token_or_the_models_end() -> None:
+    desk = Desk(ScriptedModel(eos_token_ids=[30]))
+    desk.submit("stop", [1, 2, 3], stop=[6])
+    desk.submit("eos", [27, 28])
+    desk.submit("on", [27, 28], ignore_eos=True)
+    desk.submit("first", [28, 29])
+    desk.run()
+    assert desk.told[ONE, "stop", 1] == [4, 5, 6]
+    assert desk.told[ONE, "eos", 1] == [29, 30]
+    assert desk.told[ONE, "on", 1] == list(range(29, 39))
+    assert desk.told[ONE, "first", 2] == [30]
+    desk.leave("stop", "eos", "on", "first")
+
+
+def test_lengths_are_capped_by_the_setting_and_by_the_context() -> None:
+    desk = Desk(ScriptedModel(context_len=40), max_completion_tokens=6)
+    desk.submit("setting", [1, 2, 3])
+    desk.submit("context", [1] * 37)
+    desk.submit("nothing", [2, 3], max_new_tokens=0)
+    desk.run()
+    assert len(desk.told[ONE, "setting", 0]) == 6
+    assert len(desk.told[ONE, "context", 2]) == 3
+    assert len(desk.finished) == 9
+    desk.leave("setting", "context", "nothing")
+
+
+@pytest.mark.parametrize("token_ids", [[], [1] * 40, [1] * 41, [1] * 500])
+def test_a_prompt_that_cannot_fit_is_answered_with_empty_completions(token_ids: list[int]) -> None:
+    desk = Desk(ScriptedModel(context_len=40))
+    desk.submit("a", token_ids)
+    assert sorted(desk.finished) == [(ONE, "a", i) for i in range(3)]
+    assert not any(desk.told.values())
+    assert desk.drafter.idle
+    desk.leave("a")
+
+
+def test_long_prompts_are_read_in_pieces_between_which_others_advance() -> None:
+    desk = Desk(ScriptedModel(), prefill_tokens=10)
+    desk.submit("a", [1, 2, 3])
+    desk.step(2)
+    desk.submit("b", list(range(100, 135)))
+    desk.step(3)
+    assert desk.model.passes[-6:] == [("extend", 1, 10), ("step", 3, 3)] * 3
+    desk.run()
+    assert desk.told[ONE, "b", 2] == list(range(135, 145))
+    desk.leave("a", "b")
+
+
+def test_a_common_beginning_of_prompts_is_read_once() -> None:
+    desk = Desk(ScriptedModel())
+    system = list(range(100, 150))
+    for number, rid in enumerate("abc"):
+        desk.submit(rid, [*system, number])
+    desk.run()
+    assert sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend") <= 51 + 1
+    for number, rid in enumerate("abc"):
+        for completion in range(3):
+            assert desk.told[ONE, rid, completion] == list(range(number + 1, number + 11))
+    desk.leave("a", "b", "c")
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(100, 64), (45, 64), (30, 64), (400, 3), (60, 4)])
+def test_short_kv_costs_time_but_no_tokens(tokens: int, rows: int) -> None:
+    desk = Desk(ScriptedModel(tokens=tokens, rows=rows), prefill_tokens=8)
+    for number, rid in enumerate("abcde"):
+        desk.submit(rid, list(range(100 * number, 100 * number + 12)))
+    desk.run()
+    for number, rid in enumerate("abcde"):
+        for completion in range(3):
+            start = 100 * number + 12
+            assert desk.told[ONE, rid, completion] == list(range(start, start + 10))
+    desk.leave(*"abcde")
+
+
+def test_a_completion_that_alone_outgrows_the_kv_ends_with_what_it_has() -> None:
+    desk = Desk(ScriptedModel(tokens=20))
+    desk.submit("a", list(range(12)), completions=2, max_new_tokens=50)
+    desk.submit("b", list(range(40, 45)), completions=1)
+    desk.run()
+    assert desk.told[ONE, "a", 0] == list(range(12, 21))
+    assert desk.told[ONE, "a", 1] == list(range(12, 21))
+    assert desk.told[ONE, "b", 0] == list(range(45, 55))
+    desk.leave("a", "b")
+
+
+def test_completions_that_a_failed_pass_interrupts_end_and_leave_no_kv() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    desk.step(4)
+    desk.model.failures.append(DraftModelError("by order"))
+    with pytest.raises(DraftModelError):
+        desk.step()
+    desk.drafter.abandon()
+    desk.collect()
+    assert len(desk.finished) == 3
+    desk.submit("b", [5, 6])
+    desk.run()
+    assert desk.told[ONE, "b", 0] == list(range(7, 17))
+    desk.leave("a", "b")
+
+
+def test_a_request_that_is_sent_again_starts_anew() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3])
+    desk.step(3)
+    desk.told.clear()
+    desk.submit("a", [1, 2, 3, 9])
+    desk.run()
+    assert desk.told[ONE, "a", 1] == list(range(10, 20))
+    desk.leave("a")
