@@ -1,10 +1,10 @@
 """Every exception that QSPEC raises for its users and peers.
 
-    QSpecError
-    ├── ConfigError       a setting, or a combination of settings, is not allowed: the start stops
-    ├── GuessError        a request's guesses are malformed: HTTP 400 for that request
-    ├── LinkError         a peer broke the protocol, or refused the handshake
-    └── DraftModelError   the draft model cannot be loaded, or does not fit the target
+QSpecError
+├── ConfigError       a setting, or a combination of settings, is not allowed: the start stops
+├── GuessError        a request's guesses are malformed: HTTP 400 for that request
+├── LinkError         a peer broke the protocol, or refused the handshake
+└── DraftModelError   the draft model cannot be loaded, or does not fit the target
 """
 
 

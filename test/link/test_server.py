@@ -246,6 +246,7 @@ def test_a_silent_server_is_forgotten(wire: Wire) -> None:
 
     until(lambda: server.peers == (stays,), second)
     assert server.departed() == [gone]
+    assert not server.send(gone, draft())
 
 
 def test_a_busy_sidecar_forgets_nobody_whom_it_could_not_hear(wire: Wire) -> None:

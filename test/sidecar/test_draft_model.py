@@ -30,7 +30,9 @@ def reference(models: DemoModels) -> list[list[int]]:
     return results
 
 
-def _greedy(model: DraftModel, rows: list[int], logits: torch.Tensor, count: int) -> list[list[int]]:
+def _greedy(
+    model: DraftModel, rows: list[int], logits: torch.Tensor, count: int
+) -> list[list[int]]:
     """The next `count` tokens of each row; the last of them is not in its KV yet."""
     told = [[token] for token in logits.argmax(-1).tolist()]
     for _ in range(count - 1):

@@ -36,7 +36,15 @@ class Desk:
         self.drafter.submit(
             peer,
             Submit(
-                rid, 0, token_ids, base_len, max_new_tokens, completions, 0.6, stop or [], ignore_eos
+                rid,
+                0,
+                token_ids,
+                base_len,
+                max_new_tokens,
+                completions,
+                0.6,
+                stop or [],
+                ignore_eos,
             ),
         )
         self.collect()

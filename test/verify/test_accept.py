@@ -61,9 +61,7 @@ def test_random_trees_are_walked_as_node_by_node() -> None:
     targets = torch.randint(0, 3, (bs, width), generator=random)
     result = accept(draft, parents, targets, 8)
     for row in range(bs):
-        path = _walk(
-            draft[row].tolist(), parents[row].tolist(), targets[row].tolist(), 8
-        )
+        path = _walk(draft[row].tolist(), parents[row].tolist(), targets[row].tolist(), 8)
         assert result.on_path[row].nonzero().flatten().tolist() == sorted(path)
         assert [int(result.depths[row, node]) for node in path] == list(range(len(path)))
         assert int(result.accept_lens[row]) == len(path)

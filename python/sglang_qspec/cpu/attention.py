@@ -15,7 +15,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+_LENGTH_STEP = 64
+"""Half-precision plans cover a multiple of this many positions: oneDNN compiles its kernels anew
+for every shape it meets, which costs more than the product; float32 products are not compiled."""
 
 _QUERY_BLOCK = 512
 """Query rows that one call to the fused kernel takes in a long extend; bounds its mask."""
@@ -60,11 +64,13 @@ def plan_rows(
     before its own.
     """
     requests, positions = slots.shape
-    place = torch.arange(positions)
-    short = bool((kv_lens < positions).any())
     slots = slots.long()
+    if dtype != torch.float32 and positions % _LENGTH_STEP:
+        positions += _LENGTH_STEP - positions % _LENGTH_STEP
+        slots = pad(slots, (0, positions - slots.shape[1]))
+    place = torch.arange(positions)
     seen: Tensor | None = None
-    if short:
+    if bool((kv_lens < positions).any()):
         inside = place < kv_lens.unsqueeze(1)
         # A request's own first slot stands in for what it does not have: finite, then masked.
         slots = torch.where(inside, slots, slots[:, :1])
@@ -111,9 +117,7 @@ def attend_rows(
         scores = scores.div_(cap).tanh_().mul_(cap)
     if plan.bias is not None:
         scores.view(batch, kv_heads, group, rows, length).add_(plan.bias)
-    mixed = torch.bmm(
-        torch.softmax(scores, -1), value.view(batch * kv_heads, length, value_dim)
-    )
+    mixed = torch.bmm(torch.softmax(scores, -1), value.view(batch * kv_heads, length, value_dim))
     mixed = mixed.view(batch, kv_heads, group, rows, value_dim).permute(0, 3, 1, 2, 4)
     output = mixed.reshape(batch * rows, heads, value_dim)
     return output if plan.given is None else output.index_select(0, plan.given)

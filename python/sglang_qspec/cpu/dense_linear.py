@@ -29,3 +29,8 @@ def pack(weight: Tensor) -> Tensor:
 def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     """`rows` [..., in] times a packed weight [out, in], plus `bias` [out]: [..., out]."""
     return torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
+
+
+def packed_linear_add(rows: Tensor, packed: Tensor, bias: Tensor | None, addend: Tensor) -> Tensor:
+    """`packed_linear` plus `addend` [..., out], in one call."""
+    return torch.ops.mkldnn._linear_pointwise.binary(rows, addend, packed, bias, "add")

@@ -288,14 +288,6 @@ def _load(options: DraftModelOptions) -> Any:
     return runner
 
 
-def _attention_backend(options: DraftModelOptions) -> str | None:
-    """On a CPU the one that our plugin registers where SGLang has no kernels of its own."""
-    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-
-    ours = "qspec_cpu"
-    return ours if options.device == "cpu" and ours in ATTENTION_BACKENDS else None
-
-
 def _share_of_free(options: DraftModelOptions) -> float | None:
     """`mem_fraction` as SGLang wants it: a share of what is free on a GPU, not of all there is."""
     if options.mem_fraction is None or options.device == "cpu" or not torch.cuda.is_available():
@@ -314,7 +306,7 @@ def _server_args(options: DraftModelOptions) -> Any:
         "mem_fraction_static": _share_of_free(options),
         "max_total_tokens": options.max_total_tokens,
         "context_length": options.context_len,
-        "attention_backend": options.attention_backend or _attention_backend(options),
+        "attention_backend": options.attention_backend,
     }
     return ServerArgs(
         model_path=options.model_path,

@@ -10,9 +10,10 @@ def activate() -> None:
     """
     if not install_kernels():
         return
-    from sglang_qspec.engine.cpu import attention, dense_linear, llama
+    from sglang_qspec.engine.cpu import attention, defaults, dense_linear, llama, quantization
 
     attention.register()
     defaults.register()
     dense_linear.install()
     llama.install()
+    quantization.register()

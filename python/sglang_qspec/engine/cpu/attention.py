@@ -14,7 +14,7 @@ from sglang.srt.arg_groups.choices import add_attention_backend_choices
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
 from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_rows
 
@@ -35,6 +35,13 @@ class CpuAttention(TorchNativeAttnBackend):
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__(model_runner)
         self._batch: _Batch | None = None
+        pool = self.token_to_kv_pool
+        self._pool_is_plain = (
+            type(pool) is MHATokenToKVPool
+            and pool.store_dtype == pool.dtype
+            and not pool.is_quantized_kv_cache
+            and not pool.use_hnd
+        )
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -51,7 +58,7 @@ class CpuAttention(TorchNativeAttnBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> Tensor:
-        if not self._is_plain(layer):
+        if not self.is_plain(layer):
             return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
 
@@ -64,7 +71,7 @@ class CpuAttention(TorchNativeAttnBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> Tensor:
-        if not self._is_plain(layer):
+        if not self.is_plain(layer):
             if forward_batch.forward_mode.is_target_verify():
                 raise NotImplementedError(
                     f"attention backend {NAME} can't verify draft trees in layer "
@@ -73,7 +80,8 @@ class CpuAttention(TorchNativeAttnBackend):
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
 
-    def _is_plain(self, layer: RadixAttention) -> bool:
+    def is_plain(self, layer: RadixAttention) -> bool:
+        """Is the layer one that `sglang_qspec.cpu.attention` computes?"""
         return (
             not layer.is_cross_attention
             and layer.attn_type == AttentionType.DECODER
@@ -89,16 +97,44 @@ class CpuAttention(TorchNativeAttnBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool,
     ) -> Tensor:
-        pool = self.token_to_kv_pool
-        if save_kv_cache and k is not None and v is not None:
-            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
-        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        batch = self._batch
-        if batch is None:
-            batch = self._batch = _Batch(forward_batch, self.req_to_token_pool.req_to_token)
-        output = batch.attend(query, keys, values, layer)
+        if save_kv_cache and k is not None and v is not None:
+            output = self.store_and_attend(query, k, v, layer, forward_batch)
+        else:
+            output = self._read(query, layer, forward_batch)
         return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    def store_and_attend(
+        self,
+        query: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+    ) -> Tensor:
+        """Write `k`, `v` [tokens, kv_heads, dim] to the cache, then attend with `query`.
+
+        `query` and the result are [tokens, heads, dim].
+        """
+        batch = self._batch_of(forward_batch)
+        pool = self.token_to_kv_pool
+        if self._pool_is_plain and k.dtype == pool.dtype:
+            place = layer.layer_id - pool.start_layer
+            pool.k_buffer[place].index_copy_(0, batch.written, k)
+            pool.v_buffer[place].index_copy_(0, batch.written, v)
+        else:
+            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        return self._read(query, layer, forward_batch)
+
+    def _read(self, query: Tensor, layer: RadixAttention, forward_batch: ForwardBatch) -> Tensor:
+        pool = self.token_to_kv_pool
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        return self._batch_of(forward_batch).attend(query, keys, values, layer)
+
+    def _batch_of(self, forward_batch: ForwardBatch) -> _Batch:
+        if self._batch is None:
+            self._batch = _Batch(forward_batch, self.req_to_token_pool.req_to_token)
+        return self._batch
 
 
 class _Batch:
@@ -124,6 +160,7 @@ class _Batch:
             new_lens = [1] * bs
         else:
             new_lens = _host_list(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
+        self.written = forward_batch.out_cache_loc.long()
         self._kv_lens, self._new_lens = kv_lens, new_lens
         self._rows = max(new_lens, default=0)
         self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
@@ -143,9 +180,7 @@ class _Batch:
             self._taken = (start.unsqueeze(1) + offset.clamp(min=0)).flatten()
             self._given = (offset >= 0).flatten().nonzero().flatten()
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention) -> Tensor:
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         cap = float(layer.logit_cap)
         if self._rows > 1 and self._visible is None:

@@ -86,18 +86,14 @@ def _shape_logits(
     if info.acc_additive_penalties is not None:
         logits.add_(info.acc_additive_penalties.repeat_interleave(width, dim=0))
     if info.acc_scaling_penalties is not None:
-        apply_scaling_penalties(
-            logits, info.acc_scaling_penalties.repeat_interleave(width, dim=0)
-        )
+        apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(width, dim=0))
     if info.logit_bias is not None:
         logits.add_(info.logit_bias.repeat_interleave(width, dim=0))
     if grammar_mask is not None:
         grammar_mask.apply(logits)
 
 
-def _draw_targets(
-    logits: Tensor, info: SamplingBatchInfo, width: int, positions: Tensor
-) -> Tensor:
+def _draw_targets(logits: Tensor, info: SamplingBatchInfo, width: int, positions: Tensor) -> Tensor:
     def per_node(values: Tensor) -> Tensor:
         return values.flatten().repeat_interleave(width)
 

@@ -1,0 +1,46 @@
+"""The small operations of a decoder layer, in few calls.
+
+At a handful of rows every torch call costs its dispatch, not its arithmetic, so these take the
+fewest calls that give the usual result.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, silu
+
+
+def mirrored(weight: Tensor) -> Tensor:
+    """The weight [n] of an RMS norm in the form that `rms_norm` takes, float32 [2n]."""
+    return torch.cat((weight, weight)).float()
+
+
+def rms_norm(rows: Tensor, mirrored_weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of `rows` [..., n], summed in float32.
+
+    Of a vector followed by its negative the mean is 0 and the variance is the mean square, so
+    torch's fused layer norm gives the RMS norm in its first half.
+    """
+    width = rows.shape[-1]
+    doubled = torch.cat((rows, rows.neg()), dim=-1)
+    return layer_norm(doubled, (2 * width,), mirrored_weight, None, eps)[..., :width]
+
+
+def rotation(cos_sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Factors for `rotate`, [tokens, 1, head_dim] each, from `cos_sin` [tokens, head_dim].
+
+    `cos_sin` holds the cosines of all angles and then their sines.
+    """
+    cos, sin = cos_sin.to(dtype).unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin.neg(), sin), dim=-1)
+
+
+def rotate(heads: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding in its half-split ("neox") form of `heads` [tokens, n, head_dim]."""
+    straight, crossed = factors
+    return (heads * straight).add_(heads.roll(heads.shape[-1] // 2, -1).mul_(crossed))
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of `gate_up` [..., 2n] times its second half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate).mul_(up)
