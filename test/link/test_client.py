@@ -45,6 +45,18 @@ def test_a_link_waits_for_a_sidecar_that_comes_later(wire: Wire) -> None:
     assert link.generation == 1
 
 
+def test_nothing_that_was_sent_to_a_dead_sidecar_waits_for_its_successor(wire: Wire) -> None:
+    server = wire.serve()
+    link = wire.link()
+    ready(link, server)
+    server.close()
+    for _ in range(100):
+        link.send(SUBMIT)
+    server = wire.serve()
+    until(lambda: link.generation == 2, link.receive, lambda: server.receive(0))
+    assert server.unserved == 0
+
+
 SIDECAR = f"""
 import sys
 from sglang_qspec.link import LinkServer

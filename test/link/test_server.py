@@ -186,6 +186,7 @@ def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
             {"completions": -1},
             {"temperature": -0.5},
             {"temperature": float("nan")},
+            {"temperature": float("inf")},
             {"serial": -1},
             {"serial": True},
             {"rid": 7},

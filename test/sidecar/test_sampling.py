@@ -38,7 +38,8 @@ def test_the_numbers_behind_draws_differ_by_seed_and_position_and_are_uniform() 
     seeds = [seed_of([1, 2, 3], i) for i in range(100)]
     numbers = torch.cat([uniforms(seeds, [position] * 100) for position in range(100)])
     assert len(numbers.unique()) == len(numbers)
-    assert numbers.min() >= 0 and numbers.max() < 1
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.02
 
 

@@ -18,7 +18,8 @@ class KVRows:
     """The rows of one KV pool with pages of one token.
 
     `table` is the map that the attention kernels read: int32 [1 + rows, at least
-    `context_len`], the slot of each position. Row 0 and slot 0 belong to padding and are never handed out.
+    `context_len`], the slot of each position. Row 0 and slot 0 belong to padding and
+    are never handed out.
     """
 
     def __init__(

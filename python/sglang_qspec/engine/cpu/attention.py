@@ -148,7 +148,8 @@ class _Batch:
         spec_info = forward_batch.spec_info
         self._visible: Tensor | None = None
         self._plans: dict[tuple[int, torch.dtype, int], RowPlan] = {}
-        self._taken = self._given = None
+        self._taken: Tensor | None = None
+        self._given: Tensor | None = None
         kv_lens = forward_batch.seq_lens.long()
         bs = kv_lens.shape[0]
         if mode.is_target_verify():

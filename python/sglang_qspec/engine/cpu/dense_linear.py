@@ -15,14 +15,13 @@ from sglang_qspec.cpu.dense_linear import can_pack, pack, packed_linear
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.nn import Module
 
 _stock_finish = UnquantizedLinearMethod.process_weights_after_loading
 _stock_apply = UnquantizedLinearMethod.apply
 _stock_lm_head = LogitsProcessor._compute_lm_head
 
 
-def _finish(method: UnquantizedLinearMethod, layer: Module) -> None:
+def _finish(method: UnquantizedLinearMethod, layer: Any) -> None:
     """Replace the loaded weight by its packed form; it can't be loaded into again."""
     _stock_finish(method, layer)
     if can_pack(layer.weight):
@@ -30,7 +29,7 @@ def _finish(method: UnquantizedLinearMethod, layer: Module) -> None:
 
 
 def _apply(
-    method: UnquantizedLinearMethod, layer: Module, x: Tensor, bias: Tensor | None = None
+    method: UnquantizedLinearMethod, layer: Any, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     if layer.weight.is_mkldnn:
         return packed_linear(x, layer.weight, bias)
@@ -40,7 +39,7 @@ def _apply(
 def _lm_head(
     processor: LogitsProcessor,
     hidden_states: Tensor,
-    lm_head: Module,
+    lm_head: Any,
     embedding_bias: Tensor | None = None,
     **options: Any,
 ) -> Tensor:

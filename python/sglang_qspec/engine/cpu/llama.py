@@ -27,7 +27,6 @@ from sglang_qspec.engine.cpu.attention import CpuAttention
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from torch import Tensor
-    from torch.nn import Module
 
 _stock_forward = LlamaModel.forward
 
@@ -126,7 +125,7 @@ def _read(model: LlamaModel) -> _Decoder | None:
     )
 
 
-def _is_plain_layer(layer: Module) -> bool:
+def _is_plain_layer(layer: Any) -> bool:
     if type(layer) is not LlamaDecoderLayer:
         return False
     attention, mlp = layer.self_attn, layer.mlp
@@ -145,7 +144,7 @@ def _is_plain_layer(layer: Module) -> bool:
     )
 
 
-def _is_plain_norm(norm: Module) -> bool:
+def _is_plain_norm(norm: Any) -> bool:
     return (
         type(norm) is RMSNorm
         and norm.variance_size_override is None
