@@ -40,7 +40,7 @@ def cpu_eagle_sample(
     """
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or info.is_all_greedy:
-        return eagle_sample(  # type: ignore[no-any-return]
+        return eagle_sample(
             verify_input,
             batch,
             logits_output,
