@@ -166,9 +166,9 @@ def test_a_refused_link_says_why_and_takes_nothing_until_another_sidecar_comes(e
     ],
     ids=["surrogate", "text", "object", "huge", "long"],
 )
-def test_a_message_that_cannot_go_out_harms_nothing(ends: Ends, message: Submit) -> None:
+def test_a_message_that_cannot_go_out_is_not_to_be_tried_again(ends: Ends, message: Submit) -> None:
     ready(ends)
-    ends.link.send(message)
+    assert ends.link.send(message)
     assert ends.link.send(submit("b", 2))
     assert collect(ends, 3) == drafts_of(submit("b", 2))
     assert ends.link.state is LinkState.READY

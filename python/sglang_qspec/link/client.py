@@ -167,7 +167,7 @@ class SidecarLink:
             frame = encode(message)
         except LinkError as error:
             self._faults.note("malformed message", error)
-            return False
+            return True
         full = isinstance(message, Submit) and not self._window.fits(len(frame))
         if full or self._dealer is None or not self._dealer.send(frame):
             self._faults.note("dropped message", "the queue to the sidecar is full")

@@ -53,7 +53,7 @@ class Link(Protocol):
 
     @property
     def dropped(self) -> int:
-        """Messages to the sidecar that `send` did not take."""
+        """How often `send` did not take a message."""
         ...
 
     @property
@@ -62,10 +62,12 @@ class Link(Protocol):
         ...
 
     def send(self, message: ToSidecar) -> bool:
-        """Hand a message over without waiting; False when it is dropped.
+        """Hand a message over without waiting; False when it was not taken and may be tried later.
 
-        It is dropped when the link is not READY, its queue is full, or the message cannot be
-        encoded. A `Close` is taken also while a connected sidecar is merely silent.
+        It is not taken when the link is not READY or its queue is full. A `Close` is taken also
+        while a connected sidecar is merely silent. A message that can never be sent, because it
+        cannot be encoded or is too long, counts as taken and as malformed: to try again would
+        hold up those behind it.
         """
         ...
 
