@@ -145,7 +145,7 @@ class Server:
         psutil.wait_procs(processes, timeout=STOP_SECONDS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 600.0) -> Any:
-        """The decoded answer to a JSON request. Raises ServerError that holds code and text."""
+        """The answer to a JSON request, decoded if it is JSON. Raises ServerError that holds code and text."""
         request = urllib.request.Request(
             self.url + path,
             data=json.dumps(body).encode(),
@@ -154,15 +154,17 @@ class Server:
         return self._open(request, timeout)
 
     def get(self, path: str, timeout: float = 60.0) -> Any:
-        """The decoded answer to a GET. Raises ServerError that holds code and text."""
+        """The answer to a GET, decoded if it is JSON. Raises ServerError that holds code and text."""
         return self._open(urllib.request.Request(self.url + path), timeout)
 
     def _open(self, request: urllib.request.Request, timeout: float) -> Any:
         try:
-            text = urllib.request.urlopen(request, timeout=timeout).read().decode()
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                text = response.read().decode()
+                is_json = "json" in response.headers.get("Content-Type", "")
         except urllib.error.HTTPError as error:
             raise ServerError(f"HTTP {error.code}: {error.read().decode()}") from error
-        return json.loads(text) if text else None
+        return json.loads(text) if is_json else text
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-40:])
