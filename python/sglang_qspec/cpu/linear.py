@@ -83,24 +83,24 @@ class Int8Linear:
         return y if bias is None else y.add_(bias)
 
     def _one_digit(self, x: Tensor) -> Tensor:
-        """Each row in 8 bits between its least and its largest value: x = middle + step * digit."""
-        low, high = torch.aminmax(x, dim=-1, keepdim=True)
-        middle = (low + high).mul_(0.5)
-        step = (high - middle).mul_(1 / _digit()).clamp_min_(_TINY)
-        y = _multiply((x - middle).div_(step), self._packed)
-        return y.mul_(step).addr_(middle[:, 0], self._sums)
+        """Each row in 8 bits from its least to its largest value: x = low + step * digit."""
+        # Two reductions: torch's aminmax takes three times as long along the last dimension.
+        low = x.amin(-1, keepdim=True)
+        step = x.amax(-1, keepdim=True).sub_(low).mul_(1 / (2 * _digit() + 1)).clamp_min_(_TINY)
+        y = _multiply((x - low).div_(step), 0, self._packed)
+        return y.mul_(step).addr_(low[:, 0], self._sums)
 
     def _two_digits(self, x: Tensor) -> Tensor:
         """Each row in 16 bits: a digit, and what rounding it left, as rows of one product."""
         m, k = x.shape
         finer = 2 * _digit()
-        step = torch.linalg.vector_norm(x, torch.inf, -1, True).mul_(1 / _digit()).clamp_min_(_TINY)
+        step = x.abs().amax(-1, keepdim=True).mul_(1 / _digit()).clamp_min_(_TINY)
         digits = x.new_empty(2 * m, k)
         upper, lower = digits[:m], digits[m:]
         torch.div(x, step, out=lower)
         torch.round(lower, out=upper)
         lower.sub_(upper).mul_(finer)
-        y = _multiply(digits, self._packed)
+        y = _multiply(digits, _digit() + 1, self._packed)
         return y[:m].add_(y[m:], alpha=1 / finer).mul_(step)
 
 
@@ -157,13 +157,13 @@ def _pack_fbgemm(q: Tensor, scale: Tensor) -> Any:
         torch.backends.quantized.engine = engine
 
 
-def _multiply(digits: Tensor, packed: Any) -> Tensor:
+def _multiply(digits: Tensor, zero: int, packed: Any) -> Tensor:
     """Digits, float32 and rounded to nearest here, times a packed weight: float32 [M, N].
 
-    The operator takes a scale and a zero point from its caller, where `linear_dynamic` would look
-    for the range of all rows together.
+    With `zero` added they are bytes. The operator takes scale and zero point from its caller,
+    where `linear_dynamic` would look for one range of all rows together.
     """
     product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        digits, 1.0, _digit() + 1, packed
+        digits, 1.0, zero, packed
     )
     return product
