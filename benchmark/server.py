@@ -145,7 +145,10 @@ class Server:
         psutil.wait_procs(processes, timeout=STOP_SECONDS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 600.0) -> Any:
-        """The answer to a JSON request, decoded if it is JSON. Raises ServerError that holds code and text."""
+        """The answer to a JSON request, decoded if it is JSON.
+
+        Raises ServerError, which holds the status code and the text of the answer.
+        """
         request = urllib.request.Request(
             self.url + path,
             data=json.dumps(body).encode(),
@@ -154,7 +157,7 @@ class Server:
         return self._open(request, timeout)
 
     def get(self, path: str, timeout: float = 60.0) -> Any:
-        """The answer to a GET, decoded if it is JSON. Raises ServerError that holds code and text."""
+        """The answer to a GET, decoded if it is JSON; errors as in post."""
         return self._open(urllib.request.Request(self.url + path), timeout)
 
     def _open(self, request: urllib.request.Request, timeout: float) -> Any:
