@@ -155,7 +155,7 @@ def serve(server: Server, name: str, prompts: Sequence[str], options: argparse.N
     server.post("/generate", {"text": "Hello", "sampling_params": dict(sampling, max_new_tokens=8)})
     rounds = []
     for _ in range(options.rounds):
-        server.post("/flush_cache", {})
+        server.post("/flush_cache?timeout=10", {})
         rounds.append(serve_once(server, name, prompts, sampling))
     rounds.sort(key=lambda run: run.seconds)
     return rounds[(len(rounds) - 1) // 2]
