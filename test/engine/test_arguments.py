@@ -24,6 +24,7 @@ def server_args(**changes: Any) -> Any:
         "pp_size": 1,
         "dp_size": 1,
         "attn_dp_size": 1,
+        "ep_join_mode": None,
         "disaggregation_mode": "null",
         "page_size": 1,
         "attention_backend": None,

@@ -255,7 +255,7 @@ def test_temperature_is_honoured_while_speculating(server: Server, prompts: list
 def test_flushing_the_cache_keeps_the_server_exact(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
-    server.post("/flush_cache", {})
+    server.post("/flush_cache?timeout=10", {})
     assert generate(server, prompts[5])["output_ids"] == expected[5]["output_ids"]
 
 

@@ -68,6 +68,8 @@ CALLED = (
     "sglang.kernels.ops.speculative.cache_locs.assign_extend_cache_locs_func",
     "sglang.srt.utils.hf_transformers_utils.get_config",
     "sglang.srt.utils.hf_transformers_utils.get_tokenizer",
+    "sglang.srt.runtime_context.get_model",
+    "sglang.srt.runtime_context.get_serving",
     "sglang.srt.runtime_context.get_spec",
 )
 """Called or subclassed."""
