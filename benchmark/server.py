@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -104,6 +105,7 @@ class Server:
             except OSError:
                 time.sleep(0.25)
             else:
+                self._pin()
                 return
         tail = self._tail()
         self.stop()
@@ -111,7 +113,6 @@ class Server:
 
     def launch(self) -> None:
         """Start without waiting."""
-        cores = self._cores
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -119,8 +120,19 @@ class Server:
             stderr=subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,
-            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         )
+
+    def _pin(self) -> None:
+        """Give the server's threads its cores; processes that chose others, a sidecar, keep theirs.
+
+        Only once it is started: with one core that alone would take twice as long.
+        """
+        everywhere = os.sched_getaffinity(0)
+        for process in self.processes if self._cores else ():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.sched_getaffinity(process.pid) == everywhere:
+                    for thread in process.threads():
+                        os.sched_setaffinity(thread.id, self._cores)
 
     def exit_code(self, timeout: float = 0.0) -> int | None:
         """The launcher's exit code, or None while it runs."""

@@ -311,6 +311,7 @@ def test_a_stopped_server_leaves_no_process_and_no_socket(models: DemoModels) ->
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
     server = Server(models.target, arguments, cores=cores(0))
     try:
@@ -318,7 +319,8 @@ def test_a_stopped_server_leaves_no_process_and_no_socket(models: DemoModels) ->
         until(lambda: state(server)["sidecar"] == "ready", 120)
         process = sidecar_process(server)
         command = process.cmdline()
-        socket = Path(command[command.index("--endpoint") + 1].removeprefix("ipc://"))
+        (endpoint,) = (part for part in command if part.startswith("--endpoint="))
+        socket = Path(endpoint.removeprefix("--endpoint=ipc://"))
         assert socket.exists()
     finally:
         server.stop()

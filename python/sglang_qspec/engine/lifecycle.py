@@ -27,6 +27,7 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         output_ids=list(req.output_ids),
         max_new_tokens=params.max_new_tokens,
         stop_token_ids=sorted(params.stop_token_ids or ()),
+        ignore_eos=params.ignore_eos,
         custom_params=params.custom_params,
     )
 

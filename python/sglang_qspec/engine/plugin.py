@@ -13,7 +13,7 @@ import sys
 import sglang
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_qspec.engine import compat
+from sglang_qspec.engine import compat, touched
 
 
 def load() -> None:
@@ -47,7 +47,7 @@ def _hook_front() -> None:
         (report.settle_meta_info, HookType.AFTER),
         (report.correct_rates, HookType.AFTER),
     )
-    for target, (hook, kind) in zip(compat.HOOKED, hooks, strict=True):
+    for target, (hook, kind) in zip(touched.HOOKED, hooks, strict=True):
         HookRegistry.register(target, hook, kind)
 
 
@@ -61,7 +61,7 @@ def _hook_scheduler() -> None:
         (lifecycle.polled, HookType.AFTER),
         (report.add_internal_state, HookType.AFTER),
     )
-    for target, (hook, kind) in zip(compat.HOOKED_IN_SCHEDULER, hooks, strict=True):
+    for target, (hook, kind) in zip(touched.HOOKED_IN_SCHEDULER, hooks, strict=True):
         HookRegistry.register(target, hook, kind)
 
 

@@ -61,6 +61,7 @@ class _Live:
     """Committed so far."""
     max_new_tokens: int
     stop_token_ids: list[int]
+    ignore_eos: bool
     tally: Tally = field(default_factory=Tally)
 
 
@@ -87,6 +88,7 @@ class Speculator:
         output_ids: list[int],
         max_new_tokens: int,
         stop_token_ids: list[int],
+        ignore_eos: bool = False,
         custom_params: Mapping[str, Any] | None = None,
     ) -> None:
         """A request joined the queue; `output_ids` is not empty if it was retracted from decoding.
@@ -109,6 +111,7 @@ class Speculator:
                 [],
                 max_new_tokens,
                 stop_token_ids,
+                ignore_eos,
             )
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
@@ -194,6 +197,7 @@ class Speculator:
                 completions=self._settings.completions,
                 temperature=self._settings.temperature,
                 stop_token_ids=live.stop_token_ids,
+                ignore_eos=live.ignore_eos,
             )
             if not self._link.send(message):
                 return

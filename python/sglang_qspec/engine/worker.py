@@ -29,7 +29,7 @@ from sglang.srt.speculative.spec_utils import (
 
 from sglang_qspec import config
 from sglang_qspec.budget import WidthPolicy
-from sglang_qspec.engine import compat, speculator
+from sglang_qspec.engine import compat, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.startup import open_speculator
 from sglang_qspec.engine.verify_input import VerifyPlan, plan
@@ -45,7 +45,7 @@ class QSpecWorker(BaseSpecWorker):
         self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__()
-        compat.check_hooks(compat.HOOKED_IN_SCHEDULER)
+        compat.check_hooks(touched.HOOKED_IN_SCHEDULER)
         self._target_worker = target_worker
         self._on_cpu = str(get_device().device).startswith("cpu")
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens

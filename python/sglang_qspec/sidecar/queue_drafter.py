@@ -44,13 +44,17 @@ class QueueDrafter:
         self._outbox: list[tuple[Peer, Drafted]] = []
         self.drafted_tokens = 0
         """Tokens drafted so far."""
-        self.rows = 0
-        """Completions that the last step advanced."""
+        self._advanced = 0
 
     @property
     def requests(self) -> int:
         """Requests with unfinished completions."""
         return sum(not prompt.finished for prompt in self._wanted.values())
+
+    @property
+    def rows(self) -> int:
+        """Completions that the last step advanced; none once there is nothing to do."""
+        return 0 if self.idle else self._advanced
 
     @property
     def idle(self) -> bool:
@@ -93,7 +97,7 @@ class QueueDrafter:
     def step(self) -> None:
         """Advance the most urgent completions by one token, and new prompts by a piece."""
         prefill, decode = self._plan()
-        self.rows = len(prefill) + len(decode)
+        self._advanced = len(prefill) + len(decode)
         if prefill:
             self._prefill(prefill)
         if decode:
