@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import statistics
@@ -49,13 +50,21 @@ def main() -> None:
     if not install_kernels():
         raise SystemExit("SGLang has CPU kernels of its own on this machine: nothing to compare")
     spawn = multiprocessing.get_context("spawn")
-    children: dict[str, Connection] = {}
+    connections: dict[str, Connection] = {}
+    children = []
     for kind in KINDS:
         ours, theirs = spawn.Pipe()
-        spawn.Process(target=serve, args=(theirs, kind, options), daemon=True).start()
-        children[kind] = ours
+        child = spawn.Process(target=serve, args=(theirs, kind, options), daemon=True)
+        child.start()
+        theirs.close()
+        children.append(child)
+        connections[kind] = ours
         print(f"{kind}: {ours.recv()}", file=sys.stderr)
-    report(options, measure(children, options))
+    report(options, measure(connections, options))
+    for connection in connections.values():
+        connection.close()
+    for child in children:
+        child.join()
 
 
 def parse() -> argparse.Namespace:
@@ -68,7 +77,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(children: dict[str, Connection], options: argparse.Namespace) -> dict[str, float]:
+def measure(connections: dict[str, Connection], options: argparse.Namespace) -> dict[str, float]:
     """Median milliseconds by "child pass"."""
     work = [
         (kind, name)
@@ -80,8 +89,8 @@ def measure(children: dict[str, Connection], options: argparse.Namespace) -> dic
     times: dict[str, list[float]] = {f"{kind} {name}": [] for kind, name in work}
     for index in range(options.passes + 3):
         for kind, name in work:
-            children[kind].send(name)
-            elapsed = children[kind].recv()
+            connections[kind].send(name)
+            elapsed = connections[kind].recv()
             if index >= 3:
                 times[f"{kind} {name}"].append(elapsed * 1e3)
     return {key: statistics.median(values) for key, values in times.items()}
@@ -105,6 +114,7 @@ def serve(connection: Connection, kind: str, options: argparse.Namespace) -> Non
     """A child: load, then answer each name of a pass with the seconds that it took."""
     from sglang_qspec.cpu.install import install_kernels
 
+    logging.getLogger("sglang").setLevel(logging.ERROR)
     install_kernels()
     if kind == "stock":
         import sglang_qspec.engine.cpu
@@ -114,10 +124,12 @@ def serve(connection: Connection, kind: str, options: argparse.Namespace) -> Non
     connection.send("loaded")
     while True:
         try:
-            work = passes[connection.recv()]
+            name = connection.recv()
         except EOFError:
-            return
-        connection.send(work())
+            break
+        connection.send(passes[name]())
+    # Tearing down torch and SGLang module by module would take seconds.
+    os._exit(0)
 
 
 def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[], float]]:

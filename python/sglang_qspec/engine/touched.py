@@ -126,6 +126,7 @@ _IMPORTED = {
     ),
     "sglang.srt.sampling.penaltylib.repetition_penalty": ("apply_scaling_penalties",),
     "sglang.srt.sampling.sampling_batch_info": ("SamplingBatchInfo",),
+    "sglang.srt.sampling.watermarking.core": ("WatermarkState",),
     "sglang.srt.server_args": ("PortArgs", "ServerArgs"),
     "sglang.srt.speculative.base_spec_worker": ("BaseSpecWorker",),
     "sglang.srt.speculative.eagle_utils": ("eagle_sample",),
@@ -140,7 +141,6 @@ _IMPORTED = {
     ),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
-    "sglang.srt.watermark.state": ("WatermarkState",),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)
 """Called, subclassed, or patched on a CPU; also by the sidecar's `draft_model`."""
