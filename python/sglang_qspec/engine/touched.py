@@ -126,7 +126,6 @@ _IMPORTED = {
     ),
     "sglang.srt.sampling.penaltylib.repetition_penalty": ("apply_scaling_penalties",),
     "sglang.srt.sampling.sampling_batch_info": ("SamplingBatchInfo",),
-    "sglang.srt.sampling.watermarking.core": ("WatermarkState",),
     "sglang.srt.server_args": ("PortArgs", "ServerArgs"),
     "sglang.srt.speculative.base_spec_worker": ("BaseSpecWorker",),
     "sglang.srt.speculative.eagle_utils": ("eagle_sample",),

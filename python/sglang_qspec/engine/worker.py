@@ -105,10 +105,12 @@ class QSpecWorker(BaseSpecWorker):
         ]
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
-        """Whether SGLang's tree verification would ignore a sampling parameter of this batch."""
+        """Whether tree verification would ignore a sampling parameter of this batch."""
         info = batch.sampling_info
-        return bool(info.has_custom_logit_processor) or (
-            not self._on_cpu and bool(info.need_min_p_sampling)
+        return bool(
+            info.has_custom_logit_processor
+            or info.has_watermark_candidates
+            or (info.need_min_p_sampling and not self._on_cpu)
         )
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-    from sglang.srt.sampling.watermarking.core import WatermarkState
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
     from sglang.srt.speculative.spec_utils import GrammarMask
     from torch import Tensor
@@ -28,29 +27,15 @@ def cpu_eagle_sample(
     batch: ScheduleBatch,
     logits_output: LogitsProcessorOutput,
     grammar_mask: GrammarMask | None = None,
-    uno_target_max_top_k: int | None = None,
-    *,
-    watermark_state: WatermarkState | None = None,
-    watermark_full_mask: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Accept draft tokens: (predict [bs * D], accept_lens [bs], accept_index [bs, S]), int32.
 
-    Arguments and results are those of `sglang.srt.speculative.eagle_utils.eagle_sample`; the
-    logits are changed in place by penalties, bias and grammar as there.
+    Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`; the logits
+    are changed in place by penalties, bias and grammar as there.
     """
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or info.is_all_greedy:
-        return eagle_sample(
-            verify_input,
-            batch,
-            logits_output,
-            grammar_mask,
-            uno_target_max_top_k,
-            watermark_state=watermark_state,
-            watermark_full_mask=watermark_full_mask,
-        )
-    if watermark_state is not None and info.has_watermark_candidates:
-        raise NotImplementedError("watermarks can't be combined with draft trees on a CPU")
+        return eagle_sample(verify_input, batch, logits_output, grammar_mask)
     width = verify_input.draft_token_num
     logits = logits_output.next_token_logits
     _shape_logits(logits, info, width, grammar_mask)
