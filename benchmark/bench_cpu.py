@@ -44,7 +44,6 @@ def main() -> None:
         from sglang_qspec.models import demo_models
 
         options.model_path = demo_models().target
-    # The children need what sgl_kernel lacks before they import SGLang: see cpu.install.
     from sglang_qspec.cpu.install import install_kernels
 
     if not install_kernels():
@@ -112,10 +111,7 @@ def report(options: argparse.Namespace, median: dict[str, float]) -> None:
 
 def serve(connection: Connection, kind: str, options: argparse.Namespace) -> None:
     """A child: load, then answer each name of a pass with the seconds that it took."""
-    from sglang_qspec.cpu.install import install_kernels
-
     logging.getLogger("sglang").setLevel(logging.ERROR)
-    install_kernels()
     if kind == "stock":
         import sglang_qspec.engine.cpu
 

@@ -33,7 +33,7 @@ class Server:
 
     `arguments` are the server's flags without host, port and model. `cores` pins the server's
     processes (a sidecar pins itself) and sets their number of threads. `environment` is added to
-    that of this process.
+    that of this process. `launcher` is what Python runs.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Server:
         *,
         cores: Sequence[int] = (),
         environment: dict[str, str] | None = None,
+        launcher: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [
             sys.executable,
-            "-m",
-            "sglang.launch_server",
+            *launcher,
             "--model-path",
             str(model),
             "--host",

@@ -8,10 +8,7 @@ import pytest
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
-from sglang_qspec.cpu.install import install_kernels
 from sglang_qspec.models import DemoModels, demo_models
-
-install_kernels()
 
 
 @pytest.fixture(scope="session")

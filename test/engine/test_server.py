@@ -1,11 +1,15 @@
 """QSPEC on a running server: real target, real sidecar, real drafts, float32, greedy."""
 
 import contextlib
+import math
 import os
 import signal
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ pytestmark = pytest.mark.server
 
 MAX_NEW_TOKENS = 48
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+SAMPLED = {"temperature": 1.2, "top_k": 3, "max_new_tokens": 4, "ignore_eos": True}
+SAMPLED_TEXTS = ["The old house at the end of the road was"] * 250
 COMMON = [
     *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "2"),
     *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
@@ -38,18 +44,29 @@ def prompts(models: DemoModels) -> list[str]:
     return render(models.target, PROMPTS)
 
 
-@pytest.fixture(scope="module")
-def expected(models: DemoModels, prompts: list[str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Plain:
     """What the target alone answers, with no plugin's algorithm in the server."""
-    with Server(models.target, COMMON, cores=cores(0)) as server:
-        answers: list[dict[str, Any]] = server.post(
-            "/generate", {"text": prompts, "sampling_params": GREEDY}
-        )
-    return answers
+
+    greedy: list[dict[str, Any]]
+    sampled: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def server(models: DemoModels, expected: list[dict[str, Any]]) -> Iterator[Server]:
+def plain(models: DemoModels, prompts: list[str]) -> Plain:
+    with Server(models.target, COMMON, cores=cores(0)) as server:
+        greedy = server.post("/generate", {"text": prompts, "sampling_params": GREEDY})
+        sampled = server.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
+    return Plain(greedy, sampled)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Plain) -> list[dict[str, Any]]:
+    return plain.greedy
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels, plain: Plain) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC"),
@@ -252,6 +269,23 @@ def test_temperature_is_honoured_while_speculating(server: Server, prompts: list
     assert len({answer["text"] for answer in answers}) == 3
 
 
+def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server, plain: Plain) -> None:
+    """Two samples, one distribution? Chi-square over whole texts, rare ones taken together."""
+    answers = server.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
+    accepted = sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in answers)
+    assert accepted > len(answers) / 4  # otherwise this would test plain decoding
+    ours = Counter(tuple(answer["output_ids"]) for answer in answers)
+    theirs = Counter(tuple(answer["output_ids"]) for answer in plain.sampled)
+    common = [text for text, count in (ours + theirs).items() if count >= 10]
+    pairs = [(ours[text], theirs[text]) for text in common]
+    pairs.append(tuple(len(answers) - sum(column) for column in zip(*pairs, strict=True)))
+    statistic = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
+    freedom = len(pairs) - 1
+    assert freedom > 5
+    # Five standard deviations above its mean: less than one run in ten thousand.
+    assert statistic < freedom + 5 * math.sqrt(2 * freedom)
+
+
 def test_flushing_the_cache_keeps_the_server_exact(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
@@ -307,13 +341,16 @@ def test_a_sidecar_killed_in_the_middle_changes_nothing(
     until(lambda: state(server)["sidecar"] == "lost")
 
 
-def test_a_stopped_server_leaves_no_process_and_no_socket(models: DemoModels) -> None:
+def test_sglang_serve_starts_the_same_and_leaves_no_process_and_no_socket(
+    models: DemoModels,
+) -> None:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    server = Server(models.target, arguments, cores=cores(0))
+    command = Path(sys.executable).with_name("sglang")
+    server = Server(models.target, arguments, cores=cores(0), launcher=[str(command), "serve"])
     try:
         server.start()
         until(lambda: state(server)["sidecar"] == "ready", 120)

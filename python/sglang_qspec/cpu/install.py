@@ -3,8 +3,8 @@
 SGLang's scheduler processes import `sgl_kernel` before any plugin runs there, but a spawned
 process starts with its parent's `sys.path`, so it is enough that the parent calls
 `install_kernels()` before it starts them. A process that imports SGLang's engine before plugins
-are loaded (`import sglang; sglang.Engine(...)`) needs the call earlier: from a `.pth` file, or by
-importing `sglang_qspec` first. This module therefore imports nothing heavy.
+are loaded (`import sglang; sglang.Engine(...)`) must import `sglang_qspec` first, which calls it.
+This module therefore imports nothing heavy.
 """
 
 import importlib

@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
     try:
         kind = _settle_device(options.device)
         _settle_cores(options.cores)
+        if kind == "cpu" and options.parent_pid is not None and not options.cores:
+            _yield_cores()
         return _run(options, kind)
     except QSpecError as error:
         logger.error("%s", error)
@@ -154,6 +156,12 @@ def _settle_cores(text: str) -> None:
         raise ConfigError(f"--cores is {text!r}: {error}") from None
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+
+
+def _yield_cores() -> None:
+    """On the processors of the server that started this sidecar, take only what it leaves idle."""
+    os.nice(19)
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
 def _clear_socket(endpoint: str, parent_pid: int | None) -> None:

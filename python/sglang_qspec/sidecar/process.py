@@ -76,7 +76,9 @@ class SidecarProcess:
             self.command,
             stdin=subprocess.DEVNULL,
             stdout=2,  # a server's standard output may be someone's data
-            start_new_session=True,
+            # Ctrl-C in a terminal is for the server alone. A session of its own would do that
+            # too, but the kernel shares processors out by session first, and by niceness within.
+            process_group=0,
         )
         logger.info("started the sidecar as process %d", self._process.pid)
 

@@ -1,0 +1,65 @@
+"""`sgl.Engine` in a program of a user, which takes QSPEC's settings from the environment."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sglang_qspec.models import DemoModels
+
+pytestmark = pytest.mark.server
+
+PROGRAM = """
+import sys, json
+import sglang_qspec  # first, for the stand-ins on a CPU
+import sglang as sgl
+
+if __name__ == "__main__":
+    target, draft = sys.argv[1:]
+    engine = sgl.Engine(
+        model_path=target,
+        device="cpu",
+        dtype="float32",
+        max_total_tokens=8192,
+        context_length=1024,
+        log_level="warning",
+        speculative_algorithm="QSPEC",
+        speculative_draft_model_path=draft,
+    )
+    sampling = {"temperature": 0, "max_new_tokens": 16}
+    text = "The sun is a star because"
+    plain = engine.generate(text, sampling)
+    guess = f"<NGRAMGUESS>{plain['text']}</NGRAMGUESS>"
+    guessed, other = engine.generate([text + guess, "One, two,"], sampling)
+    settings = engine.get_server_info()["internal_states"][0]["qspec"]
+    engine.shutdown()
+    print(json.dumps({"plain": plain, "guessed": guessed, "other": other, "state": settings}))
+"""
+
+
+def run(models: DemoModels, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(models.target), str(models.draft)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels) -> None:
+    ended = run(models, SGLANG_QSPEC_COMPLETIONS="2")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert result["guessed"]["output_ids"] == result["plain"]["output_ids"]
+    assert result["guessed"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 4
+    assert result["other"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] == 0
+    assert result["state"]["sidecar"] in ("connecting", "ready")
+
+
+def test_a_bad_setting_raises_in_the_program(models: DemoModels) -> None:
+    ended = run(models, SGLANG_QSPEC_COMPLETIONS="none")
+    assert ended.returncode != 0
+    assert "ConfigError: SGLANG_QSPEC_COMPLETIONS is 'none'" in ended.stderr
