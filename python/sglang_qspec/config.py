@@ -143,7 +143,10 @@ class QSpecConfig:
         "device of the draft model; by default cpu on a cpu server, otherwise the last GPU",
     )
     cores: str = _setting(
-        "", _cores, "processors that the sidecar is pinned to, such as 1 or 2-5; by default all"
+        "",
+        _cores,
+        "processors that the sidecar is pinned to, such as 1 or 2-5; by default it takes what the "
+        "server leaves idle of its own",
     )
     mem_fraction: float = _setting(
         0.15, _number(0.01, 0.95), "share of the draft device's memory for draft weights and KV"

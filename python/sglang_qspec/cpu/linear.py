@@ -1,7 +1,7 @@
 """Matrix products with int8 and int4 weights on a CPU: pack once, multiply by number of rows.
 
 Which kernel runs for how many rows was measured on one core of an AVX-512 machine with the layers
-of a 135M-parameter model (`benchmark/bench_linear.py`; the table is in docs/cpu-linear.md):
+of a 135M-parameter model (`benchmark/bench_linear.py`; the table is in docs/results.md):
 
 - FBGEMM's int8 product (uint8 activations, int8 weights, int32 sums) beats every other packed
   product that torch offers from 2 rows on, and beats packed bfloat16 at any number of rows.

@@ -1,0 +1,128 @@
+"""What auto-round writes, and what is rounded while loading, runs on a CPU as its source does.
+
+The models are small and random: with every weight in play, a layout that is read wrongly, a zero
+that is off by one or a group that is shifted gives logits that have nothing to do with the source.
+"""
+
+import multiprocessing
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_qspec.models import DemoModels
+
+TOKENS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [7]]
+
+
+@pytest.fixture(scope="module")
+def source(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers whose widths are multiples of 32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "source"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(models.target / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(source: Path) -> torch.Tensor:
+    """The float source's logits after each of TOKENS, by transformers."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with torch.inference_mode():
+        return torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in TOKENS])
+
+
+def exported(source: Path, folder: Path, layout: str, bits: int, group: int, sym: bool) -> Path:
+    from auto_round import AutoRound
+
+    AutoRound(
+        str(source),
+        bits=bits,
+        group_size=group,
+        sym=sym,
+        iters=0,
+        disable_opt_rtn=True,
+        disable_model_free=True,
+        device_map="cpu",
+    ).quantize_and_save(str(folder), format=layout)
+    written = next(folder.rglob("config.json")).parent
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(source / name, written / name)
+    return written
+
+
+def logits(path: str, quantization: str | None) -> tuple[str | None, list[list[float]]]:
+    """In a process of its own, since SGLang keeps one model per process: (method, logits)."""
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+    model = DraftModel(
+        DraftModelOptions(
+            path,
+            quantization=quantization,
+            dtype="float32",
+            device="cpu",
+            max_total_tokens=512,
+            context_len=128,
+            rows=4,
+        )
+    )
+    rows = [model.open() for _ in TOKENS]
+    return model.quantization, model.extend(rows, TOKENS).tolist()
+
+
+def relative_error(path: Path, quantization: str | None, expected: torch.Tensor) -> float:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        method, values = pool.submit(logits, str(path), quantization).result(timeout=240)
+    assert method == quantization or quantization is None
+    return float((torch.tensor(values) - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("layout", "bits", "group", "sym", "tolerance"),
+    [
+        ("auto_gptq", 8, -1, True, 0.04),
+        ("auto_gptq", 4, 32, True, 0.3),
+        ("auto_gptq", 4, 32, False, 0.3),
+        ("auto_awq", 4, 32, False, 0.3),
+        ("auto_round", 4, 32, True, 0.3),
+    ],
+)
+def test_an_exported_checkpoint_keeps_the_logits_of_its_source(
+    source: Path,
+    expected: torch.Tensor,
+    tmp_path: Path,
+    layout: str,
+    bits: int,
+    group: int,
+    sym: bool,
+    tolerance: float,
+) -> None:
+    checkpoint = exported(source, tmp_path / "export", layout, bits, group, sym)
+    assert 0 < relative_error(checkpoint, None, expected) < tolerance
+
+
+@pytest.mark.parametrize(("method", "tolerance"), [("qspec_int8", 0.04), ("qspec_int4", 0.3)])
+def test_rounding_while_loading_keeps_the_logits_too(
+    source: Path, expected: torch.Tensor, method: str, tolerance: float
+) -> None:
+    assert 0 < relative_error(source, method, expected) < tolerance
