@@ -4,9 +4,10 @@ The models are small and random: with every weight in play, a layout that is rea
 that is off by one or a group that is shifted gives logits that have nothing to do with the source.
 """
 
-import multiprocessing
+import json
 import shutil
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,25 @@ import torch
 
 from sglang_qspec.models import DemoModels
 
+PROGRAM = """
+import json, sys
+from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+asked = json.load(sys.stdin)
+model = DraftModel(
+    DraftModelOptions(
+        asked["path"],
+        quantization=asked["quantization"],
+        dtype="float32",
+        device="cpu",
+        max_total_tokens=512,
+        context_len=128,
+        rows=4,
+    )
+)
+rows = [model.open() for _ in asked["tokens"]]
+print(json.dumps(model.extend(rows, asked["tokens"]).tolist()))
+"""
 TOKENS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [7]]
 
 
@@ -70,31 +90,18 @@ def exported(source: Path, folder: Path, layout: str, bits: int, group: int, sym
     return written
 
 
-def logits(path: str, quantization: str | None) -> tuple[str | None, list[list[float]]]:
-    """In a process of its own, since SGLang keeps one model per process: (method, logits)."""
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
-
-    model = DraftModel(
-        DraftModelOptions(
-            path,
-            quantization=quantization,
-            dtype="float32",
-            device="cpu",
-            max_total_tokens=512,
-            context_len=128,
-            rows=4,
-        )
-    )
-    rows = [model.open() for _ in TOKENS]
-    return model.quantization, model.extend(rows, TOKENS).tolist()
-
-
 def relative_error(path: Path, quantization: str | None, expected: torch.Tensor) -> float:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        method, values = pool.submit(logits, str(path), quantization).result(timeout=240)
-    assert method == quantization or quantization is None
-    return float((torch.tensor(values) - expected).norm() / expected.norm())
+    """Of the logits, by a process of its own: SGLang keeps one model per process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps({"path": str(path), "quantization": quantization, "tokens": TOKENS}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    values = torch.tensor(json.loads(ended.stdout.splitlines()[-1]))
+    return float((values - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(
