@@ -70,8 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "QSPEC",
         "--speculative-draft-model-path",
         str(models.draft),
-        "--speculative-num-draft-tokens",
-        str(options.draft_tokens),
         "--speculative-qspec-completions",
         str(options.completions),
     ]
@@ -96,7 +94,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=2, help="requests that run at once")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--completions", type=int, default=8, help="drafted of each prompt")
-    parser.add_argument("--draft-tokens", type=int, default=8, help="width of a verify pass")
     parser.add_argument("--rounds", type=int, default=1, help="passes over the prompts; medians")
     parser.add_argument(
         "--dtype",
@@ -212,7 +209,6 @@ def report(runs: Sequence[Run], options: argparse.Namespace) -> None:
                 "tokens_per_s": [round(run.tokens_per_s, 1) for run in runs],
                 "slots": options.slots,
                 "completions": options.completions,
-                "draft_tokens": options.draft_tokens,
                 "dtype": options.dtype,
             }
         )

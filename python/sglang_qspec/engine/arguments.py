@@ -24,8 +24,9 @@ from sglang_qspec.errors import ConfigError, QSpecError
 
 logger = logging.getLogger(__name__)
 
-DRAFT_TOKENS = 8
-"""Default of --speculative-num-draft-tokens, the root included."""
+DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
+"""Default of --speculative-num-draft-tokens, the root included. On a CPU this is the widest pass,
+and each is as wide as pays; captured CUDA graphs are all as wide as this."""
 MAX_DRAFT_TOKENS = 64
 
 _started_from_command_line = False
@@ -233,7 +234,7 @@ def apply_defaults(args: Any) -> None:
     the overlap scheduler to hide.
     """
     if args.speculative_num_draft_tokens is None:
-        args.speculative_num_draft_tokens = DRAFT_TOKENS
+        args.speculative_num_draft_tokens = DRAFT_TOKENS[str(args.device).split(":")[0]]
     args.speculative_num_steps = 1
     args.speculative_eagle_topk = min(10, args.speculative_num_draft_tokens)
     args.disable_overlap_schedule = True
