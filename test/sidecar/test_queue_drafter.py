@@ -6,7 +6,7 @@ from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Close, Drafted, Submit
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
-from sglang_qspec.sidecar.scripted import ScriptedModel
+from test.sidecar.scripted import ScriptedModel
 
 ONE, TWO = Peer("one", b"1"), Peer("two", b"2")
 

@@ -1,4 +1,4 @@
-"""A draft model that follows a script, for tests and trials: KV accounts, but no weights."""
+"""A draft model that follows a script: KV accounts, but no weights."""
 
 from __future__ import annotations
 
