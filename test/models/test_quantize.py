@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import DemoModels
 from sglang_qspec.models.quantize import GroupSize, quantize
+from test.random_llama import write_random_llama
 
 LAYER = "model.layers.1.mlp.down_proj"
 
@@ -20,23 +20,14 @@ LAYER = "model.layers.1.mlp.down_proj"
 @pytest.fixture(scope="module")
 def tiny(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two small layers, with the demo model's tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("source") / "tiny"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
+    return write_random_llama(
+        tmp_path_factory.mktemp("source") / "tiny",
+        models,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(models.target / name, folder / name)
-    return folder
 
 
 def unpacked(tensors: dict[str, torch.Tensor], bits: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sglang_qspec.models import DemoModels
+from test.random_llama import write_random_llama
 
 PROGRAM = """
 import json, sys
@@ -40,25 +41,16 @@ TOKENS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [7]]
 @pytest.fixture(scope="module")
 def source(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers whose widths are multiples of 32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("models") / "source"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
+    return write_random_llama(
+        tmp_path_factory.mktemp("models") / "source",
+        models,
         hidden_size=96,
         intermediate_size=160,
-        num_hidden_layers=2,
         num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=16,
-        tie_word_embeddings=True,
         initializer_range=0.1,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(models.target / name, folder / name)
-    return folder
 
 
 @pytest.fixture(scope="module")
