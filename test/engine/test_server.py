@@ -202,6 +202,16 @@ def test_chat_and_completions_take_guesses_too(
         "max_tokens": MAX_NEW_TOKENS,
     }
     assert server.post("/v1/completions", completion)["choices"][0]["text"] == prompts[3] + guess
+    both = server.post(
+        "/v1/completions", {**completion, "prompt": [completion["prompt"], prompts[0]]}
+    )
+    assert [choice["text"] for choice in both["choices"]] == [
+        prompts[3] + guess,
+        prompts[0] + expected[0]["text"],
+    ]
+    assert both["usage"]["prompt_tokens"] == sum(
+        expected[index]["meta_info"]["prompt_tokens"] for index in (3, 0)
+    )
 
 
 def test_streaming_gives_the_same_tokens(
@@ -347,10 +357,10 @@ def test_sglang_serve_starts_the_same_and_leaves_no_process_and_no_socket(
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
+        *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-disable-guess-tags"),
     ]
-    command = Path(sys.executable).with_name("sglang")
-    server = Server(models.target, arguments, cores=cores(0), launcher=[str(command), "serve"])
+    program = Path(sys.executable).with_name("sglang")
+    server = Server(models.target, arguments, cores=cores(0), launcher=[str(program), "serve"])
     try:
         server.start()
         until(lambda: state(server)["sidecar"] == "ready", 120)
@@ -359,6 +369,12 @@ def test_sglang_serve_starts_the_same_and_leaves_no_process_and_no_socket(
         (endpoint,) = (part for part in command if part.startswith("--endpoint="))
         socket = Path(endpoint.removeprefix("--endpoint=ipc://"))
         assert socket.exists()
+        # With the parsing turned off a tag is text like any other.
+        lengths = [
+            generate(server, text, max_new_tokens=1)["meta_info"]["prompt_tokens"]
+            for text in ("a b", "a <NGRAMGUESS>b</NGRAMGUESS>", "a <NGRAMGUESS> b")
+        ]
+        assert lengths[0] < lengths[2] < lengths[1]
     finally:
         server.stop()
     assert not process.is_running()
