@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 
 from sglang_qspec.config import parse_cores
@@ -100,6 +101,8 @@ def candidates() -> dict[str, Callable]:  # type: ignore[type-arg]
     def dynamic_int8(weight: Tensor) -> Callable[[Tensor], Tensor]:
         grid = round_int8(weight)
         zeros = torch.zeros(len(weight), dtype=torch.int64)
+        # Quantized tensor types are on their way out; the pinned torch still has them.
+        warnings.simplefilter("ignore", UserWarning)
         quantized = torch._make_per_channel_quantized_tensor(
             grid.q, grid.scale[:, 0].double(), zeros, 0
         )

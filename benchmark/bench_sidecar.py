@@ -4,7 +4,7 @@ The queue drafter works through prompts of one length, each with its completions
 rows are decoded at a time; passes, sampling and the drafter's own work are timed apart. What the
 target's verify passes gain is bounded by these tokens per second.
 
-    python benchmark/bench_sidecar.py --cores 1
+    python -m benchmark.bench_sidecar --cores 1
 
 The last line is JSON: `rows` (for each number of rows `step_ms`, `model_ms`, `sample_ms`,
 `drafter_ms`, `tokens_per_s`), `prefill_ms` and how it was measured.
