@@ -1,0 +1,98 @@
+"""Prompts from a file: Spec-Bench's questions, or any JSONL with a `prompt` field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+MT_BENCH = "mt_bench"
+MT_BENCH_CATEGORIES = frozenset(
+    {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+)
+"""Spec-Bench counts these as one group, multi-turn conversation."""
+
+
+Item = TypeVar("Item")
+
+
+class DatasetError(ValueError):
+    """The file cannot be used; the message names it, and the line."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A user's message, before the chat template."""
+
+    group: str
+    text: str
+
+
+def load(path: Path) -> list[Prompt]:
+    """The prompts of a JSONL file, in its order.
+
+    A line is an object: either one of Spec-Bench (`category` and `turns`, of which the first is
+    used), or one with `prompt` and, if there are groups, `group`. Empty lines are skipped.
+    Raises DatasetError.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path}: {error}") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                prompts.append(_read(json.loads(line)))
+            except ValueError as error:
+                raise DatasetError(f"{path}:{number}: {error}") from None
+    if not prompts:
+        raise DatasetError(f"{path}: there is no prompt in it")
+    return prompts
+
+
+def _read(record: Any) -> Prompt:
+    if not isinstance(record, dict):
+        raise ValueError(f"a line must be a JSON object, not {type(record).__name__}")
+    if "turns" in record:
+        turns = record["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("`turns` must be a list with at least one text")
+        category = _text("category", record.get("category"))
+        group = MT_BENCH if category in MT_BENCH_CATEGORIES else category
+        return Prompt(group, _text("turns[0]", turns[0]))
+    if "prompt" in record:
+        group = _text("group", record.get("group", "all"))
+        return Prompt(group, _text("prompt", record["prompt"]))
+    raise ValueError("a line must have `turns` (Spec-Bench) or `prompt`")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"`{name}` must be a text that is not empty, but is {value!r}")
+    return value
+
+
+def by_group(
+    prompts: Sequence[Prompt], groups: Collection[str] | None = None
+) -> dict[str, list[Prompt]]:
+    """The prompts of each group, groups in the file's order; all of them if `groups` is None.
+
+    Raises DatasetError for a group that the file does not have.
+    """
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.group, []).append(prompt)
+    unknown = sorted(set(groups or ()) - found.keys())
+    if unknown:
+        raise DatasetError(f"there is no group {unknown[0]!r}; there are {', '.join(found)}")
+    return {name: found[name] for name in found if groups is None or name in groups}
+
+
+def spread(items: Sequence[Item], count: int | None) -> list[Item]:
+    """`count` of the items, evenly over them and always the same; all if there are no more."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]

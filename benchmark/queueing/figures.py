@@ -1,0 +1,102 @@
+"""The four figures of queue speculation, as SVG with a title and a caption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmark.queueing import charts
+from benchmark.queueing.configurations import COMPLETIONS
+from benchmark.queueing.summary import Summary
+
+COLORS = {
+    "none": "#94a3b8",
+    "none-equal": "#64748b",
+    "ngram": "#b45309",
+    "lookup": "#e08e0b",
+    "qspec-1": "#8bb8e8",
+    "qspec-2": "#5a95d6",
+    "qspec-4": "#2f6fb7",
+    "qspec-8": "#174a86",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`svg` is None if no configuration was served that the figure shows."""
+
+    title: str
+    caption: str
+    svg: str | None
+
+
+def figures(summary: Summary) -> tuple[Figure, ...]:
+    return (
+        _match_rates(summary),
+        _request_speedups(summary),
+        _speedup_by_completions(summary),
+        _against_lookup(summary),
+    )
+
+
+def _match_rates(summary: Summary) -> Figure:
+    rows = {row.config: row.match_rates for row in summary.rows if row.match_rates}
+    axis = "match rate of a request (accepted / proposed draft tokens)"
+    return Figure(
+        "Match rate",
+        "A point is a request, the box spans the quartiles, the line is the mean. SGLang's NGRAM "
+        "proposes as many draft tokens as a pass takes each time, QSPEC as many as should pay.",
+        charts.strips(rows, axis, COLORS) if rows else None,
+    )
+
+
+def _request_speedups(summary: Summary) -> Figure:
+    rows = {
+        row.config: row.request_speedups
+        for row in summary.rows
+        if row.request_speedups and not row.config.startswith("none")
+    }
+    axis = "speedup of a request (× no speculation, service time per token)"
+    return Figure(
+        "Speedup of each request",
+        "Service time is a request's latency without its time in the queue. The box spans the "
+        "quartiles, the line is the mean. Dashed: no speculation.",
+        charts.strips(rows, axis, COLORS, reference=1.0) if rows else None,
+    )
+
+
+def _speedup_by_completions(summary: Summary) -> Figure:
+    points = {
+        str(COMPLETIONS[row.config]): row.request_speedups
+        for row in summary.rows
+        if row.config in COMPLETIONS and row.request_speedups
+    }
+    return Figure(
+        "Speedup by number of completions",
+        "Mean speedup of the requests, with a bar over their quartiles. Dashed: no speculation.",
+        charts.spread(
+            points,
+            "completions n drafted of each waiting prompt",
+            "mean speedup of requests (×)",
+            COLORS["qspec-4"],
+        )
+        if points
+        else None,
+    )
+
+
+def _against_lookup(summary: Summary) -> Figure:
+    most = [row.config for row in summary.rows if row.config in COMPLETIONS][-1:]
+    series = {
+        row.config: {
+            group: measures.speedup
+            for group, measures in row.by_group.items()
+            if measures.speedup is not None
+        }
+        for row in summary.rows
+        if row.config in ("ngram", "lookup", *most) and row.overall.speedup is not None
+    }
+    return Figure(
+        "Queue speculation and n-gram speculation, by group",
+        "Tokens per second of a group's queue over those without speculation (dashed).",
+        charts.bars(series, "speedup (× tokens/s)", "group of prompts", COLORS) if series else None,
+    )

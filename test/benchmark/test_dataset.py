@@ -1,0 +1,84 @@
+"""Prompts from files: both formats, what is wrong with a line, and an even selection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmark.queueing.dataset import DatasetError, Prompt, by_group, load, spread
+
+
+def write(path: Path, *lines: object) -> Path:
+    file = path / "prompts.jsonl"
+    text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    file.write_text("\n".join(text))
+    return file
+
+
+def test_spec_bench_gives_the_first_turn_and_one_group_for_mt_bench(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
+        {"question_id": 82, "category": "coding", "turns": ["Code."]},
+        {"question_id": 321, "category": "qa", "turns": ["Who?"]},
+    )
+    assert load(file) == [
+        Prompt("mt_bench", "Write."),
+        Prompt("mt_bench", "Code."),
+        Prompt("qa", "Who?"),
+    ]
+
+
+def test_a_prompt_without_a_group_is_in_the_group_all(tmp_path: Path) -> None:
+    file = write(tmp_path, {"prompt": "One"}, "", {"prompt": "Two", "group": "math"})
+    assert load(file) == [Prompt("all", "One"), Prompt("math", "Two")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", "Expecting property name"),
+        ([1], "must be a JSON object, not list"),
+        ({"text": "x"}, "must have `turns`"),
+        ({"category": "qa", "turns": []}, "`turns` must be a list"),
+        ({"turns": ["x"]}, "`category` must be a text"),
+        ({"prompt": "  "}, "`prompt` must be a text that is not empty"),
+        ({"prompt": "x", "group": 3}, "`group` must be a text"),
+    ],
+)
+def test_a_malformed_line_is_an_error_that_names_file_and_line(
+    tmp_path: Path, line: object, message: str
+) -> None:
+    file = write(tmp_path, {"prompt": "fine"}, line)
+    with pytest.raises(DatasetError) as error:
+        load(file)
+    assert str(error.value).startswith(f"{file}:2: ")
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_missing_or_empty_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"absent\.jsonl"):
+        load(tmp_path / "absent.jsonl")
+    with pytest.raises(DatasetError, match=r"prompts\.jsonl: there is no prompt"):
+        load(write(tmp_path, ""))
+
+
+def test_groups_keep_the_order_of_the_file_and_unknown_ones_are_refused() -> None:
+    prompts = [Prompt("qa", "1"), Prompt("rag", "2"), Prompt("qa", "3")]
+    assert list(by_group(prompts)) == ["qa", "rag"]
+    assert by_group(prompts, ["rag", "qa"]) == {
+        "qa": [Prompt("qa", "1"), Prompt("qa", "3")],
+        "rag": [Prompt("rag", "2")],
+    }
+    with pytest.raises(DatasetError, match="no group 'math'; there are qa, rag"):
+        by_group(prompts, ["math"])
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [(None, [0, 1, 2, 3, 4, 5]), (9, [0, 1, 2, 3, 4, 5]), (3, [0, 2, 4]), (4, [0, 1, 3, 4])],
+)
+def test_a_selection_is_spread_evenly(count: int | None, chosen: list[int]) -> None:
+    assert spread(range(6), count) == chosen
