@@ -8,10 +8,11 @@ layer two gathers, two batched products and a softmax, whatever the batch. It se
 prompts, request by request.
 
 Grouped-query attention is folded into the query rows: the heads that share a key are rows of one
-product.
+product. So are, in decode, the requests that share the slots of a long prefix (`SharedPrefixes`):
+completions of one prompt, or requests behind one system prompt, read it once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,32 @@ for every shape it meets, which costs more than the product; float32 products ar
 
 _QUERY_BLOCK = 512
 """Query rows that one call to the fused kernel takes in a long extend; bounds its mask."""
+
+
+_SHARED = 32
+"""Positions that requests have in common at least, to be worth reading once for all."""
+
+_SAVED = 4096
+"""Positions of all requests together that sharing must save; less does not pay for its calls."""
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """Groups of decoding requests that begin with the same slots.
+
+    There are G groups of at most R requests, with at most P positions in common. `slots` int64
+    [G * kv_heads * P] are places as in `RowPlan`, whose own slots then leave the prefixes out.
+    `members` int64 [G * R] are the requests of each group, filled up with any, and `place` int64
+    [B] where in it each request stands. `bias` [B, 1, 1, P] is 0 where a request looks.
+    """
+
+    groups: int
+    size: int
+    positions: int
+    slots: Tensor
+    members: Tensor
+    place: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,67 @@ class RowPlan:
     bias: Tensor | None
     taken: Tensor | None = None
     given: Tensor | None = None
+    shared: SharedPrefixes | None = None
+
+
+def plan_decode(slots: Tensor, kv_lens: Tensor, kv_heads: int, dtype: torch.dtype) -> RowPlan:
+    """`plan_rows` with one row for each request, which sees all; shared prefixes are read once."""
+    slots = slots.long()
+    found = _shared_prefixes(slots, kv_lens)
+    if found is None:
+        return plan_rows(slots, kv_lens, 1, kv_heads, dtype)
+    group_of, prefix = found
+    requests = slots.shape[0]
+    rest = kv_lens - prefix
+    own = torch.arange(int(rest.max())) + prefix.unsqueeze(1)
+    own = slots.gather(1, own.clamp_(max=slots.shape[1] - 1))
+    plan = plan_rows(own, rest, 1, kv_heads, dtype)
+
+    sizes = group_of.bincount()
+    groups, size = sizes.shape[0], int(sizes.max())
+    order = group_of.argsort(stable=True)
+    rank = torch.arange(requests) - (sizes.cumsum(0) - sizes)[group_of[order]]
+    place = torch.empty_like(order)
+    place[order] = group_of[order] * size + rank
+    members = torch.zeros(groups * size, dtype=torch.int64)
+    members[place] = torch.arange(requests)
+
+    positions = _padded(int(prefix.max()), dtype)
+    common = slots[members.view(groups, size)[:, 0], : min(positions, slots.shape[1])]
+    common = pad(common, (0, positions - common.shape[1]))
+    common = torch.where(torch.arange(positions) < prefix[members[::size]].unsqueeze(1), common, 0)
+    seen = torch.arange(positions) < prefix.unsqueeze(1)
+    bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    flat = _flat_places(common, kv_heads)
+    bias = bias.view(requests, 1, 1, positions)
+    return replace(plan, shared=SharedPrefixes(groups, size, positions, flat, members, place, bias))
+
+
+def _shared_prefixes(slots: Tensor, kv_lens: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(group, length of the prefix that it shares) int64 [B] each; None if it is not worth it.
+
+    A slot holds one position of one text, so requests that have the slot of a position in common
+    have all before it in common.
+    """
+    requests, positions = slots.shape
+    if requests < 2 or positions <= _SHARED:
+        return None
+    # Requests too short for it are each alone.
+    key = torch.where(kv_lens > _SHARED, slots[:, _SHARED - 1], -1 - torch.arange(requests))
+    key, group_of = key.unique(return_inverse=True)
+    if key.shape[0] == requests:
+        return None
+    first = torch.full((key.shape[0],), requests).scatter_reduce_(
+        0, group_of, torch.arange(requests), "amin"
+    )
+    same = slots == slots[first[group_of]]
+    same &= torch.arange(positions) < (kv_lens - 1).unsqueeze(1)
+    common = same.int().cumprod(1).sum(1)
+    shortest = torch.full((key.shape[0],), positions).scatter_reduce_(0, group_of, common, "amin")
+    shortest[group_of.bincount() < 2] = 0
+    prefix = shortest[group_of]
+    left = key.shape[0] * int(shortest.max()) + requests * int((kv_lens - prefix).max())
+    return (group_of, prefix) if requests * positions - left >= _SAVED else None
 
 
 def plan_rows(
@@ -64,10 +152,8 @@ def plan_rows(
     before its own.
     """
     requests, positions = slots.shape
-    slots = slots.long()
-    if dtype != torch.float32 and positions % _LENGTH_STEP:
-        positions += _LENGTH_STEP - positions % _LENGTH_STEP
-        slots = pad(slots, (0, positions - slots.shape[1]))
+    slots = pad(slots.long(), (0, _padded(positions, dtype) - positions))
+    positions = slots.shape[1]
     place = torch.arange(positions)
     seen: Tensor | None = None
     if bool((kv_lens < positions).any()):
@@ -88,9 +174,19 @@ def plan_rows(
     if seen is not None:
         bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
         bias = bias.view(requests, 1, 1, rows, positions)
+    return RowPlan(requests, rows, positions, _flat_places(slots, kv_heads), bias)
+
+
+def _padded(positions: int, dtype: torch.dtype) -> int:
+    if dtype == torch.float32:
+        return positions
+    return -(-positions // _LENGTH_STEP) * _LENGTH_STEP
+
+
+def _flat_places(slots: Tensor, kv_heads: int) -> Tensor:
+    """`slots` [N, T] as places in the cache seen as [slots * kv_heads, head_dim], head by head."""
     heads = torch.arange(kv_heads).view(1, kv_heads, 1)
-    flat = (slots.unsqueeze(1) * kv_heads + heads).flatten()
-    return RowPlan(requests, rows, positions, flat, bias)
+    return (slots.unsqueeze(1) * kv_heads + heads).flatten()
 
 
 def attend_rows(
@@ -117,10 +213,65 @@ def attend_rows(
         scores = scores.div_(cap).tanh_().mul_(cap)
     if plan.bias is not None:
         scores.view(batch, kv_heads, group, rows, length).add_(plan.bias)
-    mixed = torch.bmm(torch.softmax(scores, -1), value.view(batch * kv_heads, length, value_dim))
+    value = value.view(batch * kv_heads, length, value_dim)
+    if plan.shared is None:
+        mixed = torch.bmm(torch.softmax(scores, -1), value)
+    else:
+        mixed = _mix_with_prefixes(plan.shared, scores, value, query, keys, values, cap)
     mixed = mixed.view(batch, kv_heads, group, rows, value_dim).permute(0, 3, 1, 2, 4)
     output = mixed.reshape(batch * rows, heads, value_dim)
     return output if plan.given is None else output.index_select(0, plan.given)
+
+
+def _mix_with_prefixes(
+    shared: SharedPrefixes,
+    scores: Tensor,
+    value: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cap: float,
+) -> Tensor:
+    """One softmax over `scores` and those of the prefixes, and the values that it mixes.
+
+    `scores` [B * kv_heads, group, T] and `value` [B * kv_heads, T, value_dim] are a request's own,
+    `query` [B * kv_heads, group, head_dim] is scaled. Returns [B * kv_heads, group, value_dim].
+    """
+    kv_heads, head_dim = keys.shape[1:]
+    group, own = scores.shape[1:]
+    batch = shared.place.shape[0]
+    groups, size, length = shared.groups, shared.size, shared.positions
+
+    def gathered(rows: Tensor) -> Tensor:
+        """[B * kv_heads, group, x] -> [G * kv_heads, R * group, x]"""
+        x = rows.shape[-1]
+        rows = rows.reshape(batch, -1).index_select(0, shared.members)
+        rows = rows.view(groups, size, kv_heads, group, x).transpose(1, 2)
+        return rows.reshape(groups * kv_heads, size * group, x)
+
+    def spread(rows: Tensor) -> Tensor:
+        """The way back: [G * kv_heads, R * group, x] -> [B * kv_heads, group, x]"""
+        x = rows.shape[-1]
+        rows = (
+            rows.view(groups, kv_heads, size, group, x)
+            .transpose(1, 2)
+            .reshape(-1, kv_heads * group * x)
+        )
+        return rows.index_select(0, shared.place).view(batch * kv_heads, group, x)
+
+    key = keys.view(-1, head_dim).index_select(0, shared.slots).to(query.dtype)
+    before = torch.bmm(
+        gathered(query), key.view(groups * kv_heads, length, head_dim).transpose(1, 2)
+    )
+    if cap > 0.0:
+        before = before.div_(cap).tanh_().mul_(cap)
+    before = spread(before)
+    before.view(batch, kv_heads, group, length).add_(shared.bias)
+    weights = torch.softmax(torch.cat((before, scores), -1), -1)
+    of_prefix, of_own = weights.split((length, own), -1)
+    prefix = values.view(-1, values.shape[2]).index_select(0, shared.slots).to(query.dtype)
+    mixed = spread(torch.bmm(gathered(of_prefix), prefix.view(groups * kv_heads, length, -1)))
+    return mixed.add_(torch.bmm(of_own, value))
 
 
 def attend_block(

@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_rows
+from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_decode, plan_rows
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -198,6 +198,10 @@ class _Batch:
         kind = (kv_heads, dtype, 0 if window is None else window + 1)
         plan = self._plans.get(kind)
         if plan is None:
+            if self._rows == 1 and self._visible is None and window is None:
+                plan = plan_decode(self._slots, self._kv_lens, kv_heads, dtype)
+                self._plans[kind] = plan
+                return plan
             positions = None
             if window is not None:
                 first = (self._kv_lens - self._rows).unsqueeze(1)
