@@ -125,6 +125,12 @@ class QSpecConfig:
     temperature: float = _setting(
         0.6, _number(0.0, 2.0), "sampling temperature of all completions but the first"
     )
+    on_admission: str = _setting(
+        "defer",
+        _one_of("defer", "stop", "continue"),
+        "what the sidecar does about a request once it is served: defer its drafts to those of "
+        "waiting requests, stop, or continue",
+    )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"
     )

@@ -1,6 +1,6 @@
 """Every message on the wire between a server and its sidecar.
 
-    server  ->  sidecar     Hello, Submit, Close, Ping
+    server  ->  sidecar     Hello, Submit, Admit, Close, Ping
     sidecar ->  server      Welcome, Refusal, Drafted, Heartbeat
 
 Messages are tagged msgspec structs in msgpack, one to a ZMQ frame. Fields are only ever appended,
@@ -48,6 +48,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """A completion ends after any of these."""
     ignore_eos: bool = False
     """The draft model's end-of-sequence tokens do not end a completion."""
+
+
+class Admit(msgspec.Struct, frozen=True, tag="admit"):
+    """The request waits no longer: those that do come first."""
+
+    rid: str
+    serial: int
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
@@ -114,5 +121,5 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The `number` of the Ping that this answers: all that was sent before it has been read."""
 
 
-ToSidecar = Hello | Submit | Close | Ping
+ToSidecar = Hello | Submit | Admit | Close | Ping
 FromSidecar = Welcome | Refusal | Drafted | Heartbeat

@@ -1,6 +1,7 @@
 """The speculator over the library's fake link: who is asked for drafts, and whose they become."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,10 @@ def counting(submit: Submit) -> Sequence[Sequence[int]]:
     return [[last + step for step in range(1, min(submit.max_new_tokens, 20) + 1)]]
 
 
-def make(link: FakeSidecarLink | None) -> Speculator:
+def make(link: FakeSidecarLink | None, **settings: Any) -> Speculator:
     limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
-    return Speculator(
-        QSpecConfig(max_request_tokens=256, max_total_tokens=4096), VOCAB, TrieStore(limits), link
-    )
+    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, **settings)
+    return Speculator(config, VOCAB, TrieStore(limits), link)
 
 
 def enqueue(active: Speculator, rid: str = "a", **changes: object) -> None:
@@ -116,6 +116,51 @@ def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSide
     assert link.submits[1].serial != link.submits[0].serial
     assert link.submits[1].base_len == 2
     assert len(active.propose("a", [8, 9], 4)) == 4
+
+
+def test_an_admitted_request_is_deferred_once_and_again_after_it_was_retracted(
+    link: FakeSidecarLink,
+) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    active.admit("a")
+    active.admit("a")
+    active.admit("unknown")
+    assert [admit.serial for admit in link.admits] == [link.submits[0].serial]
+    enqueue(active, output_ids=[8, 9])
+    active.admit("a")
+    assert [admit.serial for admit in link.admits] == [submit.serial for submit in link.submits]
+
+
+def test_a_request_admitted_before_it_could_be_submitted_is_deferred_then(
+    link: FakeSidecarLink,
+) -> None:
+    active = make(link)
+    enqueue(active)
+    active.admit("a")
+    assert link.admits == []
+    poll(active)
+    assert [admit.serial for admit in link.admits] == [link.submits[0].serial]
+
+
+@pytest.mark.parametrize(("setting", "closes"), [("stop", 1), ("continue", 0)])
+def test_admission_may_stop_the_drafts_of_a_request_or_leave_them_alone(
+    link: FakeSidecarLink, setting: str, closes: int
+) -> None:
+    active = make(link, on_admission=setting)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    active.admit("a")
+    assert len(link.closes) == closes
+    assert link.admits == []
+    assert len(active.propose("a", [8], 4)) == 4  # what has come is kept
+    link.die()
+    poll(active)
+    link.revive()
+    poll(active)
+    assert len(link.submits) == 2 - closes
 
 
 def test_nothing_of_a_finished_request_reaches_a_new_one_of_the_same_rid() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Close, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Drafted, Submit
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 from test.sidecar.scripted import ScriptedModel
 
@@ -48,6 +48,10 @@ class Desk:
             ),
         )
         self.collect()
+
+    def admit(self, rid: str, peer: Peer = ONE) -> None:
+        self.drafter.admit(peer, Admit(rid, 0))
+        self.drafter.check_integrity()
 
     def close(self, rid: str, peer: Peer = ONE) -> None:
         self.drafter.close(peer, Close(rid, 0))
@@ -124,6 +128,46 @@ def test_equal_prompts_are_drafted_once_for_all_their_requests() -> None:
     assert desk.told[ONE, "c", 1] == list(range(4, 14))
     assert desk.drafter.drafted_tokens == 50
     desk.leave("a", "c")
+
+
+def test_requests_that_wait_come_before_those_that_are_served() -> None:
+    desk = Desk(ScriptedModel(), slots=3)
+    desk.submit("served", [1, 2, 3])
+    desk.step(2)
+    desk.admit("served")
+    desk.admit("unknown")
+    desk.submit("waits", [4, 5, 6])
+    desk.step(12)
+    assert len(desk.told[ONE, "waits", 2]) == 10
+    assert len(desk.told[ONE, "served", 2]) < 10
+    desk.run()
+    assert len(desk.told[ONE, "served", 2]) == 10
+    desk.leave("served", "waits")
+
+
+def test_a_prompt_is_urgent_as_long_as_one_of_its_requests_waits() -> None:
+    desk = Desk(ScriptedModel(), slots=3)
+    desk.submit("first", [1, 2, 3])
+    desk.submit("other", [4, 5, 6])
+    desk.admit("first")
+    desk.submit("second", [1, 2, 3])  # puts the prompt in line again, behind the other
+    desk.step(24)
+    assert len(desk.told[ONE, "second", 2]) == len(desk.told[ONE, "other", 2]) == 10
+    desk.leave("first", "other", "second")
+
+
+def test_a_prompt_is_deferred_when_the_last_of_its_requests_that_waits_is_gone() -> None:
+    desk = Desk(ScriptedModel(), slots=3)
+    desk.submit("first", [1, 2, 3])
+    desk.submit("second", [1, 2, 3])
+    desk.admit("first")
+    desk.close("second")
+    desk.submit("other", [4, 5, 6])
+    desk.step(12)
+    assert len(desk.told[ONE, "other", 2]) == 10
+    assert len(desk.told[ONE, "first", 2]) < 10
+    desk.run()
+    desk.leave("first", "other")
 
 
 def test_a_late_request_gets_at_once_what_exists_and_then_the_rest() -> None:

@@ -17,7 +17,7 @@ from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.errors import GuessError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
-from sglang_qspec.messages import Close, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Drafted, Submit
 from sglang_qspec.trie import DraftTree, RequestTrie, Source, TrieStore
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class _Live:
     max_new_tokens: int
     stop_token_ids: list[int]
     ignore_eos: bool
+    waits: bool = True
+    """It is not served yet, or waits again."""
     tally: Tally = field(default_factory=Tally)
 
 
@@ -102,6 +104,7 @@ class Speculator:
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
             self._forget_at_sidecar(rid, live)
             live.serial = next(self._serials)
+            live.waits = True
         else:
             self.end(rid)
             live = _Live(
@@ -135,6 +138,22 @@ class Speculator:
         for number, token_ids in enumerate(guesses):
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 
+    def admit(self, rid: str) -> None:
+        """The request waits no longer. What the sidecar does about it is a setting."""
+        live = self._live.get(rid)
+        if live is None or not live.waits:
+            return
+        live.waits = False
+        if self._settings.on_admission == "stop":
+            self._forget_at_sidecar(rid, live)
+        elif self._settings.on_admission == "defer" and rid not in self._unsent:
+            self._defer(rid, live)
+
+    def _defer(self, rid: str, live: _Live) -> None:
+        """Best effort: if it cannot be sent now, the drafts only come in another order."""
+        if self._link is not None and self._link.state is LinkState.READY:
+            self._link.send(Admit(rid=rid, serial=live.serial))
+
     def end(self, rid: str) -> Tally | None:
         """The request is over, however it ended. None if nothing was drafted for it."""
         live = self._live.pop(rid, None)
@@ -162,7 +181,8 @@ class Speculator:
             self._generation = self._link.generation
             for rid, live in self._live.items():
                 live.serial = next(self._serials)
-                self._unsent[rid] = None
+                if live.waits or self._settings.on_admission != "stop":
+                    self._unsent[rid] = None
         if self._unsent:
             self._submit_unsent()
 
@@ -202,6 +222,8 @@ class Speculator:
             if not self._link.send(message):
                 return
             del self._unsent[rid]
+            if not live.waits and self._settings.on_admission == "defer":
+                self._defer(rid, live)
 
     def propose(self, rid: str, output_ids: Sequence[int], width: int) -> DraftTree:
         """A tree of at most `width` tokens after the committed `output_ids`, its root included.

@@ -115,6 +115,8 @@ class QSpecWorker(BaseSpecWorker):
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Prefill, or an idle batch: the target alone."""
+        for req in batch.reqs:
+            self._speculator.admit(req.rid)
         result = self._target_worker.forward_batch_generation(batch)
         return self._finish(
             batch, result, result.next_token_ids, accept_lens=None, seq_lens=batch.seq_lens.clone()

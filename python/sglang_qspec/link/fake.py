@@ -21,6 +21,7 @@ from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, enco
 from sglang_qspec.link.link import LinkState
 from sglang_qspec.messages import (
     PROTOCOL,
+    Admit,
     Close,
     Drafted,
     FromSidecar,
@@ -85,6 +86,8 @@ class FakeSidecarLink:
         """Every Submit that the sidecar got, over all its lives."""
         self.closes: list[Close] = []
         """Every Close that the sidecar got, over all its lives."""
+        self.admits: list[Admit] = []
+        """Every Admit likewise."""
 
         self._welcome = Welcome(PROTOCOL, "fake", vocab_size, context_len)
         self._faults = Faults(logger)
@@ -145,6 +148,8 @@ class FakeSidecarLink:
             case Submit():
                 self.submits.append(message)
                 self._draft(message)
+            case Admit():
+                self.admits.append(message)
             case Close():
                 self.closes.append(message)
                 self._forget(message)

@@ -13,6 +13,7 @@ import msgspec
 from sglang_qspec.errors import LinkError
 from sglang_qspec.messages import (
     MAX_MESSAGE_BYTES,
+    Admit,
     Close,
     Drafted,
     FromSidecar,
@@ -110,9 +111,10 @@ def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
                 raise LinkError(
                     f"Submit.temperature is {message.temperature}, but must be at least 0"
                 )
-        case Close():
-            _check_name("Close.rid", message.rid)
-            _check_range("Close.serial", message.serial, 0)
+        case Admit() | Close():
+            kind = type(message).__name__
+            _check_name(f"{kind}.rid", message.rid)
+            _check_range(f"{kind}.serial", message.serial, 0)
         case Hello():
             _check_name("Hello.fingerprint", message.fingerprint)
             _check_length("Hello.vocab_size", message.vocab_size)

@@ -50,6 +50,8 @@ class Subscription:
     sent: list[int]
     """Tokens sent, for each completion."""
     told_finished: list[bool]
+    waits: bool = True
+    """It is not served yet."""
 
 
 class Prompt:

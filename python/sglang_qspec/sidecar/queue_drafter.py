@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Close, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Drafted, Submit
 from sglang_qspec.sidecar.line import Line
 from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, prompt_key
 from sglang_qspec.sidecar.rows import Rows
@@ -75,10 +75,19 @@ class QueueDrafter:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
             prompt = Prompt(key, message, eos.union(message.stop_token_ids), limit)
             self._line.add(prompt)
+        self._line.restore(prompt)
         prompt.subscribe(subscriber, message.base_len)
         self._wanted[subscriber] = prompt
         for completion in prompt.completions:
             self._outbox += prompt.news(completion)
+
+    def admit(self, peer: Peer, message: Admit) -> None:
+        """The request is served now: draft for it behind those that wait."""
+        subscriber = (peer, message.rid, message.serial)
+        prompt = self._wanted.get(subscriber)
+        if prompt is not None:
+            prompt.subscriptions[subscriber].waits = False
+            self._defer_if_served(prompt)
 
     def close(self, peer: Peer, message: Close) -> None:
         """Stop drafting for a request; one that is not known is ignored."""
@@ -134,6 +143,12 @@ class QueueDrafter:
         if not prompt.subscriptions:
             self._tenancy.clear(prompt)
             self._line.remove(prompt)
+        else:
+            self._defer_if_served(prompt)
+
+    def _defer_if_served(self, prompt: Prompt) -> None:
+        if not any(subscription.waits for subscription in prompt.subscriptions.values()):
+            self._line.defer(prompt)
 
     def _plan(self) -> tuple[list[Completion], list[Completion]]:
         """The completions to advance: those with prompts to read, and those to decode.
