@@ -66,7 +66,12 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            # An interrupt too: the server is in a session of its own and would live on.
+            self.stop()
+            raise
         return self
 
     def __exit__(

@@ -31,8 +31,8 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round values between the ends, about five of them."""
-        step = round_step((self.high - self.low) / 5)
+        """Round values between the ends, six at most besides zero."""
+        step = round_step((self.high - self.low) / 6)
         first = math.ceil(self.low / step - 1e-9)
         return [step * index for index in range(first, int(self.high / step + 1e-9) + 1)]
 

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from benchmark.bench_queue import parse, reason
 from benchmark.queueing import charts
 from benchmark.queueing.configurations import NAMES
 from benchmark.queueing.figures import figures
@@ -109,19 +108,3 @@ def test_the_scale_is_linear_and_has_ticks_within() -> None:
     scale = charts.Scale(0.0, 2.1, 100.0, 310.0)
     assert scale(0.5) == pytest.approx(150.0)
     assert scale.ticks == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
-
-
-def test_the_reason_of_a_failure_is_the_last_line_that_names_an_error() -> None:
-    log = "the server ended with code 1:\nloading\nValueError: no such kernel\nbye"
-    assert reason(RuntimeError(log)) == "ValueError: no such kernel"
-    assert reason(ConnectionResetError()) == "ConnectionResetError"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--slots", "0"], ["--request-rate", "0"], ["--configs", "qspec-3"], ["--model", "m"]],
-)
-def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--dataset", "d.jsonl", *arguments])
-    assert arguments[0] in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""The servers that are compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmark.queueing import configurations
+from benchmark.queueing.configurations import NAMES, Settings, configuration
+
+SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = {True: ((), ()), False: ((3,), (5,))}
+    monkeypatch.setattr(configurations, "split_cores", cores.__getitem__)
+
+
+def flags(name: str, settings: Settings = SETTINGS) -> list[str]:
+    return configuration(name, settings).server().command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configurations_differ_only_in_speculation_and_cores(name: str) -> None:
+    speculation = configuration(name, SETTINGS).speculation
+    command, plain = flags(name), flags("none")
+    assert all(flag.startswith("--speculative") for flag in speculation[::2])
+    # The port is each server's own.
+    port = plain.index("--port") + 1
+    del command[port], plain[port]
+    assert command == [*plain, *speculation]
+
+
+def test_the_baseline_at_equal_hardware_has_the_cores_of_both() -> None:
+    assert configuration("none", SETTINGS).cores == (3,)
+    assert configuration("qspec-8", SETTINGS).cores == (3,)
+    assert configuration("none-equal", SETTINGS).cores == (3, 5)
+    speculation = configuration("qspec-8", SETTINGS).speculation
+    assert speculation[speculation.index("--speculative-qspec-cores") + 1] == "5"
+
+
+def test_only_queue_speculation_has_a_sidecar_with_as_many_completions_as_its_name_says() -> None:
+    for name in NAMES:
+        command = flags(name)
+        assert configuration(name, SETTINGS).has_sidecar == name.startswith("qspec")
+        assert ("--speculative-draft-model-path" in command) == name.startswith("qspec")
+        if name.startswith("qspec"):
+            count = command[command.index("--speculative-qspec-completions") + 1]
+            assert name == f"qspec-{count}"
+
+
+def test_on_a_gpu_target_and_sidecar_share_the_first() -> None:
+    command = flags("qspec-4", replace(SETTINGS, on_gpu=True))
+    assert command[command.index("--speculative-qspec-device") + 1] == "cuda:0"
+    assert "--device" not in command
+    assert "--speculative-qspec-cores" not in command
