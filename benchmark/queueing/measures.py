@@ -17,11 +17,16 @@ Round = Mapping[str, Sequence[GroupRun]]
 class Measures:
     """One configuration in one round, or the medians of several. Latencies are in seconds."""
 
+    tokens: float
+    """Of all outputs."""
     tokens_per_s: float
     mean_latency: float
     p99_latency: float
     accept_len: float
-    """Tokens per target pass after the prompt's; 1 without speculation."""
+    """Output tokens per target pass after the prompt's; 1 without speculation.
+
+    Draft tokens that were accepted beyond an output's end do not count.
+    """
     match_rate: float | None
     """Share of the proposed draft tokens that were accepted; None if none were proposed."""
     passes_per_token: float
@@ -49,10 +54,11 @@ def measure(runs: Sequence[GroupRun], plain: Sequence[GroupRun] | None) -> Measu
     drafted = _drafted(runs)
     tokens_per_s = _tokens_per_s(runs)
     return Measures(
+        tokens=tokens,
         tokens_per_s=tokens_per_s,
         mean_latency=statistics.mean(latencies),
         p99_latency=percentile(latencies, 0.99),
-        accept_len=1.0 + sum(accepted.values()) / passes if passes else 1.0,
+        accept_len=(tokens - len(answers)) / passes if passes else 1.0,
         match_rate=sum(accepted.values()) / proposed if proposed else None,
         passes_per_token=(len(answers) + passes) / tokens,
         accepted=accepted,
@@ -66,6 +72,7 @@ def measure(runs: Sequence[GroupRun], plain: Sequence[GroupRun] | None) -> Measu
 def medians(rounds: Sequence[Measures]) -> Measures:
     """Of each figure its median over the rounds, except where Measures says otherwise."""
     return Measures(
+        tokens=statistics.median(m.tokens for m in rounds),
         tokens_per_s=statistics.median(m.tokens_per_s for m in rounds),
         mean_latency=statistics.median(m.mean_latency for m in rounds),
         p99_latency=statistics.median(m.p99_latency for m in rounds),

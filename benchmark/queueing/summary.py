@@ -118,6 +118,7 @@ def _record(measures: Measures) -> dict[str, Any]:
         "speedup": _rounded(measures.speedup),
         "accept_len": _rounded(measures.accept_len),
         "match_rate": _rounded(measures.match_rate),
+        "tokens": measures.tokens,
         "tokens_per_s": _rounded(measures.tokens_per_s),
         "mean_latency_s": _rounded(measures.mean_latency),
         "p99_latency_s": _rounded(measures.p99_latency),

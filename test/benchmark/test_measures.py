@@ -46,6 +46,11 @@ def test_acceptance_is_counted_over_all_requests() -> None:
     assert match_rates(runs) == [5 / 20, 3 / 5]
 
 
+def test_what_was_accepted_beyond_the_end_of_an_output_is_not_in_the_accept_length() -> None:
+    runs = run(answer(9, passes=2, proposed=30, accepted={"queue": 14}))
+    assert measure(runs, None).accept_len == pytest.approx(8 / 2)
+
+
 def test_a_request_with_other_output_is_counted() -> None:
     plain = run(answer(5), answer(5))
     other = run(answer(5), answer(5, first_id=1))
