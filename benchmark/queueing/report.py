@@ -79,9 +79,9 @@ def page(summary: Summary, facts: Mapping[str, str]) -> str:
 <h2>How it was measured</h2>
 <p>Every group of prompts is one queue, and the groups are served one after another; tokens/s are
 all tokens over the time of all groups. Latencies count from a request's arrival. The accept length
-is output tokens per target pass after the prompt's; passes per token include the prompt's. Wasted are
-tokens that the sidecar drafted and no pass accepted. Differing are requests whose greedy output is
-not that of the configuration <code>none</code>. With several rounds the tables show medians over
+is output tokens per target pass after the prompt's; passes per token include the prompt's. Wasted
+are tokens that the sidecar drafted and no pass accepted. Differing are requests whose greedy output
+is not that of the configuration <code>none</code>. With several rounds the tables show medians over
 them, and the points of the figures are the requests of all rounds.</p>
 <table>{"".join(_fact(name, value) for name, value in facts.items())}</table>
 </body>
