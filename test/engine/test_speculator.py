@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.speculator import Speculator, root_only
+from sglang_qspec.engine.speculator import Speculator, Tally, root_only
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
@@ -247,3 +247,14 @@ def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> Non
     active.drop_drafts()
     assert active.propose("a", [8], 4) == root_only(8)
     active.check_integrity()
+
+
+def test_what_a_pass_accepts_behind_the_end_does_not_count() -> None:
+    tally = Tally(passes=3, proposed=9, latest=[Source.GUESS, Source.QUEUE, Source.QUEUE])
+    tally.accepted.update({Source.QUEUE: 5, Source.GUESS: 1})
+    tally.clip(10)
+    assert tally.accepted[Source.QUEUE] == 5
+    tally.clip(8)
+    assert (tally.accepted[Source.QUEUE], tally.accepted[Source.GUESS]) == (3, 1)
+    tally.clip(8)
+    assert sum(tally.accepted.values()) == 4

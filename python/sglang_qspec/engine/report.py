@@ -37,7 +37,10 @@ def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]
     if not req.finished():
         return []
     tally = active.end(req.rid)
-    return [] if tally is None else [tally.record()]
+    if tally is None:
+        return []
+    tally.clip(len(req.output_ids_through_stop))
+    return [tally.record()]
 
 
 def add_internal_state(result: None, controller: Any, state: dict[str, Any]) -> None:

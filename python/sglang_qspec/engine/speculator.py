@@ -34,6 +34,18 @@ class Tally:
     """Decode and verify passes; the pass of the prompt is not counted."""
     proposed: int = 0
     accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
+    latest: list[Source] = field(default_factory=list)
+    """Sources of the draft tokens that the latest pass accepted, in order."""
+
+    def clip(self, output_len: int) -> None:
+        """Take back what the latest pass accepted behind the end of an output of `output_len`.
+
+        A pass may run over a stop token or the length limit. What is left adds up: one token
+        from the prompt's pass, one from each other, and the accepted ones.
+        """
+        excess = 1 + self.passes + sum(self.accepted.values()) - output_len
+        for source in self.latest[max(0, len(self.latest) - excess) :] if excess > 0 else ():
+            self.accepted[source] -= 1
 
     def record(self) -> dict[str, Any]:
         """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own token too."""
@@ -252,6 +264,7 @@ class Speculator:
             return
         live.tally.passes += 1
         live.tally.proposed += len(tree) - 1
+        live.tally.latest = [tree.sources[node] for node in accepted]
         for source, count in live.trie.settle(tree, accepted).items():
             live.tally.accepted[source] += count
 
