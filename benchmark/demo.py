@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
     say("preparing the demo models (a minute the first time)")
     models = demo_models()
-    target_cores, sidecar_cores = split_cores(on_gpu)
+    target_cores, sidecar_cores = ((), ()) if options.unpinned else split_cores(on_gpu)
     common = common_arguments(options, on_gpu)
     environment = {} if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
     speculation = [
@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--speculative-qspec-completions",
         str(options.completions),
     ]
+    speculation += options.arguments
     if sidecar_cores:
         speculation += ["--speculative-qspec-cores", ",".join(map(str, sidecar_cores))]
     prompts = render(models.target, PROMPTS)
@@ -100,6 +101,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default="float32",
         help="of the target; float32 makes the comparison of outputs exact, since bfloat16 "
         "kernels of different shapes may break ties differently",
+    )
+    parser.add_argument(
+        "--unpinned", action="store_true", help="let target and sidecar share all cores of a CPU"
+    )
+    parser.add_argument(
+        "arguments", nargs="*", help="more arguments of the QSPEC server alone, after --"
     )
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     return parser.parse_args(argv)

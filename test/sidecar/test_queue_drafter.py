@@ -146,14 +146,16 @@ def test_requests_that_wait_come_before_those_that_are_served() -> None:
 
 
 def test_a_prompt_is_urgent_as_long_as_one_of_its_requests_waits() -> None:
-    desk = Desk(ScriptedModel(), slots=3)
-    desk.submit("first", [1, 2, 3])
-    desk.submit("other", [4, 5, 6])
+    desk = Desk(ScriptedModel(), slots=1)
+    desk.submit("first", [1, 2, 3], completions=1)
+    desk.submit("other", [4, 5, 6], completions=1)
     desk.admit("first")
-    desk.submit("second", [1, 2, 3])  # puts the prompt in line again, behind the other
-    desk.step(24)
-    assert len(desk.told[ONE, "second", 2]) == len(desk.told[ONE, "other", 2]) == 10
-    desk.leave("first", "other", "second")
+    desk.submit("second", [1, 2, 3], completions=1)  # in line again, behind the other
+    desk.submit("third", [7, 8, 9], completions=1)
+    desk.step(22)
+    assert len(desk.told[ONE, "second", 0]) == len(desk.told[ONE, "other", 0]) == 10
+    assert len(desk.told[ONE, "third", 0]) < 10
+    desk.leave("first", "other", "second", "third")
 
 
 def test_a_prompt_is_deferred_when_the_last_of_its_requests_that_waits_is_gone() -> None:
