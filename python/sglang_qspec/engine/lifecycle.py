@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import metrics, speculator
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -44,3 +44,4 @@ def polled(result: None, manager: Any) -> None:
     active = speculator.active()
     if active is not None:
         active.poll()
+        metrics.publish_due(active)

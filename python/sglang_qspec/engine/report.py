@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import metrics, speculator
 
 KEY = "qspec"
 
 
 def output_streamer_class(streamer: type, scheduler: Any) -> type:
-    """After `Scheduler.get_output_streamer_class`: one that adds the record to last outputs."""
-    if speculator.active() is None:
+    """After `Scheduler.get_output_streamer_class`: one that adds the record to last outputs.
+
+    Called once, when the scheduler has its worker and its metrics.
+    """
+    started = speculator.active()
+    if started is None:
         return streamer
+    metrics.start(started, scheduler.metrics_collector)
 
     class OutputStreamer(streamer):
         has_additional_customized_info = True
@@ -36,11 +41,8 @@ def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]
     """The record of a request that ends here, as the list of tokens' records SGLang expects."""
     if not req.finished():
         return []
-    tally = active.end(req.rid)
-    if tally is None:
-        return []
-    tally.clip(len(req.output_ids_through_stop))
-    return [tally.record()]
+    tally = active.end(req.rid, len(req.output_ids_through_stop))
+    return [] if tally is None else [tally.record()]
 
 
 def add_internal_state(result: None, controller: Any, state: dict[str, Any]) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.errors import GuessError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
 from sglang_qspec.messages import Admit, Close, Drafted, Submit
-from sglang_qspec.trie import DraftTree, RequestTrie, Source, TrieStore
+from sglang_qspec.trie import DraftTree, Insertion, RequestTrie, Source, TrieStore
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +39,18 @@ class Tally:
     latest: list[Source] = field(default_factory=list)
     """Sources of the draft tokens that the latest pass accepted, in order."""
 
-    def clip(self, output_len: int) -> None:
+    def clip(self, output_len: int) -> list[Source]:
         """Take back what the latest pass accepted behind the end of an output of `output_len`.
 
         A pass may run over a stop token or the length limit. What is left adds up: one token
-        from the prompt's pass, one from each other, and the accepted ones.
+        from the prompt's pass, one from each other, and the accepted ones. Returns the sources
+        of the tokens taken back.
         """
         excess = 1 + self.passes + sum(self.accepted.values()) - output_len
-        for source in self.latest[max(0, len(self.latest) - excess) :] if excess > 0 else ():
+        behind = self.latest[max(0, len(self.latest) - excess) :] if excess > 0 else []
+        for source in behind:
             self.accepted[source] -= 1
+        return behind
 
     def record(self) -> dict[str, Any]:
         """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own token too."""
@@ -74,8 +79,12 @@ class _Live:
     max_new_tokens: int
     stop_token_ids: list[int]
     ignore_eos: bool
+    queued_at: float | None
+    """When it was queued, by the speculator's clock; None once its first draft has come."""
     waits: bool = True
     """It is not served yet, or waits again."""
+    unfinished: int = 0
+    """Completions of the latest submission that the sidecar has not finished."""
     tally: Tally = field(default_factory=Tally)
 
 
@@ -83,8 +92,19 @@ class Speculator:
     """See the module. `link` is None when there is neither a draft model nor an endpoint."""
 
     def __init__(
-        self, settings: QSpecConfig, vocab_size: int, tries: TrieStore, link: Link | None
+        self,
+        settings: QSpecConfig,
+        vocab_size: int,
+        tries: TrieStore,
+        link: Link | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.proposed = dict.fromkeys(Source, 0)
+        """Draft tokens that the target verified since the start, by source."""
+        self.accepted = dict.fromkeys(Source, 0)
+        """Those of them that became output, by source."""
+        self.first_drafts = FirstDrafts()
+        self._clock = clock
         self._settings = settings
         self._vocab_size = vocab_size
         self._tries = tries
@@ -127,6 +147,7 @@ class Speculator:
                 max_new_tokens,
                 stop_token_ids,
                 ignore_eos,
+                self._clock(),
             )
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
@@ -166,16 +187,23 @@ class Speculator:
         if self._link is not None and self._link.state is LinkState.READY:
             self._link.send(Admit(rid=rid, serial=live.serial))
 
-    def end(self, rid: str) -> Tally | None:
-        """The request is over, however it ended. None if nothing was drafted for it."""
+    def end(self, rid: str, output_len: int | None = None) -> Tally | None:
+        """The request is over, however it ended. None if nothing was drafted for it.
+
+        `output_len`, where the last pass may have run over the end, is what counts of the output.
+        """
         live = self._live.pop(rid, None)
         if live is None:
             return None
         self._tries.close(rid)
         self._forget_at_sidecar(rid, live)
+        if output_len is not None:
+            for source in live.tally.clip(output_len):
+                self.accepted[source] -= 1
         return live.tally
 
     def _forget_at_sidecar(self, rid: str, live: _Live) -> None:
+        live.unfinished = 0
         if self._unsent.pop(rid, _SENT) is _SENT and self._link is not None:
             self._link.send(Close(rid=rid, serial=live.serial))
 
@@ -192,6 +220,7 @@ class Speculator:
             # A new sidecar knows nothing of the requests that the old one was drafting.
             self._generation = self._link.generation
             for rid, live in self._live.items():
+                live.unfinished = 0
                 live.serial = next(self._serials)
                 if live.waits or self._settings.on_admission != "stop":
                     self._unsent[rid] = None
@@ -202,6 +231,10 @@ class Speculator:
         live = self._live.get(drafted.rid)
         if live is None or live.serial != drafted.serial:
             return
+        if live.queued_at is not None:
+            self.first_drafts.observe(self._clock() - live.queued_at)
+            live.queued_at = None
+        live.unfinished -= drafted.finished
         self._tries.insert(
             drafted.rid,
             live.trie.serial,
@@ -233,6 +266,7 @@ class Speculator:
             )
             if not self._link.send(message):
                 return
+            live.unfinished = message.completions
             del self._unsent[rid]
             if not live.waits and self._settings.on_admission == "defer":
                 self._defer(rid, live)
@@ -265,8 +299,11 @@ class Speculator:
         live.tally.passes += 1
         live.tally.proposed += len(tree) - 1
         live.tally.latest = [tree.sources[node] for node in accepted]
+        for source in tree.sources[1:]:
+            self.proposed[source] += 1
         for source, count in live.trie.settle(tree, accepted).items():
             live.tally.accepted[source] += count
+            self.accepted[source] += count
 
     def drop_drafts(self) -> None:
         """Forget all drafts, as when the target's weights change; requests stay live."""
@@ -276,14 +313,32 @@ class Speculator:
             self._tries.commit(rid, live.output_ids)
 
     def describe(self) -> dict[str, Any]:
-        """For /server_info: the sidecar's state, and what is kept."""
-        heartbeat = self._link.heartbeat if self._link is not None else None
+        """For /server_info and /metrics: the sidecar's state, what is kept, what it has earned.
+
+        What only a sidecar in reach does, is zero without one. The totals are since the start,
+        `drafted_tokens` since the sidecar's.
+        """
+        link = self._link
+        heartbeat = link.heartbeat if link is not None else None
+        ready = link is not None and link.state is LinkState.READY
+        in_flight = sum(live.unfinished > 0 for live in self._live.values())
         return {
-            "sidecar": "none" if self._link is None else self._link.state.value,
+            "sidecar": "none" if link is None else link.state.value,
             "live_requests": len(self._live),
-            "trie_tokens": self._tries.size,
-            "drafting_rows": heartbeat.rows if heartbeat else 0,
+            "requests_in_flight": in_flight if ready else 0,
+            "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
+            "queue_to_first_draft_seconds": self.first_drafts.describe(),
             "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
+            "proposed_tokens": _by_name(self.proposed),
+            "accepted_tokens": _by_name(self.accepted),
+            "trie_tokens": self._tries.size,
+            "evictions": self._tries.evictions,
+            "refused_chunks": _by_name(self._tries.refused),
+            "dropped_messages": {
+                "to_sidecar": link.dropped if link is not None else 0,
+                "from_sidecar": heartbeat.dropped_messages if heartbeat else 0,
+                "malformed": link.malformed if link is not None else 0,
+            },
         }
 
     def check_integrity(self) -> None:
@@ -298,6 +353,10 @@ class Speculator:
 def root_only(token_id: int) -> DraftTree:
     """The tree of a request without drafts: its last committed token."""
     return DraftTree((token_id,), (0,), (Source.OUTPUT,), (1.0,))
+
+
+def _by_name(counts: Mapping[Source, int] | Mapping[Insertion, int]) -> dict[str, int]:
+    return {key.name.lower(): count for key, count in counts.items()}
 
 
 _SENT = object()

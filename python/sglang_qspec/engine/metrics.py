@@ -1,0 +1,155 @@
+"""Speculation in SGLang's `/metrics`: what `Speculator.describe` says, as Prometheus series.
+
+SGLang collects the series of all its processes through files, so that a series made in the
+scheduler's process simply appears. Nothing here exists unless the server has `--enable-metrics`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.link import LinkState
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter
+
+PREFIX = "sglang:qspec_"
+PUBLISH_INTERVAL_S = 1.0
+FIRST_DRAFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+GAUGES = {
+    "live_requests": "Requests that are queued or served and may be drafted for.",
+    "requests_in_flight": "Requests whose drafts the sidecar has not finished.",
+    "drafting_rows": "Completions that the sidecar is drafting, for all its servers.",
+    "trie_tokens": "Tokens in the tries of all requests, drafts and own text.",
+}
+TOTALS = {
+    "drafted_tokens": "Tokens that the sidecar drafted, for all its servers.",
+    "evictions": "Times that a request lost its drafts to the total cap.",
+}
+TOTALS_BY = {
+    "proposed_tokens": ("source", "Draft tokens that the target verified."),
+    "accepted_tokens": ("source", "Draft tokens that became output."),
+    "dropped_messages": ("kind", "Messages between server and sidecar that were not delivered."),
+    "refused_chunks": ("reason", "Pieces of drafts that a trie did not take."),
+}
+"""Cumulative figures of `describe`, one for each value of a label."""
+
+
+class DraftMetrics:
+    """Owns the series. One thread, the scheduler's."""
+
+    def __init__(
+        self,
+        labels: Mapping[str, object],
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the series with SGLang's `labels`, in the process's registry if none is given.
+
+        Raises ValueError, as prometheus_client does, if the registry has them already.
+        """
+        # SGLang names the folder of the files in the environment, which the import reads.
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+        values = {name: str(value) for name, value in labels.items()}
+        names = tuple(values)
+        home = registry or REGISTRY
+        self._clock = clock
+        self._due_at = clock()
+        self._gauges = {
+            name: Gauge(
+                PREFIX + name, text, names, multiprocess_mode="mostrecent", registry=home
+            ).labels(**values)
+            for name, text in GAUGES.items()
+        }
+        state = Gauge(
+            PREFIX + "sidecar_state",
+            "1 for the state that the link to the sidecar is in.",
+            (*names, "state"),
+            multiprocess_mode="mostrecent",
+            registry=home,
+        )
+        self._states = {
+            name: state.labels(**values, state=name)
+            for name in ("none", *(state.value for state in LinkState))
+        }
+        self._totals = {
+            name: _Total(Counter(PREFIX + name, text, names, registry=home).labels(**values))
+            for name, text in TOTALS.items()
+        }
+        self._families = {
+            name: Counter(PREFIX + name, text, (*names, label), registry=home)
+            for name, (label, text) in TOTALS_BY.items()
+        }
+        self._members: dict[tuple[str, str], _Total] = {}
+        self._labels = values
+        self.first_draft = Histogram(
+            PREFIX + "queue_to_first_draft_seconds",
+            "Time from a request's queueing to its first draft.",
+            names,
+            buckets=FIRST_DRAFT_BUCKETS_S,
+            registry=home,
+        ).labels(**values)
+
+    def publish_due(self, active: Speculator) -> None:
+        """Publish if a second has passed since the last time."""
+        now = self._clock()
+        if now >= self._due_at:
+            self._due_at = now + PUBLISH_INTERVAL_S
+            self.publish(active.describe())
+
+    def publish(self, described: Mapping[str, Any]) -> None:
+        """Bring all series to what `Speculator.describe` returned."""
+        for name, gauge in self._gauges.items():
+            gauge.set(described[name])
+        for name, gauge in self._states.items():
+            gauge.set(name == described["sidecar"])
+        for name, total in self._totals.items():
+            total.reach(described[name])
+        for name in self._families:
+            for member, count in described[name].items():
+                self._member(name, member).reach(count)
+
+    def _member(self, name: str, member: str) -> _Total:
+        key = (name, member)
+        if key not in self._members:
+            label = {TOTALS_BY[name][0]: member}
+            self._members[key] = _Total(self._families[name].labels(**self._labels, **label))
+        return self._members[key]
+
+
+class _Total:
+    """A counter that follows a cumulative figure kept elsewhere."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._reached = 0
+
+    def reach(self, total: int) -> None:
+        """A figure of the sidecar begins anew with a new sidecar: then all of it is growth."""
+        self._counter.inc(total - self._reached if total >= self._reached else total)
+        self._reached = total
+
+
+_metrics: DraftMetrics | None = None
+
+
+def start(active: Speculator, collector: Any) -> None:
+    """Publish `active` from now on, with the labels of SGLang's collector; None is for no metrics.
+
+    Only the first call in a process counts.
+    """
+    global _metrics
+    if collector is not None and _metrics is None:
+        _metrics = DraftMetrics(collector.labels)
+        active.first_drafts.observer = _metrics.first_draft.observe
+
+
+def publish_due(active: Speculator) -> None:
+    """Called in each scheduler iteration; does nothing without metrics, or within a second."""
+    if _metrics is not None:
+        _metrics.publish_due(active)
