@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.speculator import Speculator, Tally, root_only
+from sglang_qspec.engine.speculator import Speculator, Tally
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
-from sglang_qspec.trie import Source, TrieLimits, TrieStore
+from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
 
 VOCAB = 1000
 PROMPT = [5, 6, 7]
@@ -47,12 +47,16 @@ def link() -> FakeSidecarLink:
     return FakeSidecarLink(counting, vocab_size=VOCAB)
 
 
+def tree_of(active: Speculator, rid: str, output_ids: list[int], width: int) -> DraftTree:
+    return active.propose([rid], [output_ids], width)[0]
+
+
 def test_a_waiting_request_gets_the_sidecars_completion_as_its_tree(link: FakeSidecarLink) -> None:
     active = make(link)
     poll(active)
     enqueue(active)
     poll(active)
-    tree = active.propose("a", [8], 4)
+    tree = tree_of(active, "a", [8], 4)
     assert tree.token_ids == (8, 9, 10, 11)
     assert tree.sources[1:] == (Source.QUEUE,) * 3
     active.check_integrity()
@@ -95,14 +99,14 @@ def test_a_new_sidecar_is_asked_again_from_what_is_committed_by_then(link: FakeS
     poll(active)
     enqueue(active)
     poll(active)
-    active.propose("a", [8, 9], 4)
+    tree_of(active, "a", [8, 9], 4)
     link.die()
     poll(active)
     link.revive()
     poll(active)
     assert link.submits[-1].base_len == 2
     assert link.submits[-1].token_ids == [*PROMPT, 8, 9]
-    assert len(active.propose("a", [8, 9, 10], 4)) == 4
+    assert len(tree_of(active, "a", [8, 9, 10], 4)) == 4
 
 
 def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSidecarLink) -> None:
@@ -110,12 +114,12 @@ def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSide
     poll(active)
     enqueue(active)
     poll(active)
-    active.propose("a", [8, 9], 4)
+    tree_of(active, "a", [8, 9], 4)
     enqueue(active, output_ids=[8, 9])
     assert [close.serial for close in link.closes] == [link.submits[0].serial]
     assert link.submits[1].serial != link.submits[0].serial
     assert link.submits[1].base_len == 2
-    assert len(active.propose("a", [8, 9], 4)) == 4
+    assert len(tree_of(active, "a", [8, 9], 4)) == 4
 
 
 def test_an_admitted_request_is_deferred_once_and_again_after_it_was_retracted(
@@ -155,7 +159,7 @@ def test_admission_may_stop_the_drafts_of_a_request_or_leave_them_alone(
     active.admit("a")
     assert len(link.closes) == closes
     assert link.admits == []
-    assert len(active.propose("a", [8], 4)) == 4  # what has come is kept
+    assert len(tree_of(active, "a", [8], 4)) == 4  # what has come is kept
     link.die()
     poll(active)
     link.revive()
@@ -171,9 +175,9 @@ def test_nothing_of_a_finished_request_reaches_a_new_one_of_the_same_rid() -> No
     active.end("a")
     enqueue(active, prompt_ids=[100])
     poll(active, 10)
-    tree = active.propose("a", [101], 4)
+    tree = tree_of(active, "a", [101], 4)
     assert set(tree.token_ids) <= set(range(100, 200))
-    assert active.propose("a", [101, 8], 4).token_ids == (8,)
+    assert tree_of(active, "a", [101, 8], 4).token_ids == (8,)
 
 
 def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(link: FakeSidecarLink) -> None:
@@ -191,10 +195,10 @@ def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(link: FakeSid
 def test_guesses_and_prompt_serve_without_any_sidecar() -> None:
     active = make(None)
     enqueue(active, custom_params={"qspec_guess_ids": [20, 21, 22, None, 30, 31]})
-    tree = active.propose("a", [20], 3)
+    tree = tree_of(active, "a", [20], 3)
     assert tree.token_ids == (20, 21, 22)
     assert tree.sources[1:] == (Source.GUESS,) * 2
-    tree = active.propose("a", [20, 5, 6], 3)
+    tree = tree_of(active, "a", [20, 5, 6], 3)
     assert tree.token_ids[:2] == (6, 7)
     assert tree.sources[1] is Source.PROMPT
 
@@ -202,7 +206,7 @@ def test_guesses_and_prompt_serve_without_any_sidecar() -> None:
 def test_guesses_that_got_past_the_front_are_ignored_not_fatal() -> None:
     active = make(None)
     enqueue(active, custom_params={"qspec_guess_ids": [VOCAB + 1]})
-    assert active.propose("a", [20], 3) == root_only(20)
+    assert tree_of(active, "a", [20], 3).token_ids == (20,)
 
 
 def test_a_request_of_one_token_is_not_drafted_for(link: FakeSidecarLink) -> None:
@@ -210,7 +214,7 @@ def test_a_request_of_one_token_is_not_drafted_for(link: FakeSidecarLink) -> Non
     poll(active)
     enqueue(active, max_new_tokens=1)
     assert link.submits == []
-    assert active.propose("a", [8], 4) == root_only(8)
+    assert tree_of(active, "a", [8], 4).token_ids == (8,)
 
 
 def test_the_last_token_is_not_speculated_on(link: FakeSidecarLink) -> None:
@@ -218,8 +222,8 @@ def test_the_last_token_is_not_speculated_on(link: FakeSidecarLink) -> None:
     poll(active)
     enqueue(active, max_new_tokens=3)
     poll(active)
-    assert len(active.propose("a", [8], 4)) > 1
-    assert active.propose("a", [8, 9], 4) == root_only(9)
+    assert len(tree_of(active, "a", [8], 4)) > 1
+    assert tree_of(active, "a", [8, 9], 4).token_ids == (9,)
 
 
 def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> None:
@@ -227,9 +231,8 @@ def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> N
     poll(active)
     enqueue(active)
     poll(active)
-    tree = active.propose("a", [8], 4)
-    active.settle("a", tree, [1, 2])
-    active.settle("a", root_only(11), [])
+    active.settle(["a"], active.propose(["a"], [[8]], 4), [[1, 2]])
+    active.settle(["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]])
     tally = active.end("a")
     assert tally is not None
     record = tally.record()
@@ -243,9 +246,9 @@ def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> Non
     poll(active)
     enqueue(active)
     poll(active)
-    active.propose("a", [8], 4)
+    tree_of(active, "a", [8], 4)
     active.drop_drafts()
-    assert active.propose("a", [8], 4) == root_only(8)
+    assert tree_of(active, "a", [8], 4).token_ids == (8,)
     active.check_integrity()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_qspec.trie import DraftTree, RequestTrie, Source, TrieLimits
+from sglang_qspec.trie import DraftTree, RequestTrie, Source, TrieLimits, Trust
 
 Path = tuple[int, ...]
 
@@ -137,7 +137,10 @@ def test_small_caps_give_a_part_of_that_tree_within_the_width(
 def test_a_late_completion_proposes_what_an_early_one_does(
     prompt: list[int], draft: list[int], output: list[int], cuts: list[int]
 ) -> None:
-    early, late = (RequestTrie(prompt, GENEROUS) for _ in range(2))
+    early, late = (
+        RequestTrie(prompt, GENEROUS, trust=Trust(GENEROUS.max_match, learns=False))
+        for _ in range(2)
+    )
     early.insert(Source.QUEUE, 0, 0, 0, draft)
     edges = sorted({0, *(min(cut, len(output)) for cut in cuts), len(output)})
     for begin, end in pairwise(edges):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sglang_qspec.trie import DraftTree, Insertion, RequestTrie, Source, TrieLimits
+from sglang_qspec.trie import DraftTree, Insertion, RequestTrie, Source, TrieLimits, Trust
 
 LIMITS = TrieLimits(vocab_size=1000)
 
@@ -29,18 +29,22 @@ def accepted_path(tree: DraftTree, target: list[int]) -> list[int]:
 
 def serve(trie: RequestTrie, target: list[int], width: int) -> list[int]:
     """Decode `target` with trees of `width`; tokens gained per pass."""
-    gained, done = [], trie.output_len
+    return [len(sources) + 1 for sources in accepted_sources(trie, target, width)]
+
+
+def accepted_sources(trie: RequestTrie, target: list[int], width: int) -> list[list[Source]]:
+    """Decode `target` with trees of `width`; the sources of the accepted tokens of each pass."""
+    passes, done = [], trie.output_len
     while done < len(target):
         tree = trie.propose(width)
         tree.check_integrity()
         path = accepted_path(tree, target[done:])
-        trie.settle(tree, path)
         step = target[done : done + len(path) + 1]
         trie.commit(step)
         trie.check_integrity()
-        gained.append(len(step))
+        passes.append([tree.sources[node] for node in path])
         done += len(step)
-    return gained
+    return passes
 
 
 @pytest.mark.parametrize("width", [2, 4, 8, 16])
@@ -48,9 +52,8 @@ def test_a_greedy_completion_equal_to_the_output_fills_every_pass(width: int) ->
     target = random.Random(0).choices(range(1000), k=16 * 12)
     trie = RequestTrie([1, 2, 3], LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, target, greedy=True)
-    gained = serve(trie, target, width)
-    assert gained == [width] * (len(target) // width)
-    assert trie.accepted[Source.QUEUE] == len(target) - len(gained)
+    passes = accepted_sources(trie, target, width)
+    assert passes == [[Source.QUEUE] * (width - 1)] * (len(target) // width)
 
 
 def test_seven_diverging_completions_hardly_distract_from_an_exact_greedy_one() -> None:
@@ -163,13 +166,7 @@ def test_a_guess_may_continue_the_prompt_or_be_met_later() -> None:
     trie.commit([50, 51, 11, 12])
     tree = trie.propose(2)
     assert tree.token_ids == (12, 13)
-    assert trie.settle(tree, [0, 1, 2, 3]) == {
-        Source.QUEUE: 0,
-        Source.GUESS: 1,
-        Source.PROMPT: 0,
-        Source.OUTPUT: 0,
-    }
-    assert trie.proposed[Source.GUESS] == trie.accepted[Source.GUESS] == 1
+    assert tree.sources[1] is Source.GUESS
 
 
 def test_a_token_of_several_sources_counts_for_the_heaviest() -> None:
@@ -206,7 +203,11 @@ def test_a_refused_chunk_changes_nothing() -> None:
     for reason, chunk in attempts.items():
         assert trie.insert(*chunk) is reason
         assert reason.refused
-    assert trie.insert(Source.QUEUE, 1, 0, 0, [-1]) is Insertion.BAD_TOKEN
+    for token in (-1, 1 << 33, -(1 << 80), 1 << 80):
+        assert trie.insert(Source.QUEUE, 1, 0, 0, [5, token]) is Insertion.BAD_TOKEN
+    assert trie.insert(Source.QUEUE, 1, 1 << 80, 0, [5]) is Insertion.AHEAD
+    assert trie.insert(Source.QUEUE, 1, 0, 1 << 80, [5]) is Insertion.GAP
+    assert trie.insert(Source.QUEUE, 1, -(1 << 80), 0, [5]) is Insertion.NEGATIVE
     assert trie.insert(Source.QUEUE, 1, -1, 0, [5]) is Insertion.NEGATIVE
     assert trie.insert(Source.QUEUE, 1, 0, 1, [5]) is Insertion.GAP
     assert (trie.size, trie.propose(9)) == before
@@ -294,9 +295,9 @@ def test_ids_outside_the_vocabulary_are_never_proposed() -> None:
     trie.commit([5, 6])
     assert trie.propose(8).token_ids == (6, 5, 6)
     image_last = RequestTrie([5, 6, 1 << 40], LIMITS)
-    assert image_last.propose(8).token_ids == (1 << 40,)
+    assert image_last.propose(8).token_ids == (0,)
     image_last.insert(Source.QUEUE, 0, 0, 0, [9])
-    assert image_last.propose(8).token_ids == (1 << 40, 9)
+    assert image_last.propose(8).token_ids == (0, 9)
 
 
 def test_an_empty_prompt_is_no_error() -> None:
@@ -315,3 +316,39 @@ def test_a_text_of_one_token_over_and_over_stays_within_the_caps() -> None:
         trie.commit([4, 4, 4])
     trie.check_integrity()
     assert trie.propose(8).token_ids == (4,) * 8
+
+
+def test_a_source_that_is_switched_off_is_not_proposed() -> None:
+    trie = RequestTrie([5, 6, 7], LIMITS, sources={Source.QUEUE, Source.OUTPUT})
+    trie.insert(Source.GUESS, 0, 0, 0, [10])
+    trie.insert(Source.QUEUE, 0, 0, 0, [11])
+    assert trie.propose(8).token_ids == (7, 11)
+    trie.commit([5, 6])
+    assert trie.propose(8).token_ids == (6,)
+    trie.commit([5, 6])
+    assert trie.propose(8).token_ids == (6, 5, 6)
+
+
+def test_what_is_learnt_of_a_source_changes_what_is_proposed_first() -> None:
+    trust = Trust(LIMITS.max_match)
+    for number in range(40):
+        earlier = RequestTrie([1], LIMITS, trust=trust)
+        earlier.insert(Source.QUEUE, 0, 0, 0, [10, 11], greedy=True)
+        earlier.insert(Source.GUESS, 0, 0, 0, [20, 21])
+        first = earlier.propose(3).token_ids[1]
+        assert first == (10 if number < 10 else first)
+        earlier.commit([20, 21])
+    trie = RequestTrie([1], LIMITS, trust=trust)
+    trie.insert(Source.QUEUE, 0, 0, 0, [10, 11], greedy=True)
+    trie.insert(Source.GUESS, 0, 0, 0, [20, 21])
+    assert trie.propose(2).token_ids == (1, 20)
+
+
+def test_a_draft_token_takes_little_memory() -> None:
+    draw = random.Random(3)
+    for tokens in (256, 2048, 16000):
+        trie = RequestTrie(list(range(200)), LIMITS)
+        before = trie.bytes
+        for number in range(8):
+            trie.insert(Source.QUEUE, number, 0, 0, draw.choices(range(500), k=tokens // 8))
+        assert (trie.bytes - before) / trie.draft_size <= 64

@@ -151,17 +151,24 @@ def test_a_prompt_that_does_not_fit_is_no_error() -> None:
     assert trie.size == LIMITS.max_match
 
 
-def test_counts_survive_until_the_request_is_closed() -> None:
+def test_a_closed_request_leaves_nothing() -> None:
     store = TrieStore(LIMITS)
     trie = store.open("a", [1])
     store.insert("a", trie.serial, Source.QUEUE, 0, 0, 0, [5, 6], greedy=True)
-    trie.settle(trie.propose(3), [0, 1])
-    closed = store.close("a")
-    assert closed is trie
-    assert trie.proposed[Source.QUEUE] == 2
-    assert trie.accepted[Source.QUEUE] == 1
-    assert store.close("a") is None
+    store.close("a")
+    store.close("a")
     assert store.size == len(store) == 0
+
+
+def test_a_batch_of_trees_has_a_row_for_each_request_also_for_one_that_is_not_open() -> None:
+    store = TrieStore(LIMITS)
+    for rid, draft in (("a", [5, 6, 7]), ("b", [8])):
+        trie = store.open(rid, [1])
+        store.insert(rid, trie.serial, Source.QUEUE, 0, 0, 0, draft, greedy=True)
+    trees = store.propose(["b", "?", "a"], [1, 4, 1], 3)
+    assert [tree.token_ids for tree in trees] == [(1, 8), (4,), (1, 5, 6)]
+    assert trees.count_by_source()[Source.QUEUE] == 3
+    assert len(store.propose([], [], 3)) == 0
 
 
 def test_refusals_are_counted_by_reason() -> None:

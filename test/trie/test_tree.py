@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_qspec.trie import DraftTree, Source, pack
+from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 
 @st.composite
@@ -22,6 +22,12 @@ def trees(draw: st.DrawFn) -> DraftTree:
     )
 
 
+def cut(tree: DraftTree, size: int) -> DraftTree:
+    return DraftTree(
+        tree.token_ids[:size], tree.parents[:size], tree.sources[:size], tree.scores[:size]
+    )
+
+
 def ancestors(parents: list[int], node: int) -> set[int]:
     found = {node}
     while node:
@@ -32,39 +38,55 @@ def ancestors(parents: list[int], node: int) -> set[int]:
 
 @given(st.lists(trees(), max_size=4), st.integers(1, 9))
 def test_the_mask_holds_each_node_and_its_ancestors(batch: list[DraftTree], width: int) -> None:
-    packed = pack(batch, width)
-    assert packed.token_ids.shape == (len(batch) * width,)
-    assert packed.token_ids.dtype == packed.parents.dtype == packed.depths.dtype == np.int64
-    assert packed.mask.shape == (len(batch), width, width)
-    assert packed.mask.dtype == np.bool_
+    packed = DraftTrees.of(batch, width)
+    layout = packed.lay_out()
+    assert packed.token_ids.shape == packed.parents.shape == (len(batch), width)
+    assert layout.depths.dtype == layout.next_token.dtype == layout.next_sibling.dtype == np.int64
+    assert layout.mask.shape == (len(batch), width, width)
+    assert layout.mask.dtype == np.bool_
     for row, tree in enumerate(batch):
         parents = packed.parents[row].tolist()
-        size = min(len(tree), width)
-        assert tuple(parents[:size]) == tree.parents[:size]
-        assert tuple(packed.token_ids.reshape(-1, width)[row, :size]) == tree.token_ids[:size]
+        assert packed[row] == cut(tree, width)
         for node in range(width):
-            assert set(np.flatnonzero(packed.mask[row, node])) == ancestors(parents, node)
-            assert packed.depths[row, node] == len(ancestors(parents, node)) - 1
+            assert set(np.flatnonzero(layout.mask[row, node])) == ancestors(parents, node)
+            assert layout.depths[row, node] == len(ancestors(parents, node)) - 1
+
+
+@given(st.lists(trees(), max_size=4), st.integers(1, 9))
+def test_the_links_lead_to_each_child_in_order_and_not_to_padding(
+    batch: list[DraftTree], width: int
+) -> None:
+    layout = DraftTrees.of(batch, width).lay_out()
+    for row, tree in enumerate(batch):
+        for node in range(width):
+            children, child = [], layout.next_token[row, node]
+            while child >= 0:
+                children.append(child)
+                child = layout.next_sibling[row, child]
+            assert children == [
+                n for n in range(1, len(cut(tree, width))) if tree.parents[n] == node
+            ]
 
 
 @given(trees(), st.integers(1, 12))
 def test_padding_has_no_sibling_so_no_probability_counts_twice(tree: DraftTree, width: int) -> None:
-    parents = pack([tree], width).parents[0].tolist()
+    parents = DraftTrees.of([tree], width).parents[0].tolist()
     for pad in range(len(tree), width):
         assert parents[1:].count(parents[pad]) == 1
 
 
-@given(trees(), st.integers(1, 9))
-def test_the_best_part_of_a_tree_is_a_tree(tree: DraftTree, size: int) -> None:
-    best = tree.best(size)
-    best.check_integrity()
-    assert len(best) == min(size, len(tree))
-    assert best.token_ids == tree.token_ids[: len(best)]
+@given(st.lists(trees(), max_size=4), st.integers(1, 9))
+def test_the_best_part_of_a_batch_is_made_of_trees(batch: list[DraftTree], width: int) -> None:
+    best = DraftTrees.of(batch, 9).best(width)
+    assert best.width == width
+    for tree, part in zip(batch, best, strict=True):
+        part.check_integrity()
+        assert part == cut(tree, width)
 
 
 def test_a_width_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="width is 0"):
-        pack([], 0)
+        DraftTrees.of([], 0)
 
 
 @pytest.mark.parametrize(

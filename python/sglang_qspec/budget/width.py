@@ -8,10 +8,8 @@ for each request, the bonus token plus the estimated chances of its best w - 1 d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.trie import DraftTree
+from sglang_qspec.trie import DraftTrees
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Widths that are used, so that kernels and buffers see few shapes."""
@@ -36,21 +34,16 @@ class WidthPolicy:
         self.fixed = fixed
         self._steps = (*(width for width in LADDER if width < max_width), max_width)
 
-    def width_for(self, trees: Sequence[DraftTree]) -> int:
-        """The common width for one tree of each request in the pass."""
+    def width_for(self, trees: DraftTrees) -> int:
+        """The common width of a pass over a batch, one tree a request."""
         if self.fixed:
             return self.max_width
-        largest = max((len(tree) for tree in trees), default=1)
-        gains = [0.0] * max(largest, self.max_width)
-        for tree in trees:
-            for node, score in enumerate(tree.scores):
-                gains[node] += score
-        best, best_rate = 1, float(len(trees))
-        tokens, reached = gains[0], 1
+        bs = len(trees)
+        largest = int(trees.sizes.max(initial=1))
+        tokens = trees.scores.sum(axis=0).cumsum().tolist()
+        best, best_rate = 1, float(bs)
         for width in self._steps[1:]:
-            tokens += sum(gains[reached:width])
-            reached = width
-            rate = tokens / (1.0 + self.row_cost * len(trees) * (width - 1))
+            rate = tokens[min(width, len(tokens)) - 1] / (1.0 + self.row_cost * bs * (width - 1))
             if rate > best_rate:
                 best, best_rate = width, rate
             if width >= largest:

@@ -20,7 +20,7 @@ from sglang_qspec.errors import GuessError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
 from sglang_qspec.messages import Admit, Close, Drafted, Submit
-from sglang_qspec.trie import DraftTree, Insertion, RequestTrie, Source, TrieStore
+from sglang_qspec.trie import DraftTrees, Insertion, RequestTrie, Source, TrieStore
 
 logger = logging.getLogger(__name__)
 
@@ -271,19 +271,33 @@ class Speculator:
             if not live.waits and self._settings.on_admission == "defer":
                 self._defer(rid, live)
 
-    def propose(self, rid: str, output_ids: Sequence[int], width: int) -> DraftTree:
-        """A tree of at most `width` tokens after the committed `output_ids`, its root included.
+    def propose(
+        self,
+        rids: Sequence[str],
+        outputs: Sequence[Sequence[int]],
+        width: int,
+        *,
+        drafts: bool = True,
+    ) -> DraftTrees:
+        """For each request a tree of at most `width` tokens, its root included.
 
-        Just the root if there is nothing to propose. The trie follows `output_ids`, which only
-        grow.
+        Just the root where there is nothing to propose, and for all without `drafts`. `outputs` are
+        the committed tokens of each, at least one; the tries follow them, and they only grow.
         """
+        drafting = [
+            rid if drafts and self._follow(rid, output_ids) else None
+            for rid, output_ids in zip(rids, outputs, strict=True)
+        ]
+        roots = [output_ids[-1] for output_ids in outputs]
+        return self._tries.propose(drafting, roots, width)
+
+    def _follow(self, rid: str, output_ids: Sequence[int]) -> bool:
+        """Commit what is new; whether another draft token may be of use."""
         live = self._live.get(rid)
         if live is None:
-            return root_only(output_ids[-1])
+            return False
         self._commit(rid, live, output_ids)
-        if live.max_new_tokens - len(output_ids) <= 1:
-            return root_only(output_ids[-1])
-        return live.trie.propose(width)
+        return live.max_new_tokens - len(output_ids) > 1
 
     def _commit(self, rid: str, live: _Live, output_ids: Sequence[int]) -> None:
         fresh = list(output_ids[len(live.output_ids) :])
@@ -291,19 +305,24 @@ class Speculator:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
 
-    def settle(self, rid: str, tree: DraftTree, accepted: Sequence[int]) -> None:
-        """A pass over `tree` is done: `accepted` are the nodes that the target confirmed."""
-        live = self._live.get(rid)
-        if live is None:
-            return
-        live.tally.passes += 1
-        live.tally.proposed += len(tree) - 1
-        live.tally.latest = [tree.sources[node] for node in accepted]
-        for source in tree.sources[1:]:
-            self.proposed[source] += 1
-        for source, count in live.trie.settle(tree, accepted).items():
-            live.tally.accepted[source] += count
-            self.accepted[source] += count
+    def settle(
+        self, rids: Sequence[str], trees: DraftTrees, accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """A pass over `trees` is done: `accepted` are the nodes that the target confirmed."""
+        sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
+        for row, rid in enumerate(rids):
+            live = self._live.get(rid)
+            if live is None:
+                continue
+            tally = live.tally
+            tally.passes += 1
+            tally.proposed += sizes[row] - 1
+            tally.latest = [Source(sources[row][node]) for node in accepted[row]]
+            for source in tally.latest:
+                tally.accepted[source] += 1
+                self.accepted[source] += 1
+        for source, count in trees.count_by_source().items():
+            self.proposed[source] += count
 
     def drop_drafts(self) -> None:
         """Forget all drafts, as when the target's weights change; requests stay live."""
@@ -348,11 +367,6 @@ class Speculator:
             raise RuntimeError("the open tries are not those of the live requests")
         if not self._unsent.keys() <= self._live.keys():
             raise RuntimeError("a request that is over waits to be submitted")
-
-
-def root_only(token_id: int) -> DraftTree:
-    """The tree of a request without drafts: its last committed token."""
-    return DraftTree((token_id,), (0,), (Source.OUTPUT,), (1.0,))
 
 
 def _by_name(counts: Mapping[Source, int] | Mapping[Insertion, int]) -> dict[str, int]:

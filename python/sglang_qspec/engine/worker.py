@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
@@ -32,8 +33,8 @@ from sglang_qspec.budget import WidthPolicy
 from sglang_qspec.engine import compat, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.startup import open_speculator
-from sglang_qspec.engine.verify_input import VerifyPlan, plan
-from sglang_qspec.trie import DraftTree
+from sglang_qspec.engine.verify_input import verify_input_of
+from sglang_qspec.trie import DraftTrees, TreeLayout
 
 logger = logging.getLogger(__name__)
 
@@ -80,29 +81,31 @@ class QSpecWorker(BaseSpecWorker):
         trees = self._propose(batch)
         width = self._width.width_for(trees)
         if width == 1 or self._needs_plain_decode(batch):
-            trees = [tree.best(1) for tree in trees]
+            trees = trees.best(1)
             result = self._decode(batch)
-            accepted: list[list[int]] = [[] for _ in trees]
+            accepted: list[list[int]] = [[] for _ in batch.reqs]
         else:
-            trees = [tree.best(width) for tree in trees]
-            result, accepted = self._verify(batch, trees, width)
-        for req, tree, nodes in zip(batch.reqs, trees, accepted, strict=True):
-            self._speculator.settle(req.rid, tree, nodes)
+            trees = trees.best(width)
+            result, accepted = self._verify(batch, trees)
+        self._speculator.settle([req.rid for req in batch.reqs], trees, accepted)
         return result
 
-    def _propose(self, batch: ScheduleBatch) -> list[DraftTree]:
-        """A tree for each request; the root alone for one that must not speculate.
+    def _propose(self, batch: ScheduleBatch) -> DraftTrees:
+        """A tree for each request; the roots alone where none may speculate.
 
         SGLang applies the penalties of the committed text to every node of a tree, which is not
         what the target alone would do behind a draft token; such requests advance by one token.
         """
         info = batch.sampling_info
-        if info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None:
-            return [speculator.root_only(_last_id(req)) for req in batch.reqs]
-        return [
-            self._speculator.propose(req.rid, req.output_ids, self._draft_token_num)
-            for req in batch.reqs
-        ]
+        penalized = (
+            info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
+        )
+        return self._speculator.propose(
+            [req.rid for req in batch.reqs],
+            [req.output_ids for req in batch.reqs],
+            self._draft_token_num,
+            drafts=not penalized,
+        )
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter of this batch."""
@@ -143,11 +146,13 @@ class QSpecWorker(BaseSpecWorker):
         return self._finish(batch, result, result.next_token_ids, ones, batch.seq_lens)
 
     def _verify(
-        self, batch: ScheduleBatch, trees: list[DraftTree], width: int
+        self, batch: ScheduleBatch, trees: DraftTrees
     ) -> tuple[GenerationBatchResult, list[list[int]]]:
         """A pass over all trees; also, for each request, the nodes that were accepted."""
-        layout = plan(trees, width)
-        verify_input = layout.to_device(batch.seq_lens, batch.device, full_mask=not self._on_cpu)
+        width, layout = trees.width, trees.lay_out()
+        verify_input = verify_input_of(
+            trees, layout, batch.seq_lens, batch.device, full_mask=not self._on_cpu
+        )
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.draft_token
         batch.out_cache_loc = self._slots(batch, width)
@@ -158,7 +163,7 @@ class QSpecWorker(BaseSpecWorker):
             verify_input,
             batch,
             result.logits_output,
-            self._grammar_mask(batch, layout, verify_input),
+            self._grammar_mask(batch, trees, layout, verify_input),
         )
         if not (self._on_cpu and _is_prefix(accept_index)):
             move_accept_tokens_to_target_kvcache(
@@ -186,15 +191,18 @@ class QSpecWorker(BaseSpecWorker):
         return slots
 
     def _grammar_mask(
-        self, batch: ScheduleBatch, layout: VerifyPlan, verify_input: NgramVerifyInput
+        self,
+        batch: ScheduleBatch,
+        trees: DraftTrees,
+        layout: TreeLayout,
+        verify_input: NgramVerifyInput,
     ) -> Any:
         if not batch.has_grammar:
             return None
-        bs = len(batch.reqs)
         tree = GrammarTree.from_host(
             torch.from_numpy(layout.next_token),
             torch.from_numpy(layout.next_sibling),
-            torch.from_numpy(layout.packed.token_ids).view(bs, -1),
+            torch.from_numpy(trees.token_ids.astype(np.int64)),
         )
         return build_grammar_vocab_mask(
             reqs=batch.reqs,

@@ -1,19 +1,22 @@
 """One request's drafts: insert, commit, match, tree; caps and eviction over all requests."""
 
+from sglang_qspec.trie._native import Trust
+from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
 from sglang_qspec.trie.request import RequestTrie
 from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.store import TrieStore
-from sglang_qspec.trie.stream import Insertion
-from sglang_qspec.trie.tree import DraftTree, PackedTrees, pack
+from sglang_qspec.trie.tree import DraftTree
+from sglang_qspec.trie.trees import DraftTrees, TreeLayout
 
 __all__ = [
     "DraftTree",
+    "DraftTrees",
     "Insertion",
-    "PackedTrees",
     "RequestTrie",
     "Source",
+    "TreeLayout",
     "TrieLimits",
     "TrieStore",
-    "pack",
+    "Trust",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from sglang_qspec.trie._native import Trust, propose
+from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
 from sglang_qspec.trie.request import RequestTrie
 from sglang_qspec.trie.source import Source
-from sglang_qspec.trie.stream import Insertion
+from sglang_qspec.trie.trees import DraftTrees
 
 
 class TrieStore:
@@ -18,6 +20,8 @@ class TrieStore:
     used longest ago. A request never displaces a more valuable one. `max_match` tokens of own
     text stay with every open request, over the cap if it must be.
 
+    What one request teaches about a source's reliability, others profit from; it is no text.
+
     Not thread-safe: one thread (the scheduler's) owns the store and all its tries.
     """
 
@@ -27,6 +31,7 @@ class TrieStore:
         """Refused chunks since the start, by reason."""
         self.evictions = 0
         """Times that a request lost its drafts to the total cap."""
+        self._trust = Trust(limits.max_match)
         self._tries: dict[str, RequestTrie] = {}
         self._next_serial = 0
         self._size = 0
@@ -45,11 +50,19 @@ class TrieStore:
         """Tokens in memory."""
         return self._size
 
-    def open(self, rid: str, prompt_ids: Sequence[int]) -> RequestTrie:
+    def open(
+        self,
+        rid: str,
+        prompt_ids: Sequence[int],
+        *,
+        sources: Collection[Source] = tuple(Source),
+    ) -> RequestTrie:
         """A new, empty trie for `rid`; an open one of the same rid is closed first."""
         self.close(rid)
         self._next_serial += 1
-        trie = RequestTrie(prompt_ids, self.limits, self._next_serial)
+        trie = RequestTrie(
+            prompt_ids, self.limits, self._next_serial, trust=self._trust, sources=sources
+        )
         self._tries[rid] = self._waiting[rid] = trie
         self._size += trie.size
         self._shrink(rid)
@@ -108,6 +121,14 @@ class TrieStore:
         self._used.pop(rid, None)
         self._used[rid] = trie
         self._shrink(rid)
+
+    def propose(self, rids: Sequence[str | None], roots: Sequence[int], width: int) -> DraftTrees:
+        """A draft tree of at most `width` nodes for each request.
+
+        `roots` are the last committed tokens; None, and a request that is not open, get no more.
+        """
+        tries = [trie.native if rid and (trie := self._tries.get(rid)) else None for rid in rids]
+        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0))
 
     def _hold(self, rid: str, trie: RequestTrie) -> None:
         """See that a request which gets something can lose it again."""

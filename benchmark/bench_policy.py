@@ -1,0 +1,109 @@
+"""Which tokens a draft tree should be spent on: tokens per pass by policy and size of the tree.
+
+Recorded requests are decoded again: in each pass the policy's tree is compared with what the target
+answered, so no model is needed and the figures are exact for the recording. All completions are
+there from the start, which is the best that a drafter could do.
+
+    python -m benchmark.bench_policy
+    python -m benchmark.record --output spec.json --dataset spec_bench.jsonl --num-prompts 8
+    python -m benchmark.bench_policy --recording spec.json
+
+The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_len` by draft tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.queueing.machine import versions
+from benchmark.replay import OWN, Recorded, accepted, load
+from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
+from sglang_qspec.trie._native import POLICIES
+
+VOCAB = 1 << 18
+ESTIMATE = POLICIES.index("estimate")
+
+
+def main() -> None:
+    options = _options()
+    requests = load(options.recording)
+    rows = []
+    print(f"{'policy':22} {'n':>2}  " + "".join(f"{width:>7}" for width in options.widths))
+    for name, policy, learns, sources in _policies():
+        for count in options.completions if Source.QUEUE in sources else [0]:
+            lengths = [
+                accept_length(requests, count, width, policy, learns=learns, sources=sources)
+                for width in options.widths
+            ]
+            print(f"{name:22} {count:>2}  " + "".join(f"{length:7.2f}" for length in lengths))
+            by_width = dict(zip(map(str, options.widths), lengths, strict=True))
+            rows.append({"policy": name, "completions": count, "accept_len": by_width})
+    record = {
+        "benchmark": "policy",
+        "requests": len(requests),
+        "rows": rows,
+        "command": " ".join(["python -m benchmark.bench_policy", *sys.argv[1:]]),
+        "versions": versions(),
+    }
+    print(json.dumps(record))
+
+
+def _policies() -> list[tuple[str, int, bool, frozenset[Source]]]:
+    """Name, number, whether it learns, and the sources that it may propose."""
+    everything = frozenset(Source)
+    own = frozenset({Source.PROMPT, Source.OUTPUT})
+    fixed = [(name, number, False, everything) for number, name in enumerate(POLICIES)]
+    return [
+        *fixed,
+        ("estimate, learning", ESTIMATE, True, everything),
+        ("lookup, learning", ESTIMATE, True, own),
+    ]
+
+
+def accept_length(
+    requests: Sequence[Recorded],
+    completions: int,
+    draft_tokens: int,
+    policy: int,
+    *,
+    learns: bool,
+    sources: frozenset[Source],
+) -> float:
+    """Output tokens per target pass over all requests, with trees of `draft_tokens` and a root."""
+    limits = TrieLimits(vocab_size=VOCAB)
+    trust = Trust(limits.max_match, learns)
+    tokens = passes = 0
+    for request in requests:
+        trie = RequestTrie(request.prompt_ids, limits, trust=trust, sources=sources)
+        for number, draft in enumerate(request.draft_ids[:completions]):
+            trie.insert(Source.QUEUE, number, 0, 0, draft, greedy=number == 0)
+        target, done = request.target_ids, 1
+        trie.commit(target[:1])
+        while done < len(target):
+            tree = trie.propose(draft_tokens + 1, policy)
+            nodes = accepted(tree.token_ids, tree.parents, len(tree), target, done)
+            step = target[done : done + len(nodes) + 1]
+            trie.commit(step)
+            done += len(step)
+            passes += 1
+        tokens += done - 1
+    return tokens / passes
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recording", type=Path, default=OWN)
+    parser.add_argument("--completions", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--widths", type=int, nargs="+", default=[4, 8, 16, 32])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The compiled part: see native/*.h, and `request`, `trees` and `store`, which are its callers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+POLICIES: tuple[str, ...]
+"""Names of the policies of `propose`, by their number."""
+
+class Trust:
+    """What one matching stream speaks for its next token; learns from all commits."""
+
+    def __init__(self, max_match: int, learns: bool = True) -> None: ...
+    def odds(self, kind: int, followed: bool, length: int) -> float:
+        """`kind`: greedy, sampled, guess, prompt, output, as 0 to 4."""
+
+class Trie:
+    """One request's streams. See `RequestTrie`."""
+
+    def __init__(
+        self,
+        usable_prompt: Sequence[int],
+        last_prompt_id: int,
+        *,
+        vocab_size: int,
+        max_request_tokens: int,
+        max_lookup_tokens: int,
+        max_match: int,
+        max_cursors: int,
+        max_scan: int,
+        trust: Trust,
+        sources: int,
+    ) -> None: ...
+    @property
+    def output_len(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def draft_size(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def is_followed(self) -> bool: ...
+    @property
+    def last_token(self) -> int: ...
+    def insert(
+        self,
+        source: int,
+        stream_id: int,
+        base_len: int,
+        start: int,
+        token_ids: Sequence[int],
+        greedy: bool,
+    ) -> int: ...
+    def commit(self, token_ids: Sequence[int]) -> None: ...
+    def evict(self) -> None: ...
+    def check_integrity(self) -> None: ...
+
+def propose(
+    tries: Sequence[Trie | None], roots: Sequence[int], width: int, floor: float, policy: int
+) -> tuple[
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.uint8],
+    NDArray[np.float32],
+    NDArray[np.int32],
+]:
+    """Token ids, parents, sources and scores, each [n, width], and sizes [n]: `DraftTrees`."""
+
+def lay_out(
+    parents: NDArray[np.int32], sizes: NDArray[np.int32]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Mask, depths, first children and next siblings: `TreeLayout`."""

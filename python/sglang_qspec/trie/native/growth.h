@@ -1,0 +1,177 @@
+// Which draft tokens a tree is spent on: the likeliest ones, wherever they hang.
+//
+// The streams that match are merged into a tree on the fly, best first. A stream's word counts with
+// its odds (`Trust`); a token's chance after its parent is its streams' share of all odds there,
+// with one part in the whole for "none of them". A node's score is the product along its path.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "arena.h"
+#include "trust.h"
+
+namespace qspec {
+
+// What a node's score is made of. `kEstimate` is what serves; the others are there to be compared
+// with it: `kFrequency` counts streams, `kRecency` goes breadth first, newest stream first.
+enum Policy { kEstimate = 0, kFrequency, kRecency };
+
+// A node up to which a stream matched, and how.
+struct Place {
+  NodeId node;
+  int length;
+  Kind kind;
+  bool followed;
+};
+
+// One row of a batch of trees: at least `width` items behind each pointer.
+struct TreeRow {
+  Token* token_ids;
+  std::int32_t* parents;
+  std::uint8_t* sources;
+  float* scores;
+};
+
+// Write a tree of nothing but the last committed token; its size. The root is no draft: that its
+// source is kOutput says nothing.
+inline int root_alone(Token root, const TreeRow& row) {
+  row.token_ids[0] = root;
+  row.parents[0] = 0;
+  row.sources[0] = kOutput;
+  row.scores[0] = 1.0f;
+  return 1;
+}
+
+// Owns the scratch memory, so that growing a tree allocates nothing once it is warm.
+class Grower {
+ public:
+  // Write the tree of at most `width` nodes, each with a score of at least `floor`; its size.
+  // `root` is the last committed token; `places` are different nodes that carry it.
+  int grow(Token root, const std::vector<Place>& places, const Arena& arena,
+           const Trust& trust, Policy policy, double floor, int width, const TreeRow& row) {
+    heap_.clear();
+    places_.assign(places.begin(), places.end());
+    found_ = 0;
+    int size = root_alone(root, row);
+    if (width > 1) branch(0, 0, 1.0, 0, places_.size(), arena, trust, policy, floor);
+    while (!heap_.empty() && size < width) {
+      std::pop_heap(heap_.begin(), heap_.end());
+      const Candidate best = heap_.back();
+      heap_.pop_back();
+      place(row, size, best);
+      if (++size < width) {
+        branch(size - 1, best.depth, best.score, best.begin, best.end, arena, trust, policy, floor);
+      }
+    }
+    return size;
+  }
+
+ private:
+  struct Candidate {
+    double score;
+    int order;   // of discovery: the first of equals wins
+    int parent;  // in the tree
+    Token token;
+    Source source;
+    int depth;
+    std::size_t begin, end;  // in `places_`: where its streams go on
+
+    bool operator<(const Candidate& other) const {
+      return score != other.score ? score < other.score : order > other.order;
+    }
+  };
+
+  struct Branch {
+    Token token;
+    double weight;
+    double heaviest;
+    Source source;  // of the heaviest stream
+    NodeId newest;
+    std::size_t count, end;
+  };
+
+  static void place(const TreeRow& row, int node, const Candidate& candidate) {
+    row.token_ids[node] = candidate.token;
+    row.parents[node] = candidate.parent;
+    row.sources[node] = static_cast<std::uint8_t>(candidate.source);
+    row.scores[node] = static_cast<float>(candidate.score);
+  }
+
+  // Push what follows the places [begin, end), which are all at tree node `parent`.
+  void branch(int parent, int depth, double score, std::size_t begin, std::size_t end,
+              const Arena& arena, const Trust& trust, Policy policy, double floor) {
+    branches_.clear();
+    double total = policy == kEstimate ? 1.0 : 0.0;
+    for (std::size_t at = begin; at < end; ++at) {
+      const NodeId child = arena[places_[at].node].next;
+      if (!child) continue;
+      const Place& from = places_[at];
+      const double weight =
+          policy == kEstimate ? trust.odds(from.kind, from.followed, from.length) : 1.0;
+      total += weight;
+      Branch& branch = branch_of(arena[child].token);
+      branch.weight += weight;
+      branch.newest = std::max(branch.newest, child);
+      ++branch.count;
+      if (weight > branch.heaviest) {
+        branch.heaviest = weight;
+        branch.source = kSourceOf[from.kind];
+      }
+    }
+    if (policy == kRecency) {
+      std::stable_sort(branches_.begin(), branches_.end(),
+                       [](const Branch& a, const Branch& b) { return a.newest > b.newest; });
+    }
+    // The places after each token stand together.
+    std::size_t free = places_.size();
+    for (Branch& branch : branches_) {
+      branch.end = free;
+      free += branch.count;
+    }
+    places_.resize(free);
+    for (std::size_t at = begin; at < end; ++at) {
+      const Place from = places_[at];
+      const NodeId child = arena[from.node].next;
+      if (!child) continue;
+      const int longer = std::min(from.length + 1, trust.max_match());
+      places_[branch_of(arena[child].token).end++] = {child, longer, from.kind, from.followed};
+    }
+    for (const Branch& branch : branches_) {
+      const double chance =
+          policy == kRecency ? 1.0 / (depth + 2) : score * branch.weight / total;
+      if (chance < floor) continue;
+      heap_.push_back({chance, ++found_, parent, branch.token, branch.source, depth + 1,
+                       branch.end - branch.count, branch.end});
+      std::push_heap(heap_.begin(), heap_.end());
+    }
+  }
+
+  // Few tokens ever follow one place, so a search from the front is the fastest map.
+  Branch& branch_of(Token token) {
+    for (Branch& branch : branches_) {
+      if (branch.token == token) return branch;
+    }
+    branches_.push_back({token, 0.0, 0.0, kQueue, kNoNode, 0, 0});
+    return branches_.back();
+  }
+
+  std::vector<Candidate> heap_;
+  std::vector<Place> places_;
+  std::vector<Branch> branches_;
+  int found_ = 0;
+};
+
+// Pad a tree of `size` nodes to `width`: a chain behind its last node (always a leaf) that repeats
+// its token. See `DraftTrees` for why.
+inline void pad(const TreeRow& row, int size, int width) {
+  for (int node = size; node < width; ++node) {
+    row.token_ids[node] = row.token_ids[size - 1];
+    row.parents[node] = node - 1;
+    row.sources[node] = row.sources[size - 1];
+    row.scores[node] = 0.0f;
+  }
+}
+
+}  // namespace qspec

@@ -1,0 +1,40 @@
+// The arrays in which SGLang's tree verification reads a tree of `width` nodes.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace qspec {
+
+struct Layout {
+  bool* mask;                  // [width, width]: node j is node i or an ancestor of it
+  std::int64_t* depths;        // [width]: edges from the root
+  std::int64_t* next_token;    // [width]: the first child, or -1, which is what the kernels read
+  std::int64_t* next_sibling;  // [width]: the next child of the same parent, or -1
+};
+
+// The nodes from `size` on are padding: they take part in the pass, but are not linked.
+inline void lay_out_tree(const std::int32_t* parents, int size, int width, const Layout& layout) {
+  std::fill(layout.next_token, layout.next_token + width, -1);
+  std::fill(layout.next_sibling, layout.next_sibling + width, -1);
+  for (int node = 0; node < width; ++node) {
+    bool* row = layout.mask + node * width;
+    if (node == 0) {
+      std::fill(row, row + width, false);
+      layout.depths[0] = 0;
+    } else {
+      const int parent = parents[node];
+      std::copy(layout.mask + parent * width, layout.mask + (parent + 1) * width, row);
+      layout.depths[node] = layout.depths[parent] + 1;
+    }
+    row[node] = true;
+  }
+  // From the last to the first, so that each node heads the list of its parent's children.
+  for (int node = std::min(size, width) - 1; node > 0; --node) {
+    layout.next_sibling[node] = layout.next_token[parents[node]];
+    layout.next_token[parents[node]] = node;
+  }
+}
+
+}  // namespace qspec

@@ -1,0 +1,132 @@
+// Where the committed text occurs in a request's streams, followed token by token.
+//
+// A cursor is at the node of an earlier occurrence of the last committed token, with the length of
+// the match that ends there. Cursors are all occurrences of the last two tokens, within the caps;
+// where there is none, the newest ones of the last token alone. A commit moves the cursors whose
+// stream goes on as committed, drops the others, and adds new occurrences, so its cost does not
+// grow with the text or with the length of a match.
+
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "trust.h"
+
+namespace qspec {
+
+struct Limits {
+  int vocab_size, max_request_tokens, max_lookup_tokens, max_match, max_cursors, max_scan;
+};
+
+struct Cursor {
+  NodeId node;
+  int length;
+};
+
+class Matcher {
+ public:
+  const std::vector<Cursor>& cursors() const { return cursors_; }
+  std::size_t bytes() const { return cursors_.capacity() * sizeof(Cursor); }
+
+  // Follow committed tokens in the streams; `kinds` are the streams' kinds by their number.
+  void advance(const Arena& arena, const std::vector<Token>& token_ids, int cap,
+               const std::vector<Kind>& kinds, Trust& trust) {
+    for (Token token : token_ids) {
+      std::size_t kept = 0;
+      for (const Cursor& cursor : cursors_) {
+        const NodeId child = arena[cursor.node].next;
+        if (!child) continue;
+        const bool right = arena[child].token == token;
+        trust.observe(kinds[arena[child].stream], false, cursor.length, right);
+        if (right) cursors_[kept++] = {child, std::min(cursor.length + 1, cap)};
+      }
+      cursors_.resize(kept);
+    }
+  }
+
+  // Add the occurrences of the text that ends in node `tail`, which is in the text's index.
+  // To be called after the last of the committed tokens.
+  void discover(const Arena& arena, NodeId tail, const Index& drafts, const Limits& limits) {
+    const Token token = arena[tail].token;
+    if (const NodeId before = arena[tail].prev) {
+      NodeId node = drafts.newest_pair(arena, arena[before].token, token);
+      for (NodeId start : {node, arena[tail].older_pair}) {
+        node = start;
+        for (int scanned = 0; node && scanned < limits.max_scan; ++scanned) {
+          if (!holds(node)) {
+            cursors_.push_back({node, arena.match_length(node, tail, limits.max_match)});
+          }
+          node = arena[node].older_pair;
+        }
+      }
+    }
+    if (cursors_.empty()) {
+      for (NodeId node : {drafts.newest_single(arena, token), arena[tail].older_single}) {
+        for (int scanned = 0; node && scanned < limits.max_scan; ++scanned) {
+          cursors_.push_back({node, 1});
+          node = arena[node].older_single;
+        }
+      }
+    }
+    const auto cap = static_cast<std::size_t>(limits.max_cursors);
+    if (cursors_.size() > cap) {
+      std::partial_sort(cursors_.begin(), cursors_.begin() + limits.max_cursors, cursors_.end(),
+                        [](const Cursor& a, const Cursor& b) {
+                          return a.length != b.length ? a.length > b.length : a.node > b.node;
+                        });
+      cursors_.resize(cap);
+    }
+  }
+
+  // Take up `node`, just appended to a stream, if the text's last two tokens end there.
+  void notice(const Arena& arena, NodeId tail, NodeId node, const Limits& limits) {
+    if (arena[node].token != arena[tail].token ||
+        cursors_.size() >= static_cast<std::size_t>(limits.max_cursors)) {
+      return;
+    }
+    const int length = arena.match_length(node, tail, limits.max_match);
+    if (length < 2) return;
+    const bool only_singles =
+        std::all_of(cursors_.begin(), cursors_.end(), [](const Cursor& c) { return c.length < 2; });
+    if (only_singles) cursors_.clear();
+    cursors_.push_back({node, length});
+  }
+
+  // Go on in a new arena, where node n has the number moved[n], or is gone if that is kNoNode.
+  void move(const Arena& arena, NodeId tail, const std::vector<NodeId>& moved, int cap) {
+    std::size_t kept = 0;
+    for (const Cursor& cursor : cursors_) {
+      const NodeId node = moved[cursor.node];
+      if (!node) continue;
+      const int left = arena.match_length(node, tail, cap);
+      if (left >= std::min(2, cursor.length)) cursors_[kept++] = {node, left};
+    }
+    cursors_.resize(kept);
+  }
+
+  void check_integrity(const Arena& arena, NodeId tail, const Limits& limits) const {
+    if (cursors_.size() > static_cast<std::size_t>(limits.max_cursors)) {
+      throw std::runtime_error(std::to_string(cursors_.size()) + " cursors are more than allowed");
+    }
+    for (const Cursor& cursor : cursors_) {
+      if (cursor.node == tail || cursor.length < 1 || cursor.length > limits.max_match ||
+          arena.match_length(cursor.node, tail, cursor.length) != cursor.length) {
+        throw std::runtime_error("the cursor at node " + std::to_string(cursor.node) +
+                                 " is not at an occurrence of the committed text");
+      }
+    }
+  }
+
+ private:
+  bool holds(NodeId node) const {
+    return std::any_of(cursors_.begin(), cursors_.end(),
+                       [node](const Cursor& cursor) { return cursor.node == node; });
+  }
+
+  std::vector<Cursor> cursors_;
+};
+
+}  // namespace qspec

@@ -1,0 +1,366 @@
+// The drafts and the own text of one request: inserted as they come, matched against what is
+// committed. `RequestTrie` in Python says what the methods promise.
+
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arena.h"
+#include "growth.h"
+#include "matcher.h"
+#include "trust.h"
+
+namespace qspec {
+
+// `Insertion` in Python, with the same numbers.
+enum Insertion {
+  kAdded = 0,
+  kKnown,
+  kNegative,
+  kAhead,
+  kGap,
+  kConflict,
+  kBadToken,
+  kFull,
+  kEvicted,
+};
+
+class RequestTrie {
+ public:
+  // `usable_prompt` is the part of the prompt that may be searched; `last_prompt_id` its real end.
+  // `sources` is a bit for each source that may be proposed.
+  RequestTrie(const std::vector<Token>& usable_prompt, Token last_prompt_id, const Limits& limits,
+              std::shared_ptr<Trust> trust, unsigned sources)
+      : limits_(limits),
+        trust_(std::move(trust)),
+        sources_(sources),
+        last_prompt_id_(last_prompt_id) {
+    begin(usable_prompt, {});
+    matcher_.discover(arena_, tail_, drafts_, limits_);
+  }
+
+  std::size_t output_len() const { return output_.size(); }
+  Token last_token() const { return output_.empty() ? last_prompt_id_ : output_.back(); }
+  int size() const { return arena_.size(); }
+  int draft_size() const { return arena_.size() - text_size_; }
+
+  // Bytes that the tokens take, allocated ones that are free included.
+  std::size_t bytes() const {
+    return sizeof *this + arena_.bytes() + drafts_.bytes() + text_.bytes() + matcher_.bytes() +
+           output_.capacity() * sizeof(Token) + kinds_.capacity() * sizeof(Kind) +
+           streams_.size() * (sizeof(Stream) + sizeof(Key) + 4 * sizeof(void*)) +
+           followed_.capacity() * sizeof(Stream*);
+  }
+
+  // `token_ids` that do not fit a Token are given as negative ones.
+  Insertion insert(Source source, std::int64_t stream_id, std::int64_t base_len,
+                   std::int64_t start, const std::vector<Token>& token_ids, bool greedy) {
+    if (base_len < 0 || start < 0) return kNegative;
+    const Key key{source, stream_id, base_len};
+    if (evicted_.count(key)) return kEvicted;
+    if (base_len > static_cast<std::int64_t>(output_.size())) return kAhead;
+    const auto held = streams_.find(key);
+    Stream* stream = held == streams_.end() ? nullptr : &held->second;
+    const std::int64_t known = stream ? stream->length : 0;
+    if (start > known) return kGap;
+    const auto overlap = static_cast<std::size_t>(known - start);
+    if (overlap >= token_ids.size()) return kKnown;
+    const std::vector<Token> fresh(token_ids.begin() + overlap, token_ids.end());
+    for (Token token : fresh) {
+      if (token < 0 || token >= limits_.vocab_size) return kBadToken;
+    }
+    if (stream && !ends_with(*stream, token_ids, overlap)) return kConflict;
+    if (!make_room(fresh.size() + !stream, stream)) return kFull;
+    if (!stream) stream = &open(key, greedy);
+    append(*stream, fresh);
+    return kAdded;
+  }
+
+  void commit(const std::vector<Token>& token_ids) {
+    if (token_ids.empty()) return;
+    output_.insert(output_.end(), token_ids.begin(), token_ids.end());
+    extend_text(token_ids, kOutputStream);
+    text_size_ += static_cast<int>(token_ids.size());
+    keep_followed([this](Stream* stream) { return follow(*stream); });
+    matcher_.advance(arena_, token_ids, limits_.max_match, kinds_, *trust_);
+    matcher_.discover(arena_, tail_, drafts_, limits_);
+    if (text_size_ > limits_.max_lookup_tokens) {
+      rebuild(limits_.max_lookup_tokens / 2, [](const Key&) { return true; });
+    }
+  }
+
+  // Write the tree of at most `width` nodes behind the last committed token `root`; its size.
+  int propose(Grower& grower, Token root, Policy policy, double floor, int width,
+              const TreeRow& row) {
+    places_.clear();
+    for (const Stream* stream : followed_) {
+      // One that lags behind the output has no next token, so it proposes nothing.
+      if (arena_[stream->at].next && allowed(stream->kind)) {
+        const int length = std::min(stream->matched + 1, limits_.max_match);
+        places_.push_back({stream->at, length, stream->kind, true});
+      }
+    }
+    const std::size_t followed = places_.size();
+    for (const Cursor& cursor : matcher_.cursors()) {
+      const Kind kind = kinds_[arena_[cursor.node].stream];
+      const bool is_followed =
+          std::any_of(places_.begin(), places_.begin() + followed,
+                      [&cursor](const Place& place) { return place.node == cursor.node; });
+      if (!is_followed && allowed(kind)) {
+        places_.push_back({cursor.node, cursor.length, kind, false});
+      }
+    }
+    return grower.grow(root, places_, arena_, *trust_, policy, floor, width, row);
+  }
+
+  // Drop all drafts, and all own text but what the next matches need.
+  void evict() {
+    for (const auto& [key, stream] : streams_) evicted_.insert(key);
+    rebuild(limits_.max_match, [](const Key&) { return false; });
+  }
+
+  // Whether a draft is being followed that has tokens left: what a redraft would only repeat.
+  bool is_followed() const {
+    return std::any_of(followed_.begin(), followed_.end(),
+                       [this](const Stream* stream) { return arena_[stream->at].next; });
+  }
+
+  void check_integrity() const {
+    arena_.check_integrity();
+    drafts_.check_integrity(arena_);
+    text_.check_integrity(arena_);
+    matcher_.check_integrity(arena_, tail_, limits_);
+    int draft_tokens = 0;
+    for (const auto& [key, stream] : streams_) {
+      draft_tokens += stream.length + 1;
+      NodeId node = stream.first;
+      NodeId last = node;
+      for (int place = 0; node; node = arena_[node].next, ++place) {
+        if (place == stream.matched && node != stream.at) fail("a stream is at another place");
+        if (place > stream.length) fail("a stream is longer than it says");
+        last = node;
+      }
+      if (last != stream.last) fail("a stream ends before its last node");
+    }
+    if (draft_tokens != draft_size()) fail("the drafts are not the streams' lengths");
+    if (draft_tokens > limits_.max_request_tokens) fail("the drafts are over the cap");
+    if (text_size_ > limits_.max_lookup_tokens) fail("the own text is over the cap");
+    for (const Stream* stream : followed_) {
+      const bool kept = std::any_of(streams_.begin(), streams_.end(),
+                                    [stream](const auto& own) { return &own.second == stream; });
+      if (!kept) fail("a stream is followed that is not kept");
+    }
+  }
+
+ private:
+  // (source, stream_id, base_len): a redraft from a later base is a stream of its own.
+  using Key = std::tuple<Source, std::int64_t, std::int64_t>;
+
+  // A chain of nodes: the token before the draft, then the draft's tokens.
+  struct Stream {
+    std::int64_t base_len;
+    Kind kind;
+    std::int32_t number;
+    NodeId first, last;  // `first` is the token before the draft's first one
+    int length;
+    NodeId at;    // up to which the stream is what was committed
+    int matched;  // tokens of the stream that were committed in its place, so far
+  };
+
+  // Numbers of the own text: one chain of nodes, of which output is the later part.
+  static constexpr std::int32_t kPromptStream = 0, kOutputStream = 1;
+
+  [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
+
+  bool allowed(Kind kind) const { return sources_ >> kSourceOf[kind] & 1u; }
+
+  Stream& open(const Key& key, bool greedy) {
+    const auto [source, stream_id, base_len] = key;
+    Token context = base_len ? output_[base_len - 1] : last_prompt_id_;
+    if (context < 0 || context >= limits_.vocab_size) context = 0;  // compared, never proposed
+    const Kind kind = source == kGuess ? kGuessed : greedy ? kGreedy : kSampled;
+    const auto number = static_cast<std::int32_t>(kinds_.size());
+    kinds_.push_back(kind);
+    const NodeId first = arena_.add(context, kNoNode, number);
+    Stream& stream = streams_[key];
+    stream = {base_len, kind, number, first, first, 0, first, 0};
+    followed_.push_back(&stream);
+    return stream;
+  }
+
+  void append(Stream& stream, const std::vector<Token>& token_ids) {
+    const Token tail = arena_[tail_].token;
+    const NodeId before = arena_.size();
+    for (Token token : token_ids) {
+      stream.last = arena_.add(token, stream.last, stream.number);
+      drafts_.enter(arena_, stream.last);
+    }
+    stream.length += static_cast<int>(token_ids.size());
+    keep_followed([this, &stream](Stream* own) { return own != &stream || follow(stream); });
+    for (NodeId node = before + 1; node <= arena_.size(); ++node) {
+      if (arena_[node].token == tail) matcher_.notice(arena_, tail_, node, limits_);
+    }
+  }
+
+  // Go along what was committed; false once the stream has something else there.
+  bool follow(Stream& stream) {
+    auto place = static_cast<std::size_t>(stream.base_len + stream.matched);
+    for (; place < output_.size(); ++place) {
+      const NodeId node = arena_[stream.at].next;
+      if (!node) break;
+      const bool right = arena_[node].token == output_[place];
+      trust_->observe(stream.kind, true, std::min(stream.matched + 1, limits_.max_match), right);
+      if (!right) return false;
+      stream.at = node;
+      ++stream.matched;
+    }
+    return true;
+  }
+
+  template <typename Stays>
+  void keep_followed(Stays stays) {
+    std::size_t kept = 0;
+    for (Stream* stream : followed_) {
+      if (stays(stream)) followed_[kept++] = stream;
+    }
+    followed_.resize(kept);
+  }
+
+  bool ends_with(const Stream& stream, const std::vector<Token>& token_ids,
+                 std::size_t count) const {
+    NodeId node = stream.last;
+    while (count-- > 0) {
+      if (arena_[node].token != token_ids[count]) return false;
+      node = arena_[node].prev;
+    }
+    return true;
+  }
+
+  // Let `count` more draft tokens fit, by dropping streams that are followed no longer.
+  bool make_room(std::size_t count, const Stream* spared) {
+    const auto cap = static_cast<std::size_t>(limits_.max_request_tokens);
+    std::size_t size = static_cast<std::size_t>(draft_size());
+    if (size + count <= cap) return true;
+    std::set<std::int32_t> alive;
+    for (const Cursor& cursor : matcher_.cursors()) alive.insert(arena_[cursor.node].stream);
+    using Victim = std::tuple<bool, bool, std::int32_t, Key>;  // the least valuable first
+    std::vector<Victim> victims;
+    for (const auto& [key, stream] : streams_) {
+      const bool followed =
+          std::find(followed_.begin(), followed_.end(), &stream) != followed_.end();
+      if (followed || &stream == spared) continue;
+      const bool is_guess = stream.kind == kGuessed;
+      victims.emplace_back(alive.count(stream.number) > 0, is_guess, stream.number, key);
+    }
+    std::sort(victims.begin(), victims.end());
+    std::set<Key> dropped;
+    for (const Victim& victim : victims) {
+      // A quarter more than needed, so that rebuilding costs O(1) for each inserted token.
+      if (size + count <= cap - cap / 4) break;
+      const Key& key = std::get<Key>(victim);
+      size -= static_cast<std::size_t>(streams_.at(key).length) + 1;
+      dropped.insert(key);
+    }
+    if (size + count > cap) return false;
+    evicted_.insert(dropped.begin(), dropped.end());
+    rebuild(text_size_, [&dropped](const Key& key) { return !dropped.count(key); });
+    return true;
+  }
+
+  // Start an arena with the own text; without any, token 0 stands for the context.
+  void begin(const std::vector<Token>& prompt_ids, const std::vector<Token>& output_ids) {
+    arena_ = Arena();
+    drafts_ = Index();
+    text_ = Index();
+    kinds_ = {kOfPrompt, kOfOutput};
+    tail_ = kNoNode;
+    extend_text(prompt_ids, kPromptStream);
+    if (prompt_ids.empty() && output_ids.empty()) extend_text({0}, kPromptStream);
+    extend_text(output_ids, kOutputStream);
+    text_size_ = arena_.size();
+  }
+
+  // The first token of a text is context only: it ends no pair.
+  void extend_text(const std::vector<Token>& token_ids, std::int32_t number) {
+    for (Token token : token_ids) {
+      const bool is_first = tail_ == kNoNode;
+      tail_ = arena_.add(token, tail_, number);
+      if (!is_first) text_.enter(arena_, tail_);
+    }
+  }
+
+  // Copy the last `text_size` tokens of the own text and the streams that stay to a new arena.
+  // The only way to free tokens. It costs O(what stays), so callers free a share of the whole.
+  template <typename Stays>
+  void rebuild(int text_size, Stays stays) {
+    const Arena old = std::move(arena_);
+    std::vector<NodeId> own;
+    for (NodeId node = tail_; node && static_cast<int>(own.size()) < std::max(text_size, 1);
+         node = old[node].prev) {
+      own.push_back(node);
+    }
+    std::reverse(own.begin(), own.end());
+    std::vector<Token> prompt_ids, output_ids;
+    for (NodeId node : own) {
+      (old[node].stream == kPromptStream ? prompt_ids : output_ids).push_back(old[node].token);
+    }
+    begin(prompt_ids, output_ids);
+    std::vector<NodeId> moved(static_cast<std::size_t>(old.size()) + 1, kNoNode);
+    for (std::size_t place = 0; place < own.size(); ++place) {
+      moved[own[place]] = static_cast<NodeId>(place) + 1;
+    }
+    std::vector<Stream*> staying;
+    for (auto held = streams_.begin(); held != streams_.end();) {
+      if (stays(held->first)) {
+        staying.push_back(&held->second);
+        ++held;
+      } else {
+        Stream* gone = &held->second;
+        keep_followed([gone](Stream* stream) { return stream != gone; });
+        held = streams_.erase(held);
+      }
+    }
+    std::sort(staying.begin(), staying.end(),
+              [](const Stream* a, const Stream* b) { return a->number < b->number; });
+    for (Stream* stream : staying) copy(*stream, old, moved);
+    matcher_.move(arena_, tail_, moved, limits_.max_match);
+  }
+
+  void copy(Stream& stream, const Arena& old, std::vector<NodeId>& moved) {
+    stream.number = static_cast<std::int32_t>(kinds_.size());
+    kinds_.push_back(stream.kind);
+    NodeId last = kNoNode;
+    for (NodeId node = stream.first; node; node = old[node].next) {
+      const bool is_first = node == stream.first;
+      last = moved[node] = arena_.add(old[node].token, last, stream.number);
+      if (!is_first) drafts_.enter(arena_, last);
+    }
+    stream.first = moved[stream.first];
+    stream.last = last;
+    stream.at = moved[stream.at];
+  }
+
+  Limits limits_;
+  std::shared_ptr<Trust> trust_;
+  unsigned sources_;
+  Token last_prompt_id_;
+  std::vector<Token> output_;  // committed so far
+  Arena arena_;
+  Index drafts_, text_;
+  std::vector<Kind> kinds_;  // by stream number
+  NodeId tail_ = kNoNode;    // of the last committed token
+  int text_size_ = 0;        // tokens of own text in the arena
+  std::map<Key, Stream> streams_;
+  std::vector<Stream*> followed_;  // those that continue all that is committed, or lag behind it
+  std::set<Key> evicted_;
+  Matcher matcher_;
+  std::vector<Place> places_;
+};
+
+}  // namespace qspec

@@ -1,0 +1,100 @@
+// How much one matching stream speaks for its next token. This is the whole policy on trust.
+//
+// The odds are those that the stream's next token is the target's, by whose stream it is, whether
+// it is followed or found, and how many tokens of it matched: for one stream alone, odds /
+// (odds + 1) is the chance. A stream that is followed from its base was drafted from the very text
+// that is committed; one that was found by its last tokens only resembles it.
+//
+// The chances begin as they were counted on recorded completions of SmolLM2-135M-Instruct (int8
+// drafts, sampled at temperature 0.6, six kinds of prompts) and are learnt from then on: every
+// committed token tells of every stream that was matched there whether it was right. Each chance
+// is the mean of its beta posterior, whose counts are halved now and then so that it follows a
+// change of load.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace qspec {
+
+// Whose token it is: `Source` in Python, with the same numbers.
+enum Source { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3 };
+
+// What the trust depends on besides the match: a source, with greedy queue drafts apart.
+enum Kind { kGreedy = 0, kSampled, kGuessed, kOfPrompt, kOfOutput, kKinds };
+
+constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess, kPrompt, kOutput};
+
+class Trust {
+ public:
+  explicit Trust(int max_match, bool learns = true) : max_match_(max_match), learns_(learns) {
+    for (int kind = 0; kind < kKinds; ++kind) {
+      for (bool followed : {false, true}) {
+        std::vector<Chance>& row = rows_[kind][followed];
+        for (int length = 0; length <= max_match; ++length) {
+          const double chance = kPriors[kind][followed].chance(std::max(length, 1));
+          row.push_back({chance, 0.0, 0.0, chance / (1.0 - chance)});
+        }
+      }
+    }
+  }
+
+  int max_match() const { return max_match_; }
+
+  // `length` >= 1 tokens matched, the token before a followed stream's first one included.
+  double odds(Kind kind, bool followed, int length) const {
+    return rows_[kind][followed][length].odds;
+  }
+
+  // Whether the next token of a stream which matched like this was the target's.
+  void observe(Kind kind, bool followed, int length, bool right) {
+    if (!learns_) return;
+    Chance& chance = rows_[kind][followed][length];
+    chance.right += right;
+    chance.seen += 1.0;
+    if (chance.seen >= kMemory) {
+      chance.right /= 2;
+      chance.seen /= 2;
+    }
+    const double mean = (kPriorWeight * chance.prior + chance.right) / (kPriorWeight + chance.seen);
+    const double sane = std::clamp(mean, 0.01, 0.99);
+    chance.odds = sane / (1.0 - sane);
+  }
+
+ private:
+  static constexpr double kPriorWeight = 64.0;  // observations that the first chance is worth
+  static constexpr double kMemory = 2048.0;
+
+  struct Prior {
+    double first;   // at length 1
+    double second;  // at length 2, and from there towards `most`
+    double most;
+    double pace;  // what remains of the distance to `most` after each further token
+
+    double chance(int length) const {
+      return length < 2 ? first : most - (most - second) * std::pow(pace, length - 2);
+    }
+  };
+
+  struct Chance {
+    double prior, right, seen, odds;
+  };
+
+  // By kind: found, followed. Own text is never followed.
+  static constexpr Prior kPriors[kKinds][2] = {
+      {{0.28, 0.60, 0.90, 0.87}, {0.85, 0.93, 0.985, 0.80}},
+      {{0.18, 0.48, 0.86, 0.87}, {0.58, 0.70, 0.91, 0.80}},
+      {{0.25, 0.55, 0.95, 0.80}, {0.40, 0.65, 0.95, 0.75}},
+      {{0.12, 0.45, 0.93, 0.85}, {0.12, 0.45, 0.93, 0.85}},
+      {{0.20, 0.52, 0.95, 0.87}, {0.20, 0.52, 0.95, 0.87}},
+  };
+
+  int max_match_;
+  bool learns_;
+  std::vector<Chance> rows_[kKinds][2];
+};
+
+}  // namespace qspec
