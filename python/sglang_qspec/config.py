@@ -123,13 +123,29 @@ class QSpecConfig:
         "completions drafted of each waiting prompt: one greedy, the rest sampled",
     )
     temperature: float = _setting(
-        0.6, _number(0.0, 2.0), "sampling temperature of all completions but the first"
+        0.6, _number(0.0, 2.0), "sampling temperature of all completions but the greedy one"
+    )
+    top_p: float = _setting(
+        1.0,
+        _number(0.0, 1.0),
+        "sampled completions keep to the likeliest tokens that have this much of the probability "
+        "together; 1 means all",
+    )
+    disable_greedy_first: bool = _setting(
+        False, _switch, "sample all completions, the first one too"
     )
     on_admission: str = _setting(
         "defer",
         _one_of("defer", "stop", "continue"),
         "what the sidecar does about a request once it is served: defer its drafts to those of "
         "waiting requests, stop, or continue",
+    )
+    redraft: str = _setting(
+        "idle",
+        _one_of("idle", "never"),
+        "whether the sidecar drafts anew, from what is committed, for a served request that has "
+        "left its drafts: idle (once the next waiting requests have their first completions) or "
+        "never",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"

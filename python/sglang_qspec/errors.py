@@ -2,7 +2,8 @@
 
 QSpecError
 ├── ConfigError       a setting, or a combination of settings, is not allowed: the start stops
-├── GuessError        a request's guesses are malformed: HTTP 400 for that request
+├── RequestError      a request asks for what is not allowed: HTTP 400 for that request
+│   └── GuessError    its guesses are malformed or over a cap
 ├── LinkError         a peer broke the protocol, or refused the handshake
 └── DraftModelError   the draft model cannot be loaded, or does not fit the target
 """
@@ -16,7 +17,11 @@ class ConfigError(QSpecError, ValueError):
     """A setting's value, or a combination of settings, is not allowed."""
 
 
-class GuessError(QSpecError, ValueError):
+class RequestError(QSpecError, ValueError):
+    """One request asks for what its server does not allow."""
+
+
+class GuessError(RequestError):
     """The guesses of one request are malformed or over a cap."""
 
 

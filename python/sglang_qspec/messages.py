@@ -1,6 +1,6 @@
 """Every message on the wire between a server and its sidecar.
 
-    server  ->  sidecar     Hello, Submit, Admit, Close, Ping
+    server  ->  sidecar     Hello, Submit, Admit, Commits, Close, Ping
     sidecar ->  server      Welcome, Refusal, Drafted, Heartbeat
 
 Messages are tagged msgspec structs in msgpack, one to a ZMQ frame. Fields are only ever appended,
@@ -43,11 +43,18 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Longest useful completion."""
     completions: int
     temperature: float
-    """For all completions but the first, which is greedy."""
+    """Of the completions that are sampled."""
     stop_token_ids: list[int] = []
     """A completion ends after any of these."""
     ignore_eos: bool = False
     """The draft model's end-of-sequence tokens do not end a completion."""
+    top_p: float = 1.0
+    """Sampled completions keep to the likeliest tokens that have this much probability together."""
+    greedy_first: bool = True
+    """The first completion is greedy; otherwise all are sampled."""
+    rank: tuple[int, int] = (0, 0)
+    """Requests of a smaller rank are served sooner, whenever they came; those of one rank in the
+    order of their Submits."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -55,6 +62,27 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
 
     rid: str
     serial: int
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What the target has committed for one request since its server told of it last."""
+
+    rid: str
+    serial: int
+    base_len: int
+    """Committed output length before `token_ids`; another than the sidecar knows of is ignored."""
+    token_ids: list[int]
+    max_new_tokens: int
+    """Longest useful continuation from here."""
+
+
+class Commits(msgspec.Struct, frozen=True, tag="commits"):
+    """These requests have left their drafts, or outrun them: draft on from what is committed.
+
+    Best effort: sent now and then, and never for requests that follow their drafts.
+    """
+
+    requests: list[Commit]
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
@@ -96,7 +124,8 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     rid: str
     serial: int
     completion: int
-    """Which of the request's completions; 0 is the greedy one."""
+    """Which of the request's completions; 0 is the greedy one, if any is. Numbers from
+    `config.MAX_COMPLETIONS` on are greedy redrafts, each of which takes the place of the last."""
     base_len: int
     """Committed output length that the completion continues from."""
     start: int
@@ -121,5 +150,5 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The `number` of the Ping that this answers: all that was sent before it has been read."""
 
 
-ToSidecar = Hello | Submit | Admit | Close | Ping
+ToSidecar = Hello | Submit | Admit | Commits | Close | Ping
 FromSidecar = Welcome | Refusal | Drafted | Heartbeat

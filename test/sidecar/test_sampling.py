@@ -1,18 +1,18 @@
 import torch
 
-from sglang_qspec.sidecar.sampling import choose, seed_of, uniforms
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling, choose, seed_of, uniforms
 
 
 def test_greedy_rows_are_the_argmax_and_the_lowest_id_wins_a_tie() -> None:
     logits = torch.randn(20, 1000)
     logits[3, [900, 17, 400]] = 50.0
-    assert choose(logits, [0.0] * 20, [0] * 20, [0] * 20) == logits.argmax(-1).tolist()
-    assert choose(logits.bfloat16(), [0.0] * 20, [0] * 20, [0] * 20)[3] == 17
+    assert choose(logits, [GREEDY] * 20, [0] * 20, [0] * 20) == logits.argmax(-1).tolist()
+    assert choose(logits.bfloat16(), [GREEDY] * 20, [0] * 20, [0] * 20)[3] == 17
 
 
 def test_a_vocabulary_that_is_no_multiple_of_the_block_is_never_left() -> None:
     logits = torch.full((50, 70), -1.0)
-    tokens = choose(logits, [2.0] * 50, list(range(50)), [0] * 50)
+    tokens = choose(logits, [Sampling(2.0)] * 50, list(range(50)), [0] * 50)
     assert max(tokens) < 70
     assert max(tokens) >= 64
 
@@ -20,7 +20,7 @@ def test_a_vocabulary_that_is_no_multiple_of_the_block_is_never_left() -> None:
 def test_drawn_tokens_follow_the_distribution_at_their_temperature() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -float("inf"), 3.0]]).expand(20000, -1)
     for temperature in (0.5, 1.0):
-        tokens = choose(logits, [temperature] * 20000, list(range(20000)), [7] * 20000)
+        tokens = choose(logits, [Sampling(temperature)] * 20000, list(range(20000)), [7] * 20000)
         drawn = torch.bincount(torch.tensor(tokens), minlength=5) / 20000
         expected = torch.softmax(logits[0] / temperature, -1)
         assert (drawn - expected).abs().max() < 0.015
@@ -28,9 +28,11 @@ def test_drawn_tokens_follow_the_distribution_at_their_temperature() -> None:
 
 def test_a_draw_depends_on_its_own_row_alone() -> None:
     logits = torch.randn(6, 500)
-    alone = [choose(logits[i : i + 1], [0.8], [i], [4])[0] for i in range(6)]
-    assert choose(logits, [0.8] * 6, list(range(6)), [4] * 6) == alone
-    mixed = choose(logits, [0.8, 0.0, 0.8, 0.0, 0.8, 0.8], list(range(6)), [4] * 6)
+    alone = [choose(logits[i : i + 1], [Sampling(0.8)], [i], [4])[0] for i in range(6)]
+    assert choose(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6) == alone
+    mixed = choose(
+        logits, [Sampling(t) for t in (0.8, 0.0, 0.8, 0.0, 0.8, 0.8)], list(range(6)), [4] * 6
+    )
     assert [mixed[i] for i in (0, 2, 4, 5)] == [alone[i] for i in (0, 2, 4, 5)]
 
 

@@ -1,8 +1,9 @@
-"""`<NGRAMGUESS>` tags, taken out of prompts before SGLang tokenizes them.
+"""What clients say to QSPEC in their requests, read and checked while an error still is a 400.
 
-Each endpoint keeps its prompt in another place; all end in `TokenizerManager.generate_request`. A
-guess travels to the scheduler as token ids in the request's `custom_params`, which is also how a
-client passes guesses with a prompt of token ids.
+`<NGRAMGUESS>` tags are taken out of prompts before SGLang tokenizes them. Each endpoint keeps its
+prompt in another place; all end in `TokenizerManager.generate_request`. A guess travels to the
+scheduler as token ids in the request's `custom_params`, which is also how a client passes guesses
+with a prompt of token ids, and where its `controls` are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec import config
-from sglang_qspec.errors import GuessError
+from sglang_qspec import config, controls
+from sglang_qspec.errors import RequestError
 from sglang_qspec.guess import (
     GUESS_IDS_KEY,
     GuessLimits,
@@ -33,7 +34,7 @@ async def serve_generate(serve: Callable[..., Any], obj: Any, request: Any) -> A
 
     try:
         _take_from_request(_global_state.tokenizer_manager, obj)
-    except GuessError as error:
+    except RequestError as error:
         return JSONResponse(status_code=400, content={"error": {"message": str(error)}})
     return await serve(obj, request)
 
@@ -46,10 +47,18 @@ def generate(manager: Any, obj: Any, request: Any = None) -> None:
 def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
     """Before `OpenAIServingChat._process_messages`: string contents and text parts."""
     manager = serving.tokenizer_manager
-    if not _parses_tags(manager):
+    if not _is_qspec(manager):
         return
+    guesses = [] if _settings().disable_guess_tags else _take_from_messages(request.messages)
+    if guesses:
+        request.custom_params = _with_guesses(manager, request.custom_params, guesses)
+    _check_custom_params(manager, request.custom_params)
+
+
+def _take_from_messages(messages: list[Any]) -> list[str]:
+    """Strip the messages of their guesses, and return these."""
     guesses: list[str] = []
-    for message in request.messages:
+    for message in messages:
         content = getattr(message, "content", None)
         if isinstance(content, str):
             message.content, found = _split(content)
@@ -59,8 +68,7 @@ def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> N
                 if isinstance(getattr(part, "text", None), str):
                     part.text, found = _split(part.text)
                     guesses += found
-    if guesses:
-        request.custom_params = _with_guesses(manager, request.custom_params, guesses)
+    return guesses
 
 
 def convert_completion(result: tuple[Any, Any], serving: Any, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +99,7 @@ def _take_from_request(manager: Any, obj: Any) -> None:
         _take_from_batch(manager, obj)
     params = obj.sampling_params
     for own in params if isinstance(params, list) else [params]:
-        _normalize_ids(manager, own)
+        _check_custom_params(manager, (own or {}).get("custom_params"))
 
 
 def _take_from_batch(manager: Any, obj: Any) -> None:
@@ -139,10 +147,12 @@ def _with_guesses(
     return custom_params
 
 
-def _normalize_ids(manager: Any, params: dict[str, Any] | None) -> None:
-    """Check guesses given as token ids while an error still is a 400."""
-    custom_params = (params or {}).get("custom_params")
-    if isinstance(custom_params, dict) and custom_params.get(GUESS_IDS_KEY) is not None:
+def _check_custom_params(manager: Any, custom_params: Any) -> None:
+    """Check controls and guesses given as token ids; the latter become flat."""
+    if not isinstance(custom_params, dict):
+        return
+    controls.read(custom_params, _settings())
+    if custom_params.get(GUESS_IDS_KEY) is not None:
         checked = check_guess_ids(
             custom_params[GUESS_IDS_KEY], _limits(), manager.model_config.vocab_size
         )

@@ -23,6 +23,7 @@ from sglang_qspec.messages import (
     PROTOCOL,
     Admit,
     Close,
+    Commits,
     Drafted,
     FromSidecar,
     Heartbeat,
@@ -88,6 +89,8 @@ class FakeSidecarLink:
         """Every Close that the sidecar got, over all its lives."""
         self.admits: list[Admit] = []
         """Every Admit likewise."""
+        self.commits: list[Commits] = []
+        """Every Commits likewise; nothing is drafted for them, but `inject` may tell otherwise."""
 
         self._welcome = Welcome(PROTOCOL, "fake", vocab_size, context_len)
         self._faults = Faults(logger)
@@ -150,6 +153,8 @@ class FakeSidecarLink:
                 self._draft(message)
             case Admit():
                 self.admits.append(message)
+            case Commits():
+                self.commits.append(message)
             case Close():
                 self.closes.append(message)
                 self._forget(message)

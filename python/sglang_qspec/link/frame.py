@@ -15,6 +15,7 @@ from sglang_qspec.messages import (
     MAX_MESSAGE_BYTES,
     Admit,
     Close,
+    Commits,
     Drafted,
     FromSidecar,
     Heartbeat,
@@ -28,6 +29,8 @@ from sglang_qspec.messages import (
 
 MAX_LENGTH = (1 << 31) - 1
 """Lengths and positions, in tokens, fit a signed 32-bit integer."""
+MAX_COMMITS = 1024
+"""Requests in one Commits, at most."""
 MAX_NAME_CHARS = 4096
 """A rid, a fingerprint or any other name is no longer than this."""
 
@@ -111,6 +114,16 @@ def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
                 raise LinkError(
                     f"Submit.temperature is {message.temperature}, but must be at least 0"
                 )
+            if not 0 <= message.top_p <= 1:
+                raise LinkError(f"Submit.top_p is {message.top_p}, but must be from 0 to 1")
+        case Commits():
+            _check_range("the length of Commits.requests", len(message.requests), 0, MAX_COMMITS)
+            for commit in message.requests:
+                _check_name("Commit.rid", commit.rid)
+                _check_range("Commit.serial", commit.serial, 0)
+                _check_length("Commit.base_len", commit.base_len)
+                _check_length("Commit.max_new_tokens", commit.max_new_tokens)
+                _check_token_ids("Commit.token_ids", commit.token_ids, vocab_size)
         case Admit() | Close():
             kind = type(message).__name__
             _check_name(f"{kind}.rid", message.rid)

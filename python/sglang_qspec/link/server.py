@@ -138,7 +138,7 @@ class LinkServer:
     def receive(self, timeout_ms: int, limit: int = 1024) -> list[tuple[Peer, ToSidecar]]:
         """Wait at most `timeout_ms` (0: not at all) for messages; at most `limit` of them.
 
-        Submits, Admits and Closes only: Hello and Ping are answered here.
+        Hello and Ping are answered here and not among them.
         """
         began = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))

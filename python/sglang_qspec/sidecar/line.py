@@ -2,92 +2,145 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator
 
-from sglang_qspec.sidecar.prompt import Completion, Prompt, PromptKey
+from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, PromptKey
+
+LOOKAHEAD = 8
+"""How many waiting prompts have their first completions drafted before anything else."""
 
 
 class Line:
     """Owns the prompts that someone wants, and the order in which they are worked on.
 
-    First come, first served; the greedy completion of every prompt before any sampled one, and
-    both before all of the prompts that are deferred.
+    Waiting prompts stand in the order in which their servers will serve them; those that are done
+    have left. The order of work is:
+
+    1. the first completions of the next LOOKAHEAD prompts,
+    2. redrafts, the oldest first,
+    3. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
+       it, and so on down the queue,
+    4. what is left to do for prompts that are served already, the shortest completions first.
+
+    So the prompt that is about to be served gets all its completions while prompts far behind have
+    none; if the drafter is slower than the server, each prompt still has its first one.
     """
 
     def __init__(self) -> None:
         self.prompts: dict[PromptKey, Prompt] = {}
         """By age, the oldest first."""
-        self._greedy: dict[Completion, None] = {}
-        self._sampled: dict[Completion, None] = {}
-        self._deferred: dict[Completion, None] = {}
-        self._deferred_prompts: set[PromptKey] = set()
+        self._waiting: list[Prompt] = []
+        self._places: dict[Prompt, Place] = {}
+        """Those by which `_waiting` is sorted."""
+        self._served: dict[Prompt, None] = {}
+        self._redrafts: dict[Prompt, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._greedy or self._sampled or self._deferred)
+        return bool(self._waiting or self._served or self._redrafts)
 
     def add(self, prompt: Prompt) -> None:
         """Queue the prompt's unfinished completions."""
         self.prompts[prompt.key] = prompt
-        self._enter(prompt)
+        self.arrange(prompt)
 
-    def defer(self, prompt: Prompt) -> None:
-        """Work on it only when nothing else is to be done."""
-        if prompt.key not in self._deferred_prompts:
-            self._leave(prompt)
-            self._deferred_prompts.add(prompt.key)
-            self._enter(prompt)
-
-    def restore(self, prompt: Prompt) -> None:
-        """Let a prompt that was deferred queue up again; others stay where they are."""
-        if prompt.key in self._deferred_prompts:
-            self._leave(prompt)
-            self._deferred_prompts.remove(prompt.key)
-            self._enter(prompt)
+    def arrange(self, prompt: Prompt) -> None:
+        """Put a prompt where it belongs, after its requests have changed."""
+        self._take_out(prompt)
+        if prompt.finished:
+            return
+        place = prompt.place
+        if place is None:
+            self._served[prompt] = None
+        else:
+            self._places[prompt] = place
+            bisect.insort(self._waiting, prompt, key=self._places.__getitem__)
 
     def remove(self, prompt: Prompt) -> None:
         """Nobody wants the prompt any more."""
         del self.prompts[prompt.key]
-        self._leave(prompt)
-        self._deferred_prompts.discard(prompt.key)
+        self._take_out(prompt)
+
+    def begin(self, redraft: Prompt) -> None:
+        """Queue a redraft, behind those that are queued already."""
+        if not redraft.finished:
+            self._redrafts[redraft] = None
+
+    def withdraw(self, redraft: Prompt) -> None:
+        """A redraft is of no use any more."""
+        self._take_out(redraft)
 
     def finish(self, completion: Completion) -> None:
         """No more tokens of this completion will come."""
         completion.finished = True
-        del self._part(completion)[completion]
+        if completion.prompt.finished:
+            self._take_out(completion.prompt)
 
     def urgent(self) -> Iterator[Completion]:
         """All unfinished completions, the most urgent first."""
-        return itertools.chain(self._greedy, self._sampled, self._deferred)
+        for prompt in self._waiting[:LOOKAHEAD]:
+            yield from _first(prompt)
+        for redraft in self._redrafts:
+            yield from _first(redraft)
+        for number, prompt in enumerate(self._waiting):
+            yield from _others(prompt)
+            yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
+        yield from self._left_to_do()
 
     def patient(self) -> Iterator[Completion]:
         """All unfinished completions, the least urgent first."""
-        parts = (self._deferred, self._sampled, self._greedy)
-        return itertools.chain.from_iterable(map(reversed, parts))
+        yield from reversed(self._left_to_do())
+        for number in reversed(range(len(self._waiting))):
+            yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
+            yield from reversed(_others(self._waiting[number]))
+        for redraft in reversed(self._redrafts):
+            yield from _first(redraft)
+        for prompt in reversed(self._waiting[:LOOKAHEAD]):
+            yield from _first(prompt)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless exactly the unfinished completions of prompts wait."""
-        waiting = set(self.urgent())
+        """Raise AssertionError unless exactly the unfinished completions wait, each once."""
+        urgent = list(self.urgent())
+        assert urgent == list(reversed(list(self.patient()))), "two orders"
+        assert len(urgent) == len(set(urgent)), "queued twice"
+        queued = set(urgent)
         for key, prompt in self.prompts.items():
             assert prompt.key == key, "a prompt under another's key"
-            for completion in prompt.completions:
-                assert completion.finished != (completion in waiting), "lost, or never finished"
-                waiting.discard(completion)
-        assert not waiting, "completions of a prompt that nobody wants"
-        assert self._deferred_prompts <= self.prompts.keys(), "a deferred prompt is gone"
-        for completion in self._deferred:
-            assert completion.prompt.key in self._deferred_prompts, "deferred without a reason"
+            redrafts = [s.redraft for s in prompt.subscriptions.values() if s.redraft is not None]
+            for completion in itertools.chain(*(p.completions for p in (prompt, *redrafts))):
+                assert completion.finished != (completion in queued), "lost, or never finished"
+                queued.discard(completion)
+            if not prompt.finished:
+                assert self._places.get(prompt) == prompt.place, "at another's place"
+        assert not queued, "completions that nobody wants"
+        places = [self._places[prompt] for prompt in self._waiting]
+        assert places == sorted(places), "the queue is out of order"
+        assert len(places) == len(self._places), "a place is held for nobody"
 
-    def _enter(self, prompt: Prompt) -> None:
-        for completion in prompt.completions:
-            if not completion.finished:
-                self._part(completion)[completion] = None
+    def _behind(self, number: int) -> list[Prompt]:
+        """The waiting prompt LOOKAHEAD behind that of this number, if there is one."""
+        return self._waiting[number + LOOKAHEAD : number + LOOKAHEAD + 1]
 
-    def _leave(self, prompt: Prompt) -> None:
-        for completion in prompt.completions:
-            self._part(completion).pop(completion, None)
+    def _left_to_do(self) -> list[Completion]:
+        """For the prompts that are served: first completions before others, then by length."""
+        unfinished = [c for p in self._served for c in p.completions if not c.finished]
+        return sorted(unfinished, key=lambda c: (c.index > 0, len(c.token_ids)))
 
-    def _part(self, completion: Completion) -> dict[Completion, None]:
-        if completion.prompt.key in self._deferred_prompts:
-            return self._deferred
-        return self._sampled if completion.index else self._greedy
+    def _take_out(self, prompt: Prompt) -> None:
+        place = self._places.get(prompt)
+        if place is not None:
+            del self._waiting[
+                bisect.bisect_left(self._waiting, place, key=self._places.__getitem__)
+            ]
+            del self._places[prompt]
+        self._served.pop(prompt, None)
+        self._redrafts.pop(prompt, None)
+
+
+def _first(prompt: Prompt) -> list[Completion]:
+    return [completion for completion in prompt.completions[:1] if not completion.finished]
+
+
+def _others(prompt: Prompt) -> list[Completion]:
+    return [completion for completion in prompt.completions[1:] if not completion.finished]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Admit, Close, FromSidecar, Submit, ToSidecar
+from sglang_qspec.messages import Admit, Close, Commits, FromSidecar, Submit, ToSidecar
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ def serve(drafter: QueueDrafter, wire: Wire, stopping: Callable[[], bool]) -> No
                     drafter.submit(peer, message)
                 case Admit():
                     drafter.admit(peer, message)
+                case Commits():
+                    drafter.follow(peer, message)
                 case Close():
                     drafter.close(peer, message)
         for peer in wire.departed():

@@ -1,19 +1,21 @@
-"""A prompt that is being drafted: its completions, and the requests that want them."""
+"""A text that is being drafted on: its completions, and the requests that want them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Drafted, Submit
-from sglang_qspec.sidecar.sampling import seed_of
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
 
 Subscriber = tuple[Peer, str, int]
 """A server, and its request's rid and serial."""
-MAX_COMPLETIONS = 64
-"""Of one request; those over it are never drafted."""
 PromptKey = tuple[Hashable, ...]
+Place = tuple[tuple[int, int], int]
+"""Where a request stands in the queue: its rank, then its arrival at the sidecar. The smallest is
+served first."""
 
 
 @dataclass(eq=False, slots=True)
@@ -22,8 +24,8 @@ class Completion:
 
     prompt: Prompt
     index: int
-    """0 is the greedy one."""
-    temperature: float
+    """Its place in `prompt.completions`."""
+    sampling: Sampling
     seed: int
     token_ids: list[int] = field(default_factory=list)
     row: int | None = None
@@ -44,46 +46,84 @@ class Completion:
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """What one request has been sent of a prompt's completions."""
+    """What one request has been sent of a prompt's completions, and how far it is itself."""
 
     base_len: int
     sent: list[int]
     """Tokens sent, for each completion."""
     told_finished: list[bool]
-    waits: bool = True
-    """It is not served yet."""
+    place: Place | None
+    """None: it is served already."""
+    output_ids: list[int] = field(default_factory=list)
+    """Committed behind `base_len`, as far as its server has told."""
+    redraft: Prompt | None = None
+    """The prompt with its output, when that is drafted on anew."""
+    redrafts: int = 0
+    """How many there have been."""
 
 
 class Prompt:
     """One prompt with its completions, shared by all requests that are equal in all of this."""
 
-    def __init__(self, key: PromptKey, submit: Submit, stops: frozenset[int], limit: int) -> None:
-        """`stops` end a completion, and so do `limit` tokens."""
+    def __init__(
+        self,
+        key: PromptKey,
+        token_ids: list[int],
+        stops: frozenset[int],
+        limit: int,
+        samplings: Sequence[Sampling],
+        *,
+        parent: Prompt | None = None,
+        number: int = 0,
+    ) -> None:
+        """`stops` end a completion, and so do `limit` tokens. There is one for each of `samplings`,
+        and the first has the number `number` on the wire. A redraft has the prompt that it goes on
+        from as its `parent`."""
         self.key = key
-        self.token_ids = submit.token_ids
+        self.token_ids = token_ids
         self.stops = stops
         self.limit = limit
+        self.parent = parent
+        self.number = number
         self.row: int | None = None
-        """A KV row that holds the prompt, for completions that have not started."""
+        """A KV row that holds the prompt and maybe the beginning of its first completion."""
         self.completions = [
-            Completion(
-                self,
-                index,
-                submit.temperature if index else 0.0,
-                seed_of(submit.token_ids, index),
-                finished=limit == 0,
-            )
-            for index in range(min(submit.completions, MAX_COMPLETIONS))
+            Completion(self, index, sampling, seed_of(token_ids, index), finished=limit == 0)
+            for index, sampling in enumerate(samplings)
         ]
         self.subscriptions: dict[Subscriber, Subscription] = {}
+
+    @classmethod
+    def submitted(cls, key: PromptKey, submit: Submit, stops: frozenset[int], limit: int) -> Prompt:
+        """The prompt of a request, with the completions that it asks for."""
+        samplings = [Sampling(submit.temperature, submit.top_p)] * min(
+            submit.completions, MAX_COMPLETIONS
+        )
+        if submit.greedy_first:
+            samplings[:1] = [GREEDY] * len(samplings[:1])
+        return cls(key, submit.token_ids, stops, limit, samplings)
 
     @property
     def finished(self) -> bool:
         return all(completion.finished for completion in self.completions)
 
-    def subscribe(self, subscriber: Subscriber, base_len: int) -> None:
+    @property
+    def place(self) -> Place | None:
+        """That of the request that is served first of those that wait; None if none does."""
+        places = (s.place for s in self.subscriptions.values() if s.place is not None)
+        return min(places, default=None)
+
+    def overtaken(self) -> list[Completion]:
+        """Unfinished completions that all its requests have outrun; only served ones outrun any."""
+        behind = min(
+            (len(s.output_ids) if s.place is None else 0 for s in self.subscriptions.values()),
+            default=0,
+        )
+        return [c for c in self.completions if not c.finished and len(c.token_ids) < behind]
+
+    def subscribe(self, subscriber: Subscriber, base_len: int, place: Place | None) -> None:
         count = len(self.completions)
-        self.subscriptions[subscriber] = Subscription(base_len, [0] * count, [False] * count)
+        self.subscriptions[subscriber] = Subscription(base_len, [0] * count, [False] * count, place)
 
     def news(self, completion: Completion) -> list[tuple[Peer, Drafted]]:
         """What the subscribers have not been sent of one completion; it counts as sent now."""
@@ -101,7 +141,7 @@ class Prompt:
                     Drafted(
                         rid=rid,
                         serial=serial,
-                        completion=index,
+                        completion=self.number + index,
                         base_len=subscription.base_len,
                         start=start,
                         token_ids=completion.token_ids[start:end],
@@ -118,6 +158,8 @@ def prompt_key(submit: Submit, limit: int) -> PromptKey:
         tuple(submit.token_ids),
         submit.completions,
         submit.temperature,
+        submit.top_p,
+        submit.greedy_first,
         frozenset(submit.stop_token_ids),
         submit.ignore_eos,
         limit,

@@ -2,17 +2,21 @@
 
 Each step decodes one token of the first `slots` unfinished completions in the order of `Line`. A
 newcomer therefore overtakes: a completion that no longer belongs to the first is paused, keeps its
-row, and goes on later.
+row, and goes on later. Requests that are served and have left their drafts get a redraft.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Admit, Close, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Commits, Drafted, Submit
 from sglang_qspec.sidecar.line import Line
+from sglang_qspec.sidecar.planner import Planner
 from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, prompt_key
+from sglang_qspec.sidecar.redrafts import Redrafts
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import choose
 from sglang_qspec.sidecar.tenancy import Tenancy
@@ -35,11 +39,15 @@ class QueueDrafter:
         """`slots`: completions decoded in one pass. `prefill_tokens`: prompt tokens in one pass,
         between two of which the running completions advance by one token."""
         self._model = model
-        self._slots = slots
         self._max_completion_tokens = max_completion_tokens
         self._prefill_tokens = prefill_tokens
         self._line = Line()
         self._tenancy = Tenancy(model, self._line)
+        self._planner = Planner(
+            model, self._line, self._tenancy, slots=slots, prefill_tokens=prefill_tokens
+        )
+        self._redrafts = Redrafts(model, self._line, self._tenancy, max_completion_tokens)
+        self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
         self._outbox: list[tuple[Peer, Drafted]] = []
         self.drafted_tokens = 0
@@ -73,10 +81,10 @@ class QueueDrafter:
         prompt = self._line.prompts.get(key)
         if prompt is None:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
-            prompt = Prompt(key, message, eos.union(message.stop_token_ids), limit)
+            prompt = Prompt.submitted(key, message, eos.union(message.stop_token_ids), limit)
             self._line.add(prompt)
-        self._line.restore(prompt)
-        prompt.subscribe(subscriber, message.base_len)
+        prompt.subscribe(subscriber, message.base_len, (message.rank, next(self._arrivals)))
+        self._line.arrange(prompt)
         self._wanted[subscriber] = prompt
         for completion in prompt.completions:
             self._outbox += prompt.news(completion)
@@ -86,8 +94,18 @@ class QueueDrafter:
         subscriber = (peer, message.rid, message.serial)
         prompt = self._wanted.get(subscriber)
         if prompt is not None:
-            prompt.subscriptions[subscriber].waits = False
-            self._defer_if_served(prompt)
+            prompt.subscriptions[subscriber].place = None
+            self._line.arrange(prompt)
+
+    def follow(self, peer: Peer, message: Commits) -> None:
+        """Draft on from what these requests have committed; those not known are ignored."""
+        for commit in message.requests:
+            subscriber = (peer, commit.rid, commit.serial)
+            prompt = self._wanted.get(subscriber)
+            if prompt is not None:
+                self._redrafts.follow(subscriber, prompt, commit)
+                for completion in prompt.overtaken():
+                    self._finish(completion)
 
     def close(self, peer: Peer, message: Close) -> None:
         """Stop drafting for a request; one that is not known is ignored."""
@@ -105,14 +123,18 @@ class QueueDrafter:
 
     def step(self) -> None:
         """Advance the most urgent completions by one token, and new prompts by a piece."""
-        prefill, decode = self._plan()
-        self._advanced = len(prefill) + len(decode)
-        if prefill:
-            self._prefill(prefill)
-        if decode:
-            rows = [completion.row for completion in decode if completion.row is not None]
-            last = [completion.tail(len(completion) - 1, 1)[0] for completion in decode]
-            self._grow(decode, self._model.step(rows, last))
+        self._advanced = 0
+        while (plan := self._planner.plan()) is None:
+            self._finish(next(self._line.urgent()))  # with what it has
+            if self.idle:
+                return
+        self._advanced = len(plan)
+        if plan.prefill:
+            self._prefill(plan.prefill)
+        if plan.decode:
+            rows = [completion.row for completion in plan.decode if completion.row is not None]
+            last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
+            self._grow(plan.decode, self._model.step(rows, last))
 
     def abandon(self) -> None:
         """End all unfinished completions as they are; after a pass that failed half-way."""
@@ -139,57 +161,12 @@ class QueueDrafter:
         prompt = self._wanted.pop(subscriber, None)
         if prompt is None:
             return
-        del prompt.subscriptions[subscriber]
-        if not prompt.subscriptions:
+        self._redrafts.withdraw(prompt.subscriptions.pop(subscriber))
+        if prompt.subscriptions:
+            self._line.arrange(prompt)
+        else:
             self._tenancy.clear(prompt)
             self._line.remove(prompt)
-        else:
-            self._defer_if_served(prompt)
-
-    def _defer_if_served(self, prompt: Prompt) -> None:
-        if not any(subscription.waits for subscription in prompt.subscriptions.values()):
-            self._line.defer(prompt)
-
-    def _plan(self) -> tuple[list[Completion], list[Completion]]:
-        """The completions to advance: those with prompts to read, and those to decode.
-
-        All of them have rows, and there is KV for the piece and for the tokens.
-        """
-        while True:
-            prefill: list[Completion] = []
-            decode: list[Completion] = []
-            to_read = 0
-            for completion in self._line.urgent():
-                running = len(prefill) + len(decode)
-                if running == self._slots:
-                    break
-                if completion.row is None:
-                    if to_read >= self._prefill_tokens or self._waits(completion, prefill):
-                        continue
-                    if not self._tenancy.seat(completion, running):
-                        break
-                missing = self._tenancy.missing(completion)
-                if missing == 1:
-                    decode.append(completion)
-                else:
-                    prefill.append(completion)
-                    to_read += missing
-            needed = len(decode) + min(to_read, self._prefill_tokens)
-            if needed <= self._model.free_tokens:
-                return prefill, decode
-            first = next(self._line.urgent())
-            if not self._tenancy.make_room(first):
-                # Alone, and still too large: it ends with what it has.
-                self._finish(first)
-                if not self._line:
-                    return [], []
-
-    def _waits(self, completion: Completion, prefill: list[Completion]) -> bool:
-        """Whether one that is being read will soon have KV that this one can share."""
-        greedy = completion.prompt.completions[0]
-        if completion is not greedy and not greedy.finished and not greedy.token_ids:
-            return True  # it begins with the greedy one's first token
-        return self._tenancy.will_share(completion, prefill)
 
     def _prefill(self, completions: list[Completion]) -> None:
         """Read a piece of the prompts, the most urgent first, and draft where one is complete."""
@@ -227,7 +204,7 @@ class QueueDrafter:
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
         tokens = choose(
             logits,
-            [completion.temperature for completion in completions],
+            [completion.sampling for completion in completions],
             [completion.seed for completion in completions],
             [len(completion.token_ids) for completion in completions],
         )

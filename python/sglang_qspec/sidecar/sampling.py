@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +21,21 @@ BLOCK = 64
 """Tokens in a block."""
 BLOCKS = 32
 """Blocks that are sampled from."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of one completion are chosen."""
+
+    temperature: float
+    """0 takes the likeliest."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that have this much of the probability together, and one at least
+    (nucleus sampling, Holtzman et al., 2020). The probability is that of the blocks that are
+    sampled from, of which the best tokens hold nearly all."""
+
+
+GREEDY = Sampling(0.0)
 
 
 def seed_of(token_ids: Sequence[int], completion: int) -> int:
@@ -46,27 +62,26 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
 
 def choose(
     logits: torch.Tensor,
-    temperatures: Sequence[float],
+    samplings: Sequence[Sampling],
     seeds: Sequence[int],
     positions: Sequence[int],
 ) -> list[int]:
-    """A token for each row of `logits` (float [n, vocab]): greedy where the temperature is 0.
+    """A token for each row of `logits` (float [n, vocab]), chosen as `samplings[i]` says.
 
     A greedy row gives what `argmax` does, the lowest id among equals. A drawn row depends on its
-    own logits, temperature, `seeds[i]` and `positions[i]`, and on no other row.
+    own logits, sampling, `seeds[i]` and `positions[i]`, and on no other row.
     """
     blocks = _blocks(logits)
     maxima = blocks.amax(-1)
-    settled = [i for i, temperature in enumerate(temperatures) if temperature <= 0]
-    drawn = [i for i, temperature in enumerate(temperatures) if temperature > 0]
-    tokens = [0] * len(temperatures)
+    settled = [i for i, sampling in enumerate(samplings) if sampling.temperature <= 0]
+    drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
+    tokens = [0] * len(samplings)
     if settled:
         for i, token in zip(settled, _likeliest(blocks, maxima, settled).tolist(), strict=True):
             tokens[i] = token
     if drawn:
         uniform = uniforms([seeds[i] for i in drawn], [positions[i] for i in drawn])
-        scale = torch.tensor([temperatures[i] for i in drawn], dtype=torch.float32)
-        picked = _draw(blocks, maxima, drawn, scale.to(logits.device), uniform.to(logits.device))
+        picked = _draw(blocks, maxima, drawn, [samplings[i] for i in drawn], uniform)
         for i, token in zip(drawn, picked.tolist(), strict=True):
             tokens[i] = token
     return tokens
@@ -83,19 +98,37 @@ def _draw(
     blocks: torch.Tensor,
     maxima: torch.Tensor,
     rows: list[int],
-    temperatures: torch.Tensor,
+    samplings: list[Sampling],
     uniform: torch.Tensor,
 ) -> torch.Tensor:
     """Invert the distribution of `rows`, cut to their best blocks: int64 [len(rows)]."""
+    scale = torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32)
+    top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32)
     at = torch.tensor(rows, device=blocks.device)[:, None]
     chosen = maxima[at[:, 0]].topk(min(BLOCKS, maxima.shape[1]), sorted=True).indices
     candidates = blocks[at, chosen].flatten(1)
     weights = candidates.sub_(candidates[:, :BLOCK].amax(-1, keepdim=True))
-    weights = weights.div_(temperatures[:, None]).exp_()
+    weights = weights.div_(scale.to(weights.device)[:, None]).exp_()
+    if any(sampling.top_p < 1 for sampling in samplings):
+        _keep_nucleus(weights, top_p.to(weights.device))
     cumulative = weights.cumsum(-1)
-    drawn = uniform.float()[:, None] * cumulative[:, -1:]
+    drawn = uniform.to(weights.device).float()[:, None] * cumulative[:, -1:]
     place = torch.searchsorted(cumulative, drawn, right=True).clamp_(max=cumulative.shape[1] - 1)
     return (chosen.gather(1, place // BLOCK) * BLOCK + place % BLOCK)[:, 0]
+
+
+def _keep_nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Set to 0 all `weights` [n, candidates] but the largest, which sum to `top_p` [n] of all.
+
+    The largest one is kept in any case, and where `top_p` is 1 or more all of a row are.
+    """
+    cut = (top_p < 1).nonzero()[:, 0]
+    part = weights[cut]
+    ordered, order = part.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    outside = before >= top_p[cut, None] * ordered.sum(-1, keepdim=True)
+    outside[:, 0] = False
+    weights[cut] = part.masked_fill(outside.scatter(-1, order, outside), 0.0)
 
 
 def _blocks(logits: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 
 from sglang_qspec.sidecar.line import Line
 from sglang_qspec.sidecar.prompt import Completion, Prompt
@@ -20,13 +21,17 @@ HEADROOM = 16
 class Tenancy:
     """Owns the model's rows: each belongs to a completion, or keeps a prompt for its completions.
 
-    When rows or KV run short, the least urgent completions lose theirs; what they have drafted
-    stays, and its KV is computed again when their turn comes.
+    The row of a prompt's first completion is kept for the prompt when the completion is finished: a
+    redraft goes on from it. When rows or KV run short, such spare rows go first, those of the
+    prompts that are served last before others, and then the least urgent completions lose theirs;
+    what they have drafted stays, and its KV is computed again when their turn comes.
     """
 
     def __init__(self, model: Rows, line: Line) -> None:
         self._model = model
         self._line = line
+        self._spare: dict[Prompt, None] = {}
+        """Prompts with a row that none of their completions waits for."""
 
     def missing(self, completion: Completion) -> int:
         """Tokens of prompt and completion that its row does not cover; at least 1."""
@@ -45,22 +50,45 @@ class Tenancy:
             enough = not running or wanted <= self._model.free_tokens
             if self._model.free_rows and enough:
                 break
-            if not self._evict_below(completion) and not self._forget_prompt(completion.prompt):
+            if not self.make_room(completion):
                 return False
         completion.row = self._model.open() if source is None else self._model.fork(source, shared)
         self._release(completion.prompt)
         return True
 
     def make_room(self, first: Completion) -> bool:
-        """Take some KV from anyone but `first`; False if there is none to take."""
-        return self._evict_below(first) or self._forget_prompt(first.prompt)
+        """Take a row from anything less urgent than `first`; False if there is none to take."""
+        return (
+            self._forget_spare(first.prompt)
+            or self._evict_below(first)
+            or self._forget_prompt(first.prompt)
+        )
 
     def vacate(self, completion: Completion) -> None:
-        """The completion needs its row no longer, or loses it."""
-        if completion.row is not None:
-            self._model.close(completion.row)
-            completion.row = None
-        self._release(completion.prompt)
+        """The completion is finished: close its row, or keep it for the prompt if it is the first."""
+        row, completion.row = completion.row, None
+        prompt = completion.prompt
+        if row is not None and completion.index == 0:
+            self._forget(prompt)
+            prompt.row = row
+        elif row is not None:
+            self._model.close(row)
+        self._release(prompt)
+
+    def hand_over(self, old: Prompt, new: Prompt) -> None:
+        """Give the row of a redraft to the one that follows it, as far as they agree.
+
+        `new` begins with the prompt of `old`, and both have one completion.
+        """
+        (before,), (after,) = old.completions, new.completions
+        row = old.row if before.row is None else before.row
+        if row is None or after.finished:
+            return
+        before.row = old.row = None
+        self._spare.pop(old, None)
+        agreed = min(self._model.length(row), _agreement(new.token_ids, before))
+        self._model.truncate(row, min(agreed, len(after) - 1))
+        after.row = row
 
     def keep(self, prompt: Prompt, row: int) -> None:
         """Keep the KV of a prompt, which `row` holds, until all its completions are seated."""
@@ -87,31 +115,47 @@ class Tenancy:
     def check_integrity(self) -> None:
         """Raise AssertionError unless the model's rows are sound and none is held for nobody."""
         self._model.check_integrity()
+        open_rows: list[int] = []
         for prompt in self._line.prompts.values():
-            held = [c.row for c in prompt.completions if c.row is not None]
-            assert all(c.row is None for c in prompt.completions if c.finished), "row not returned"
-            for row in held + ([prompt.row] if prompt.row is not None else []):
-                assert self._model.length(row) >= 0
+            redrafts = [s.redraft for s in prompt.subscriptions.values() if s.redraft is not None]
+            for each in (prompt, *redrafts):
+                assert all(c.row is None for c in each.completions if c.finished), "not returned"
+                open_rows += [row for row, _ in _held(each)]
+                assert (each.row is not None) >= (each in self._spare), "spare, but not there"
+        assert len(open_rows) == len(set(open_rows)), "a row is held twice"
 
     def _source(self, completion: Completion) -> tuple[int | None, int]:
         """An open row to fork, and how much: one with this prompt, or one that begins alike."""
         prompt = completion.prompt
         size = len(prompt.token_ids)
-        for row in (prompt.row, *(c.row for c in prompt.completions)):
-            if row is not None and self._model.length(row) >= size:
+        for row, _ in _held(prompt):
+            if self._model.length(row) >= size:
                 return row, size
         best, shared = None, SHARED_PREFIX - 1
-        for other in itertools.islice(reversed(self._line.prompts.values()), SHARED_AMONG):
-            for row in (other.row, *(c.row for c in other.completions)):
-                if row is None or other is prompt:
-                    continue
-                # One token at least has to be computed, for its logits.
-                limit = min(self._model.length(row), size - 1)
-                common = min(limit, _common_prefix(prompt.token_ids, other.token_ids))
-                if common > shared:
-                    best, shared = row, common
-                break
+        for row, holder in self._alike(prompt):
+            # One token at least has to be computed, for its logits.
+            limit = min(self._model.length(row), size - 1)
+            common = min(limit, _agreement(prompt.token_ids, holder))
+            if common > shared:
+                best, shared = row, common
         return (best, shared) if best is not None else (None, 0)
+
+    def _alike(self, prompt: Prompt) -> Iterator[tuple[int, Completion]]:
+        """Rows that may begin as the prompt does: all of its parent's, one of each late prompt."""
+        if prompt.parent is not None:
+            yield from _held(prompt.parent)
+        for other in itertools.islice(reversed(self._line.prompts.values()), SHARED_AMONG):
+            if other is not prompt and other is not prompt.parent:
+                yield from itertools.islice(_held(other), 1)
+
+    def _forget_spare(self, keep: Prompt) -> bool:
+        """Give back the spare row of the prompt that is served last."""
+        spare = [prompt for prompt in self._spare if prompt is not keep]
+        if not spare:
+            return False
+        waiting = [(place, prompt) for prompt in spare if (place := prompt.place) is not None]
+        self._forget(max(waiting, key=operator.itemgetter(0))[1] if waiting else spare[0])
+        return True
 
     def _evict_below(self, completion: Completion) -> bool:
         """Take the row of the least urgent completion, if it is less urgent than this one."""
@@ -133,13 +177,37 @@ class Tenancy:
         return False
 
     def _release(self, prompt: Prompt) -> None:
-        if all(c.finished or c.row is not None for c in prompt.completions):
+        """Let go of the prompt's row, or count it as spare, once no completion waits for it."""
+        if prompt.row is None or any(c.row is None and not c.finished for c in prompt.completions):
+            return
+        if prompt.completions[0].finished:
+            self._spare[prompt] = None
+        else:
             self._forget(prompt)
 
     def _forget(self, prompt: Prompt) -> None:
+        self._spare.pop(prompt, None)
         if prompt.row is not None:
             self._model.close(prompt.row)
             prompt.row = None
+
+
+def _held(prompt: Prompt) -> Iterator[tuple[int, Completion]]:
+    """The prompt's rows, each with the completion whose beginning it may hold."""
+    if prompt.row is not None:
+        yield prompt.row, prompt.completions[0]
+    for completion in prompt.completions:
+        if completion.row is not None:
+            yield completion.row, completion
+
+
+def _agreement(token_ids: list[int], completion: Completion) -> int:
+    """How many tokens the text and the completion, its prompt included, begin with in common."""
+    prompt = completion.prompt.token_ids
+    common = _common_prefix(token_ids, prompt)
+    if common < len(prompt):
+        return common
+    return common + _common_prefix(token_ids[common:], completion.token_ids)
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

@@ -1,0 +1,129 @@
+"""What one request may ask of QSPEC: at most what the server's settings give it, or nothing.
+
+These are keys of the sampling parameters' `custom_params`, flat because SGLang allows no deeper
+nesting there, each with the prefix `qspec_`; `guess.GUESS_IDS_KEY` is another one. The names of
+the settings that a request may lower are those of `config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.errors import RequestError
+from sglang_qspec.guess import GUESS_IDS_KEY
+
+PREFIX = "qspec_"
+SOURCES = ("queue", "guess", "prompt", "output")
+"""Where draft tokens may come from."""
+
+
+@dataclass(frozen=True)
+class Controls:
+    """How one request is drafted for."""
+
+    enabled: bool
+    """False: decode it plainly."""
+    sources: frozenset[str]
+    """Those of SOURCES that are used."""
+    completions: int
+    temperature: float
+    top_p: float
+    greedy_first: bool
+    max_completion_tokens: int
+
+
+def of_server(settings: QSpecConfig) -> Controls:
+    """Of a request that asks for nothing."""
+    return Controls(
+        enabled=True,
+        sources=frozenset(SOURCES),
+        completions=settings.completions,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        greedy_first=not settings.disable_greedy_first,
+        max_completion_tokens=settings.max_completion_tokens,
+    )
+
+
+def read(custom_params: Mapping[str, Any] | None, settings: QSpecConfig) -> Controls:
+    """The controls of a request with these `custom_params`; keys without our prefix are ignored.
+
+    Raises RequestError that names the key, the value, and what is allowed.
+    """
+    most = of_server(settings)
+    given = {
+        key: value
+        for key, value in (custom_params or {}).items()
+        if key.startswith(PREFIX) and key != GUESS_IDS_KEY
+    }
+    if not given:
+        return most
+    fields: dict[str, Callable[[object], Any]] = {
+        "enabled": _switch,
+        "sources": _sources,
+        "completions": _whole_up_to(most.completions),
+        "temperature": _number_up_to(most.temperature),
+        "top_p": _number_up_to(most.top_p),
+        "greedy_first": _switch,
+        "max_completion_tokens": _whole_up_to(most.max_completion_tokens),
+    }
+    values = dict(vars(most))
+    for key, value in given.items():
+        name = key.removeprefix(PREFIX)
+        if name not in fields:
+            known = ", ".join([*(PREFIX + field for field in fields), GUESS_IDS_KEY])
+            raise RequestError(f"{key} in custom_params is not known; allowed are {known}")
+        try:
+            values[name] = fields[name](value)
+        except ValueError as allowed:
+            raise RequestError(
+                f"{key} in custom_params is {_shown(value)}, but must be {allowed}"
+            ) from None
+    return Controls(**values)
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _whole_up_to(high: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        # A bool is an int to isinstance, and no number here.
+        if type(value) is not int or not 1 <= value <= high:
+            raise ValueError(f"a whole number from 1 to {high}, which is this server's setting")
+        return value
+
+    return check
+
+
+def _number_up_to(high: float) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= high  # nor is a NaN
+        ):
+            raise ValueError(f"a number from 0 to {high:g}, which is this server's setting")
+        return float(value)
+
+    return check
+
+
+def _sources(value: object) -> frozenset[str]:
+    if (
+        not isinstance(value, list | tuple)
+        or not value
+        or not all(isinstance(item, str) and item in SOURCES for item in value)
+    ):
+        raise ValueError(f"a list of one or more of {', '.join(SOURCES)}")
+    return frozenset(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
