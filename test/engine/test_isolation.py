@@ -10,7 +10,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, Submit
-from sglang_qspec.trie import TrieLimits, TrieStore
+from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
 
 COMMON = range(2)
 """Tokens that all requests use: where a match could lead from one request into another."""
@@ -79,10 +79,10 @@ class Requests:
             self.link.die()
             self.active.poll()
             self.link.revive()
+        elif action == "pass":
+            self.serve(rng)
         elif rid in self.prompts:
-            if action == "pass":
-                self.serve(rid, rng)
-            elif action == "retract":
+            if action == "retract":
                 self.put_in_line(rid, None)
             else:
                 self.active.end(rid, len(self.outputs[rid]))
@@ -113,24 +113,37 @@ class Requests:
             custom_params=custom_params,
         )
 
-    def serve(self, rid: str, rng: random.Random) -> None:
-        """A pass: the target goes along with the draft for a while, then its own way."""
-        number, output = number_of(self.prompts[rid]), self.outputs[rid]
-        self.active.admit(rid)
-        if not output:
-            output += text(number, 1, rng)
-        tree = self.active.propose(rid, output, WIDTH)
-        assert set(tree.token_ids) <= {*COMMON, *own(number)}
-        self.proposed += len(tree) - 1
-        path: list[int] = []
-        while rng.random() < 0.8:
-            at = path[-1] if path else 0
-            children = [node for node in range(1, len(tree)) if tree.parents[node] == at]
-            if not children:
-                break
-            path.append(rng.choice(children))
-        self.active.settle(rid, tree, path)
-        output += [tree.token_ids[node] for node in path] + text(number, 1, rng)
+    def serve(self, rng: random.Random) -> None:
+        """A pass: the target goes along with the drafts for a while, then its own way."""
+        rids = rng.sample(list(self.prompts), len(self.prompts))
+        for rid in rids:
+            self.active.admit(rid)
+            self.outputs[rid] = self.outputs[rid] or text(self.number(rid), 1, rng)
+        trees = self.active.propose(rids, [self.outputs[rid] for rid in rids], WIDTH)
+        paths = []
+        for rid, tree in zip(rids, trees, strict=True):
+            assert set(tree.token_ids) <= {*COMMON, *own(self.number(rid))}
+            self.proposed += len(tree) - 1
+            paths.append(follow(tree, rng))
+        self.active.settle(rids, trees, paths)
+        for rid, tree, path in zip(rids, trees, paths, strict=True):
+            self.outputs[rid] += [tree.token_ids[node] for node in path]
+            self.outputs[rid] += text(self.number(rid), 1, rng)
+
+    def number(self, rid: str) -> int:
+        return number_of(self.prompts[rid])
+
+
+def follow(tree: DraftTree, rng: random.Random) -> list[int]:
+    """Nodes from the root's child on, as far as chance has it."""
+    path: list[int] = []
+    while rng.random() < 0.8:
+        at = path[-1] if path else 0
+        children = [node for node in range(1, len(tree)) if tree.parents[node] == at]
+        if not children:
+            break
+        path.append(rng.choice(children))
+    return path
 
 
 @given(steps, st.integers(0, 4), st.sampled_from([96, 4096]))
@@ -154,6 +167,6 @@ def test_requests_are_really_drafted_for_while_their_rids_are_used_again() -> No
         for _ in range(4):
             requests.do("late", "a", rng.randrange(2**16))
             requests.do("poll", "a", 0)
-            requests.do("pass", rng.choice(RIDS), rng.randrange(2**16))
+            requests.do("pass", "a", rng.randrange(2**16))
     assert requests.proposed > 2 * MAX_REQUESTS
     assert requests.active.describe()["accepted_tokens"]["queue"] > MAX_REQUESTS / 2

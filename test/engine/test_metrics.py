@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.first_drafts import WINDOW, FirstDrafts
 from sglang_qspec.engine.metrics import PUBLISH_INTERVAL_S, DraftMetrics
-from sglang_qspec.engine.speculator import Speculator, root_only
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
@@ -65,8 +65,8 @@ def test_accepted_and_proposed_tokens_are_counted_by_source() -> None:
     watched = Watched()
     watched.enqueue("a")
     watched.active.poll()
-    tree = watched.active.propose("a", [8], 4)
-    watched.active.settle("a", tree, [1, 2])
+    trees = watched.active.propose(["a"], [[8]], 4)
+    watched.active.settle(["a"], trees, [[1, 2]])
     assert watched.series("proposed_tokens_total", source="queue") == 3
     assert watched.series("accepted_tokens_total", source="queue") == 2
     assert watched.series("accepted_tokens_total", source="guess") == 0
@@ -76,8 +76,8 @@ def test_what_a_pass_accepts_behind_the_end_is_not_counted() -> None:
     watched = Watched()
     watched.enqueue("a")
     watched.active.poll()
-    tree = watched.active.propose("a", [8], 8)
-    watched.active.settle("a", tree, [1, 2, 3, 4])
+    trees = watched.active.propose(["a"], [[8]], 8)
+    watched.active.settle(["a"], trees, [[1, 2, 3, 4]])
     # One token of the prompt's pass, two drafts, and one that the target adds to them.
     tally = watched.active.end("a", 4)
     assert tally is not None
@@ -162,7 +162,7 @@ def test_a_new_sidecars_smaller_total_counts_from_zero() -> None:
 def test_a_pass_without_drafts_proposes_nothing() -> None:
     watched = Watched()
     watched.enqueue("a")
-    watched.active.settle("a", root_only(7), [])
+    watched.active.settle(["a"], watched.active.propose(["a"], [[8]], 4, drafts=False), [[]])
     assert sum(watched.active.describe()["proposed_tokens"].values()) == 0
 
 
