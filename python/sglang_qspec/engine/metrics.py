@@ -23,6 +23,7 @@ FIRST_DRAFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 GAUGES = {
     "live_requests": "Requests that are queued or served and may be drafted for.",
     "requests_in_flight": "Requests whose drafts the sidecar has not finished.",
+    "drafting_requests": "Requests that the sidecar has work for, of all its servers.",
     "drafting_rows": "Completions that the sidecar is drafting, for all its servers.",
     "trie_tokens": "Tokens in the tries of all requests, drafts and own text.",
 }

@@ -345,6 +345,7 @@ class Speculator:
             "sidecar": "none" if link is None else link.state.value,
             "live_requests": len(self._live),
             "requests_in_flight": in_flight if ready else 0,
+            "drafting_requests": heartbeat.requests if heartbeat and ready else 0,
             "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
