@@ -1,0 +1,219 @@
+"""Starts SGLang's server with a stopwatch in its scheduler: `python -m benchmark.overhead.probe`.
+
+SGLang starts its processes anew, and each of them imports this module once more, under another
+name: that is where the stopwatch is set, before anything of SGLang is imported. It writes one line
+of JSON for each scheduler iteration (see `Iteration`) to the file that `QSPEC_PROBE_FILE` names,
+when the scheduler is idle.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+FILE_VARIABLE = "QSPEC_PROBE_FILE"
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_TARGET = "sglang.srt.managers.tp_worker"
+_RUNNER = "sglang.srt.model_executor.model_runner"
+_WORKER = "sglang_qspec.engine.worker"
+_SPECULATOR = "sglang_qspec.engine.speculator"
+_LIFECYCLE = "sglang_qspec.engine.lifecycle"
+_REPORT = "sglang_qspec.engine.report"
+
+CALLS = {
+    (_TARGET, "TpModelWorker.forward_batch_generation"): "worker",
+    (_WORKER, "QSpecWorker.forward_batch_generation"): "worker",
+    (_RUNNER, "ModelRunner.forward"): "model",
+}
+"""The target's pass as the scheduler asks for it, and the model alone in it."""
+
+HOOKS = {
+    (_LIFECYCLE, "polled"): "poll",
+    (_LIFECYCLE, "enqueued"): "enqueue",
+    (_LIFECYCLE, "aborted"): "end",
+    (_REPORT, "_last_record"): "end",
+}
+"""What QSPEC does in the scheduler outside the worker."""
+
+PARTS = {
+    (_SPECULATOR, "Speculator.poll"): "poll",
+    (_SPECULATOR, "Speculator.propose"): "propose",
+    (_SPECULATOR, "Speculator.settle"): "settle",
+    ("sglang_qspec.budget.width", "WidthPolicy.width_for"): "width",
+    ("sglang_qspec.trie.trees", "DraftTrees.lay_out"): "layout",
+    (_WORKER, "verify_input_of"): "layout",
+    (_WORKER, "QSpecWorker._slots"): "slots",
+    (_WORKER, "QSpecWorker._finish"): "finish",
+    (_WORKER, "cpu_eagle_sample"): "sample",
+    (_WORKER, "move_accept_tokens_to_target_kvcache"): "move",
+    (_WORKER, "_accepted_nodes"): "nodes",
+    ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
+    (_RUNNER, "ModelRunner.sample"): "sample",
+}
+"""Parts of the worker's call besides the model; none is inside another."""
+
+
+class Stopwatch:
+    """Adds up the times of one scheduler iteration after the other, in nanoseconds."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._began: int | None = None
+        self._row: dict[str, Any] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._depth = 0
+
+    def turn(self, batch: Any) -> None:
+        """An iteration begins, and so the one before is over."""
+        now = time.perf_counter_ns()
+        self._close(now)
+        self._began = now
+        self._row = {
+            "decode": batch.forward_mode.is_decode(),
+            "running": len(batch.reqs),
+            "width": 1,
+            "worker": 0,
+            "model": 0,
+            "hooks": {},
+            "parts": {},
+        }
+
+    def idle(self) -> None:
+        """Nothing runs: an iteration that was not followed by another has no period."""
+        self._close(None)
+        if self._rows:
+            with open(self._path, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in self._rows)
+            self._rows.clear()
+
+    def _close(self, now: int | None) -> None:
+        if self._began is not None and now is not None:
+            self._row["period"] = now - self._began
+            self._rows.append(self._row)
+        self._began = None
+
+    def call(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, its outermost call timed."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if name == "worker":
+                if self._depth:
+                    return function(*args, **kwargs)
+                self._depth = 1
+            began = time.perf_counter_ns()
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                if name == "worker":
+                    self._depth = 0
+            if self._began is not None:
+                self._row[name] += time.perf_counter_ns() - began
+                if name == "worker":
+                    self._row["width"] = getattr(result, "speculative_num_draft_tokens", None) or 1
+            return result
+
+        return timed
+
+    def part(self, kind: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, counted as a part of the worker's call, or as a hook outside it."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._began is None or (kind == "parts") != bool(self._depth):
+                return function(*args, **kwargs)
+            began = time.perf_counter_ns()
+            result = function(*args, **kwargs)
+            times = self._row[kind]
+            times[name] = times.get(name, 0) + time.perf_counter_ns() - began
+            return result
+
+        return timed
+
+    def wrap(self, module: ModuleType) -> None:
+        """Set the stopwatch on what `module` defines."""
+        if module.__name__ == _SCHEDULER:
+            self._wrap_scheduler(module.Scheduler)
+        for (home, path), name in CALLS.items():
+            if home == module.__name__:
+                _replace(module, path, functools.partial(self.call, name))
+        for kind, table in (("hooks", HOOKS), ("parts", PARTS)):
+            for (home, path), name in table.items():
+                if home == module.__name__:
+                    _replace(module, path, functools.partial(self.part, kind, name))
+
+    def _wrap_scheduler(self, scheduler: Any) -> None:
+        run_batch, on_idle = scheduler.run_batch, scheduler.on_idle
+
+        @functools.wraps(run_batch)
+        def timed_run_batch(itself: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self.turn(batch)
+            return run_batch(itself, batch, *args, **kwargs)
+
+        @functools.wraps(on_idle)
+        def watched_on_idle(itself: Any) -> Any:
+            self.idle()
+            return on_idle(itself)
+
+        scheduler.run_batch, scheduler.on_idle = timed_run_batch, watched_on_idle
+
+
+def _replace(module: ModuleType, path: str, timed: Callable[[Any], Any]) -> None:
+    """Put `timed(x)` where `x` is; a class method stays one. Raises AttributeError without x."""
+    owner: Any = module
+    *classes, name = path.split(".")
+    for part in classes:
+        owner = getattr(owner, part)
+    found = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+    if isinstance(found, classmethod):
+        setattr(owner, name, classmethod(timed(found.__func__)))
+    else:
+        setattr(owner, name, timed(found))
+
+
+class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules as ever, and wraps those that are to be timed once they are loaded."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
+        self._names = {home for home, _ in (*CALLS, *HOOKS, *PARTS)} | {_SCHEDULER}
+        self._loaders: dict[str, importlib.abc.Loader] = {}
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._names:
+            return None
+        self._names.discard(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            self._loaders[name] = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loaders[spec.name].create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loaders[module.__name__].exec_module(module)
+        self._stopwatch.wrap(module)
+
+
+if __name__ == "__mp_main__":
+    sys.meta_path.insert(0, AfterImport(Stopwatch(os.environ[FILE_VARIABLE])))
+
+if __name__ == "__main__":
+    runpy.run_module("sglang.launch_server", run_name="__main__")

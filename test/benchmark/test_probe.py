@@ -1,0 +1,91 @@
+"""The stopwatch on a scheduler, a worker and a model that only count their turns."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmark.overhead import probe
+
+
+class Batch:
+    """Two requests that decode."""
+
+    reqs = ("a", "b")
+    forward_mode = SimpleNamespace(is_decode=lambda: True)
+
+
+class Worker:
+    """A worker whose call has another worker's, as QSPEC's has the target's."""
+
+    def __init__(self, stopwatch: probe.Stopwatch) -> None:
+        self.model = stopwatch.call("model", lambda: time.sleep(0.002))
+        self.target = stopwatch.call("worker", self.model)
+        self.propose = stopwatch.part("parts", "propose", lambda: time.sleep(0.002))
+        self.hook = stopwatch.part("hooks", "poll", lambda: time.sleep(0.001))
+        self.forward = stopwatch.call("worker", self._forward)
+
+    def _forward(self) -> Any:
+        self.propose()
+        self.hook()
+        self.target()
+        return SimpleNamespace(speculative_num_draft_tokens=3)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rows"
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_iteration_has_its_worker_once_its_parts_inside_and_its_hooks_outside(
+    path: Path,
+) -> None:
+    stopwatch = probe.Stopwatch(str(path))
+    worker = Worker(stopwatch)
+    stopwatch.turn(Batch())
+    worker.hook()
+    worker.propose()
+    worker.forward()
+    stopwatch.turn(Batch())
+    stopwatch.idle()
+    (row,) = rows(path)
+    assert row["worker"] + row["hooks"]["poll"] < row["period"]
+    assert row["model"] + row["parts"]["propose"] < row["worker"]
+    assert (row["running"], row["width"], row["decode"]) == (2, 3, True)
+
+
+def test_an_iteration_that_is_followed_by_none_is_not_written(path: Path) -> None:
+    stopwatch = probe.Stopwatch(str(path))
+    stopwatch.turn(Batch())
+    stopwatch.idle()
+    stopwatch.turn(Batch())
+    stopwatch.turn(Batch())
+    stopwatch.idle()
+    assert len(rows(path)) == 1
+
+
+def test_a_module_is_timed_as_soon_as_it_is_imported(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timed_module.py").write_text(
+        "class Runner:\n    @classmethod\n    def forward(cls): return cls.__name__\n"
+    )
+    monkeypatch.setattr(probe, "CALLS", {("timed_module", "Runner.forward"): "model"})
+    monkeypatch.syspath_prepend(tmp_path)
+    stopwatch = probe.Stopwatch(str(path))
+    monkeypatch.setattr(sys, "meta_path", [probe.AfterImport(stopwatch), *sys.meta_path])
+    module: ModuleType = __import__("timed_module")
+    stopwatch.turn(Batch())
+    assert module.Runner.forward() == "Runner"
+    stopwatch.turn(Batch())
+    stopwatch.idle()
+    assert rows(path)[0]["model"] > 0
+    sys.modules.pop("timed_module")
