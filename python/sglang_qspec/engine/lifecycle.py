@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import metrics, speculator
@@ -29,7 +30,28 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         stop_token_ids=sorted(params.stop_token_ids or ()),
         ignore_eos=params.ignore_eos,
         custom_params=params.custom_params,
+        rank=_rank(scheduler, req),
     )
+
+
+def _rank(scheduler: Any, req: Any) -> tuple[int, int]:
+    """By what SGLang sorts its queue before the time of arrival: priority, and length for `lof`.
+
+    Policies that look at the prefix cache sort anew at each admission; their requests count as
+    served in the order of their arrival.
+    """
+    priority = 0
+    if scheduler.enable_priority_scheduling:
+        priority = req.priority * scheduler.policy.priority_sign
+    longest_first = scheduler.policy.policy is CacheAgnosticPolicy.LOF
+    # A request without a priority has the lowest that there is, which no wire format carries.
+    return (
+        max(-_RANK_LIMIT, min(priority, _RANK_LIMIT)),
+        -req.sampling_params.max_new_tokens if longest_first else 0,
+    )
+
+
+_RANK_LIMIT = 1 << 62
 
 
 def aborted(result: None, scheduler: Any, abort_req: Any, req: Any) -> None:

@@ -14,16 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_qspec import controls
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
-from sglang_qspec.errors import GuessError
+from sglang_qspec.engine.strays import Strays
+from sglang_qspec.errors import GuessError, RequestError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
-from sglang_qspec.messages import Admit, Close, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Commit, Drafted, Submit
 from sglang_qspec.trie import DraftTrees, Insertion, RequestTrie, Source, TrieStore
 
 logger = logging.getLogger(__name__)
 
+STREAMS_PER_SUBMISSION = 1 << 20
+"""Completions and redrafts of one submission are numbered below this."""
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
 
@@ -71,6 +76,8 @@ class _Live:
     """A request between its enqueueing and its end."""
 
     trie: RequestTrie
+    controls: Controls
+    rank: tuple[int, int]
     serial: int
     """Of the latest submission."""
     prompt_ids: list[int]
@@ -86,6 +93,12 @@ class _Live:
     unfinished: int = 0
     """Completions of the latest submission that the sidecar has not finished."""
     tally: Tally = field(default_factory=Tally)
+
+    @property
+    def longest_draft(self) -> int:
+        """Longest useful draft from what is committed, in tokens."""
+        remaining = self.max_new_tokens - len(self.output_ids)
+        return min(remaining, self.controls.max_completion_tokens)
 
 
 class Speculator:
@@ -112,6 +125,7 @@ class Speculator:
         self._live: dict[str, _Live] = {}
         self._serials = itertools.count(1)
         self._unsent: dict[str, None] = {}
+        self._strays = Strays(clock)
         self._generation = 0
 
     def enqueue(
@@ -124,23 +138,28 @@ class Speculator:
         stop_token_ids: list[int],
         ignore_eos: bool = False,
         custom_params: Mapping[str, Any] | None = None,
+        rank: tuple[int, int] = (0, 0),
     ) -> None:
         """A request joined the queue; `output_ids` is not empty if it was retracted from decoding.
 
         A retracted request keeps its trie, and drafts are asked for anew from its longer prefix.
+        Requests of a smaller `rank` are served sooner, and those of one rank as they come.
         """
-        remaining = max_new_tokens - len(output_ids)
-        if remaining <= 1:
+        wanted = self._read_controls(custom_params)
+        if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
             return
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
             self._forget_at_sidecar(rid, live)
             live.serial = next(self._serials)
             live.waits = True
+            self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
             self.end(rid)
             live = _Live(
-                self._tries.open(rid, prompt_ids),
+                self._tries.open(rid, prompt_ids, sources=_sources(wanted)),
+                wanted,
+                rank,
                 next(self._serials),
                 prompt_ids,
                 [],
@@ -152,15 +171,24 @@ class Speculator:
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
         self._commit(rid, live, output_ids)
-        self._unsent[rid] = None
-        self._submit_unsent()
+        if "queue" in wanted.sources:
+            self._unsent[rid] = None
+            self._submit_unsent()
+
+    def _read_controls(self, custom_params: Mapping[str, Any] | None) -> Controls:
+        """Like guesses, they were checked when the request came in."""
+        try:
+            return controls.read(custom_params, self._settings)
+        except RequestError as error:
+            logger.warning("Ignored the controls of a request: %s", error)
+            return controls.of_server(self._settings)
 
     def _insert_guesses(
         self, rid: str, live: _Live, custom_params: Mapping[str, Any] | None
     ) -> None:
         """Guesses were checked when the request came in; here they are only read."""
         value = (custom_params or {}).get(GUESS_IDS_KEY)
-        if value is None:
+        if value is None or "guess" not in live.controls.sources:
             return
         limits = GuessLimits(self._settings.max_guesses, self._settings.max_guess_tokens)
         try:
@@ -179,7 +207,7 @@ class Speculator:
         live.waits = False
         if self._settings.on_admission == "stop":
             self._forget_at_sidecar(rid, live)
-        elif self._settings.on_admission == "defer" and rid not in self._unsent:
+        elif self._settings.on_admission == "defer" and rid in self._strays:
             self._defer(rid, live)
 
     def _defer(self, rid: str, live: _Live) -> None:
@@ -204,7 +232,9 @@ class Speculator:
 
     def _forget_at_sidecar(self, rid: str, live: _Live) -> None:
         live.unfinished = 0
-        if self._unsent.pop(rid, _SENT) is _SENT and self._link is not None:
+        self._unsent.pop(rid, None)
+        if rid in self._strays and self._link is not None:
+            self._strays.end(rid)
             self._link.send(Close(rid=rid, serial=live.serial))
 
     def poll(self) -> None:
@@ -222,7 +252,9 @@ class Speculator:
             for rid, live in self._live.items():
                 live.unfinished = 0
                 live.serial = next(self._serials)
-                if live.waits or self._settings.on_admission != "stop":
+                self._strays.end(rid)
+                stopped = not live.waits and self._settings.on_admission == "stop"
+                if "queue" in live.controls.sources and not stopped:
                     self._unsent[rid] = None
         if self._unsent:
             self._submit_unsent()
@@ -234,17 +266,19 @@ class Speculator:
         if live.queued_at is not None:
             self.first_drafts.observe(self._clock() - live.queued_at)
             live.queued_at = None
-        live.unfinished -= drafted.finished
+        redraft = drafted.completion >= MAX_COMPLETIONS
+        if not redraft:
+            live.unfinished -= drafted.finished
         self._tries.insert(
             drafted.rid,
             live.trie.serial,
             Source.QUEUE,
             # Another sidecar's completion of the same number is another stream.
-            drafted.serial * MAX_COMPLETIONS + drafted.completion,
+            drafted.serial * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,
             drafted.start,
             drafted.token_ids,
-            greedy=drafted.completion == 0,
+            greedy=redraft or (drafted.completion == 0 and live.controls.greedy_first),
         )
 
     def _submit_unsent(self) -> None:
@@ -252,20 +286,23 @@ class Speculator:
             return
         for rid in list(self._unsent):
             live = self._live[rid]
-            remaining = live.max_new_tokens - len(live.output_ids)
             message = Submit(
                 rid=rid,
                 serial=live.serial,
                 token_ids=live.prompt_ids + live.output_ids,
                 base_len=len(live.output_ids),
-                max_new_tokens=min(remaining, self._settings.max_completion_tokens),
-                completions=self._settings.completions,
-                temperature=self._settings.temperature,
+                max_new_tokens=live.longest_draft,
+                completions=live.controls.completions,
+                temperature=live.controls.temperature,
                 stop_token_ids=live.stop_token_ids,
                 ignore_eos=live.ignore_eos,
+                top_p=live.controls.top_p,
+                greedy_first=live.controls.greedy_first,
+                rank=live.rank,
             )
             if not self._link.send(message):
                 return
+            self._strays.begin(rid, message.base_len)
             live.unfinished = message.completions
             del self._unsent[rid]
             if not live.waits and self._settings.on_admission == "defer":
@@ -288,6 +325,8 @@ class Speculator:
             rid if drafts and self._follow(rid, output_ids) else None
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
+        if self._link is not None:
+            self._strays.report(self._link, self._commit_since)
         roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width)
 
@@ -305,6 +344,16 @@ class Speculator:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
 
+    def _commit_since(self, rid: str, output_len: int) -> Commit:
+        live = self._live[rid]
+        return Commit(
+            rid=rid,
+            serial=live.serial,
+            base_len=output_len,
+            token_ids=live.output_ids[output_len:],
+            max_new_tokens=live.longest_draft,
+        )
+
     def settle(
         self, rids: Sequence[str], trees: DraftTrees, accepted: Sequence[Sequence[int]]
     ) -> None:
@@ -321,6 +370,8 @@ class Speculator:
             for source in tally.latest:
                 tally.accepted[source] += 1
                 self.accepted[source] += 1
+            if Source.QUEUE not in tally.latest and self._settings.redraft == "idle":
+                self._strays.note(rid)
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count
 
@@ -328,7 +379,7 @@ class Speculator:
         """Forget all drafts, as when the target's weights change; requests stay live."""
         for rid, live in self._live.items():
             self._forget_at_sidecar(rid, live)
-            live.trie = self._tries.open(rid, live.prompt_ids)
+            live.trie = self._tries.open(rid, live.prompt_ids, sources=_sources(live.controls))
             self._tries.commit(rid, live.output_ids)
 
     def describe(self) -> dict[str, Any]:
@@ -374,7 +425,9 @@ def _by_name(counts: Mapping[Source, int] | Mapping[Insertion, int]) -> dict[str
     return {key.name.lower(): count for key, count in counts.items()}
 
 
-_SENT = object()
+def _sources(wanted: Controls) -> frozenset[Source]:
+    return frozenset(source for source in Source if source.name.lower() in wanted.sources)
+
 
 _active: Speculator | None = None
 

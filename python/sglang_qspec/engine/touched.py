@@ -87,6 +87,7 @@ _IMPORTED = {
     "sglang.srt.layers.vocab_parallel_embedding": ("ParallelLMHead", "VocabParallelEmbedding"),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
     "sglang.srt.managers.schedule_batch": ("ScheduleBatch",),
+    "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),
     "sglang.srt.managers.scheduler": ("GenerationBatchResult",),
     "sglang.srt.managers.scheduler_components.output_streamer": (
         "SchedulerOutputStreamer.build_additional_customized_info",

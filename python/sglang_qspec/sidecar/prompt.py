@@ -113,6 +113,11 @@ class Prompt:
         places = (s.place for s in self.subscriptions.values() if s.place is not None)
         return min(places, default=None)
 
+    def redrafted(self, subscriber: Subscriber) -> bool:
+        """Whether there is an unfinished redraft for one of its requests."""
+        redraft = self.subscriptions[subscriber].redraft
+        return redraft is not None and not redraft.finished
+
     def overtaken(self) -> list[Completion]:
         """Unfinished completions that all its requests have outrun; only served ones outrun any."""
         behind = min(

@@ -57,7 +57,7 @@ class QueueDrafter:
     @property
     def requests(self) -> int:
         """Requests with unfinished completions."""
-        return sum(not prompt.finished for prompt in self._wanted.values())
+        return sum(not p.finished or p.redrafted(s) for s, p in self._wanted.items())
 
     @property
     def rows(self) -> int:

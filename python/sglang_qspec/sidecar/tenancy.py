@@ -65,7 +65,7 @@ class Tenancy:
         )
 
     def vacate(self, completion: Completion) -> None:
-        """The completion is finished: close its row, or keep it for the prompt if it is the first."""
+        """The completion is finished: close its row, or keep the first one's for the prompt."""
         row, completion.row = completion.row, None
         prompt = completion.prompt
         if row is not None and completion.index == 0:
