@@ -1,15 +1,23 @@
 """Queue speculation against no speculation and n-gram speculation, on a set of prompts.
 
-    python -m benchmark.bench_queue --dataset spec_bench.jsonl --num-prompts 10
+    python -m benchmark.bench_queue --dataset spec_bench.jsonl --num-prompts 20 --output results
 
-Every configuration is a server of its own, and all of them serve the same prompts, group after
-group, each group as one queue in front of few running slots. One server runs at a time, so that the
-configurations do not disturb each other; they follow each other within a round, rounds in turn
-forwards and backwards, and each is compared with `none` of the same round. Figures are medians over
-the rounds. On a CPU the target has one core and the sidecar another.
+The prompts are served in blocks: each block is up to `--block` prompts of one group, sent as one
+queue to a server with few running slots and empty caches. All configurations serve a block before
+the next one comes, in an order that turns around from block to block (A B C, C B A), and each is
+compared with `none` over the same blocks. One server runs at a time, the others wait stopped, as
+far as memory allows. On a CPU the target has one core and the sidecar another, by default; the
+configurations `...-equal` have both for the target.
 
-Prints a table, writes a report as one HTML file, and ends with a line of JSON: `rows`, and
-`equal_hardware_speedup` (qspec-8 over no speculation on the same cores).
+What was measured is written to `runs.jsonl` in the output folder block by block. After a cut, the
+same command with `--resume` goes on, and with `--report-only` reports what is there: figures are
+always of the blocks that all configurations have served. A request that fails is sent once more,
+and a block that fails is served once more by a new server; then the configuration is left out.
+
+Prints a table, writes PNGs and a report as one HTML file (with matplotlib, of the extra `bench`),
+and ends with a line of JSON: `rows`, each with `config`, `speedup`, `accept_len`, `match_rate`,
+`by_group` and `equal_hardware_speedup` (over no speculation on the cores of target and sidecar
+together; what has no sidecar is given them as well), and that of `qspec-8` once more outside.
 """
 
 from __future__ import annotations
@@ -19,42 +27,68 @@ import json
 import math
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import render, say
-from benchmark.queueing import dataset
-from benchmark.queueing.configurations import (
-    DESCRIPTIONS,
-    NAMES,
-    Settings,
-    configuration,
-    used_cores,
-)
+from benchmark.demo import render, say, split_cores
+from benchmark.queueing import charts, dataset
+from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, Settings, configuration
+from benchmark.queueing.figures import figures
+from benchmark.queueing.fleet import Fleet
+from benchmark.queueing.journal import Entry, Journal, JournalError
+from benchmark.queueing.load import Block, Load, blocks_of
 from benchmark.queueing.machine import machine, versions
-from benchmark.queueing.measures import Round
 from benchmark.queueing.report import page, table
-from benchmark.queueing.serving import GroupRun, Load, serve
+from benchmark.queueing.serving import BlockRun, serve
 from benchmark.queueing.summary import Summary, summarize
+from sglang_qspec.config import parse_cores
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    # As an interrupt: servers are ended and what was measured is reported.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not charts.available():
+        say(f"there will be no figures, since matplotlib is missing: {charts.INSTALL}")
     try:
         groups = dataset.by_group(dataset.load(options.dataset), options.groups)
     except dataset.DatasetError as error:
         sys.exit(f"bench_queue: error: {error}")
     settings = settings_of(options)
     load, skipped = load_of(groups, settings, options)
+    folder = options.output or Path(tempfile.mkdtemp(prefix="bench_queue_"))
+    header = {
+        "load": load.digest,
+        **{name: str(value) for name, value in asdict(settings).items()},
+        **versions(),
+        "machine": machine(),
+    }
+    resumed = options.resume or options.report_only
+    try:
+        journal = Journal.open(folder, header, resumed)
+    except JournalError as error:
+        sys.exit(f"bench_queue: error: {error}")
+    say(f"results go to {folder}")
     configs = [name for name in NAMES if name in options.configs]
-    rounds, failed = run_rounds(configs, settings, load, options.rounds)
-    summary = summarize(rounds, configs, failed)
-    finish(summary, load, skipped, settings, options)
-    return 0 if summary.rows else 1
+    run = Run(configs, settings, load, options.rounds, journal)
+    interrupted = False
+    if not options.report_only:
+        memory = None if settings.on_gpu else options.free_gib * 2**30
+        try:
+            with Fleet(memory) as fleet:
+                run.serve(fleet)
+        except KeyboardInterrupt:
+            interrupted = True
+            say("interrupted; --resume goes on with this run")
+    summary = summarize(journal.entries, configs, run.failed)
+    finish(summary, load, skipped, settings, options, folder)
+    return 130 if interrupted else 0 if summary.rows else 1
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,10 +102,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL of `prompt`")
     add("--groups", nargs="+", help="of the prompts to serve (default: all)")
-    add("--num-prompts", type=_positive, help="of each group, evenly over it (default: all)")
+    add(
+        "--num-prompts",
+        type=_positive,
+        metavar="N",
+        help="this many of each group, evenly over it, so that G groups are G × N prompts "
+        "(default: all)",
+    )
     add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="to serve (default: all)")
-    add("--rounds", type=_positive, default=1, help="of all configurations; medians (default: 1)")
+    add("--rounds", type=_positive, default=1, help="over all blocks; medians (default: 1)")
     add("--slots", type=_positive, default=2, help="requests that run at once (default: 2)")
+    add(
+        "--block",
+        type=_positive,
+        default=20,
+        help="most prompts of a group that are one queue (default: 20)",
+    )
     add("--max-new-tokens", type=_positive, default=128, help="of each answer (default: 128)")
     add("--context-length", type=_positive, default=2048, help="in tokens (default: 2048)")
     add("--request-rate", type=_rate, default=math.inf, help="per second (default: inf, at once)")
@@ -84,10 +130,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", type=Path, help="the target (default: the demo model)")
     add("--draft-model", type=Path, help="the sidecar's (default: the demo model's 8-bit copy)")
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    add("--output", type=Path, help="folder of the report (default: a new temporary folder)")
+    add("--target-cores", type=_cores, help="of a CPU, such as 0-3 (default: the first)")
+    add("--sidecar-cores", type=_cores, help="of a CPU, such as 4-5 (default: the second)")
+    add(
+        "--free-gib",
+        type=_rate,
+        default=5.0,
+        help="memory that must be available for another server to be started next to those that "
+        "wait, in GiB; otherwise one of them is ended first (default: 5)",
+    )
+    add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--report-only", action="store_true", help="report the run in --output as far as it came")
     options = parser.parse_args(argv)
     if (options.model is None) != (options.draft_model is None):
         parser.error("--model and --draft-model go together: they must have one vocabulary")
+    if (options.target_cores is None) != (options.sidecar_cores is None):
+        parser.error("--target-cores and --sidecar-cores go together")
+    if (options.resume or options.report_only) and options.output is None:
+        parser.error("--resume and --report-only need the --output of the run")
     return options
 
 
@@ -108,6 +169,16 @@ def _rate(text: str) -> float:
     return value
 
 
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        cores = parse_cores(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {error}") from error
+    if not cores:
+        raise argparse.ArgumentTypeError("there must be a processor in it")
+    return tuple(sorted(cores))
+
+
 def settings_of(options: argparse.Namespace) -> Settings:
     model, draft_model = options.model, options.draft_model
     if model is None:
@@ -115,13 +186,19 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
         say("preparing the demo models (a minute the first time)")
         model, draft_model = demo_models().target, demo_models().draft
+    on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
+    target, sidecar = split_cores(on_gpu)
+    if options.target_cores is not None:
+        target, sidecar = options.target_cores, options.sidecar_cores
     return Settings(
         model,
         draft_model,
         options.dtype,
         options.slots,
         options.context_length,
-        on_gpu=not options.cpu and shutil.which("nvidia-smi") is not None,
+        on_gpu,
+        target,
+        sidecar,
     )
 
 
@@ -144,30 +221,75 @@ def load_of(
         say(f"{group}: {len(prompts.get(group, []))} prompts; {skipped[group]} are too long")
     if not prompts:
         sys.exit(f"bench_queue: error: no prompt has fewer than {limit} tokens")
-    return Load(prompts, options.max_new_tokens, options.request_rate), skipped
+    blocks = blocks_of(prompts, options.block)
+    return Load(blocks, options.max_new_tokens, options.request_rate), skipped
 
 
-def run_rounds(
-    configs: Sequence[str], settings: Settings, load: Load, count: int
-) -> tuple[list[Round], dict[str, str]]:
-    """All rounds, and why configurations failed; one that fails is left out from then on."""
-    rounds: list[Round] = []
-    failed: dict[str, str] = {}
-    for number in range(1, count + 1):
-        served: dict[str, list[GroupRun]] = {}
-        order = configs if number % 2 else configs[::-1]
-        for place, name in enumerate(order, 1):
-            if name in failed:
+class Run:
+    """Blocks by configurations by rounds; what the journal holds already is left out."""
+
+    def __init__(
+        self,
+        configs: Sequence[str],
+        settings: Settings,
+        load: Load,
+        rounds: int,
+        journal: Journal,
+    ) -> None:
+        self.failed: dict[str, str] = {}
+        """Why configurations were left out."""
+        self._configs = configs
+        self._settings = settings
+        self._load = load
+        self._rounds = rounds
+        self._journal = journal
+
+    def serve(self, fleet: Fleet) -> None:
+        steps = [step for step in self._steps() if not self._done(*step)]
+        began = time.monotonic()
+        for place, (number, name, block) in enumerate(steps, 1):
+            if name in self.failed:
                 continue
-            progress = f"round {number}/{count}, {name} ({place}/{len(order)}):"
+            run = self._serve_block(fleet, name, block)
+            if run is None:
+                continue
+            self._journal.add(Entry(number, name, run))
+            left = (time.monotonic() - began) / place * (len(steps) - place)
+            tokens = sum(answer.tokens for answer in run.answers)
+            say(
+                f"[{place}/{len(steps)}] {block.group} {block.part + 1}, {name}: "
+                f"{len(run.answers)} prompts, {tokens / run.seconds:.1f} tokens/s; "
+                f"about {left / 60:.0f} min to go"
+            )
+
+    def _steps(self) -> list[tuple[int, str, Block]]:
+        """(round, configuration, block), in the order in which they are served."""
+        blocks = [
+            (number, block) for number in range(1, self._rounds + 1) for block in self._load.blocks
+        ]
+        return [
+            (number, name, block)
+            for index, (number, block) in enumerate(blocks)
+            for name in (self._configs[::-1] if index % 2 else self._configs)
+        ]
+
+    def _done(self, number: int, name: str, block: Block) -> bool:
+        return self._journal.holds(number, name, block.group, block.part)
+
+    def _serve_block(self, fleet: Fleet, name: str, block: Block) -> BlockRun | None:
+        """None if it failed twice, the second time on a new server."""
+        chosen = configuration(name, self._settings)
+        why = ""
+        for _ in range(2):
             try:
-                served[name] = serve(configuration(name, settings), load, progress)
+                return serve(fleet.run(chosen), chosen, block, self._load)
             # ServerError is one; so is a sidecar that is not ready in time.
             except (RuntimeError, OSError) as error:
-                failed[name] = reason(error)
-                say(f"{progress} failed: {error}")
-        rounds.append(served)
-    return rounds, failed
+                why = reason(error)
+                say(f"{block.group} {block.part + 1}, {name}: failed: {error}")
+                fleet.drop(chosen)
+        self.failed[name] = why
+        return None
 
 
 def reason(error: Exception) -> str:
@@ -184,27 +306,35 @@ def finish(
     skipped: Mapping[str, int],
     settings: Settings,
     options: argparse.Namespace,
+    folder: Path,
 ) -> None:
-    """Write the report, print the table and the line of JSON."""
-    folder = options.output or Path(tempfile.mkdtemp(prefix="bench_queue_"))
-    folder.mkdir(parents=True, exist_ok=True)
-    report = folder / "report.html"
+    """Write the report and its figures, print the table and the line of JSON."""
+    prompts: dict[str, int] = {}
+    for block in load.blocks:
+        prompts[block.group] = prompts.get(block.group, 0) + len(block.prompts)
     facts: dict[str, Any] = {
         "command": shlex.join(sys.orig_argv),
         "machine": machine(),
         "versions": versions(),
-        "cores": used_cores(settings),
         "settings": {name: str(value) for name, value in asdict(settings).items()},
         "max_new_tokens": load.max_new_tokens,
         "request_rate": str(load.request_rate),
         "rounds": options.rounds,
-        "prompts": {group: len(prompts) for group, prompts in load.prompts.items()},
+        "blocks": f"{summary.blocks} of {options.rounds * len(load.blocks)} served",
+        "prompts": prompts,
         "too_long": dict(skipped),
     }
     shown = {name: v if isinstance(v, str) else json.dumps(v) for name, v in facts.items()}
-    report.write_text(page(summary, shown), encoding="utf-8")
+    drawn = figures(summary)
+    for figure in drawn:
+        if figure.png is not None:
+            (folder / f"{figure.name}.png").write_bytes(figure.png)
+    report = folder / "report.html"
+    report.write_text(page(summary, drawn, shown), encoding="utf-8")
     print("\n" + table(summary))
-    print(f"\nreport: {report}")
+    print(f"\nreport: {report}; figures beside it: {sum(f.png is not None for f in drawn)}")
+    if not charts.available():
+        print(f"figures need matplotlib: {charts.INSTALL}, then --report-only")
     equal = summary.equal_hardware_speedup
     record = {
         "rows": summary.records(),

@@ -1,25 +1,33 @@
-"""How fast the draft model drafts, without a server: one process, by default on one core.
+"""How fast the draft model drafts, against the target's own decoding, without a server.
 
 The queue drafter works through prompts of one length, each with its completions, so that 1 to 64
-rows are decoded at a time; passes, sampling and the drafter's own work are timed apart. What the
-target's verify passes gain is bounded by these tokens per second.
+rows are decoded at a time; passes, sampling and the drafter's own work are timed apart. A second
+process decodes plainly with the target, one request in its own dtype, after as long a prompt. Both
+are pinned to the same cores, by default one, and work in turn, run by run (A B A B); figures are
+medians over the rounds, and the ratios of drafted to decoded tokens are taken within a round.
 
     python -m benchmark.bench_sidecar --cores 1
 
-The last line is JSON: `rows` (for each number of rows `step_ms`, `model_ms`, `sample_ms`,
-`drafter_ms`, `tokens_per_s`), `prefill_ms` and how it was measured.
+The last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the target's plain
+decode), `drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of rows `step_ms`,
+`model_ms`, `sample_ms`, `drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms` and how it was
+measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
+import logging
+import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 
@@ -45,6 +53,8 @@ def main() -> None:
         from sglang_qspec.models import demo_models
 
         path = str(demo_models().draft)
+        options.target_path = options.target_path or str(demo_models().target)
+    target = Target(options) if options.target_path and not options.profile else None
     model = DraftModel(
         DraftModelOptions(
             path,
@@ -62,8 +72,24 @@ def main() -> None:
         profile(bench, options.profile)
         return
     prefill_ms = bench.prefill()
-    rows = [bench.run(count) for count in options.rows]
-    report(options, model, prefill_ms, rows)
+    runs: list[list[dict[str, float]]] = []
+    plain: list[float] = []
+    for _ in range(options.rounds):
+        runs.append([])
+        for count in options.rows:
+            if target is not None:
+                plain.append(target.decode())
+            runs[-1].append(bench.run(count))
+            if target is not None:
+                runs[-1][-1]["ratio"] = runs[-1][-1]["tokens_per_s"] / plain[-1]
+    # One row for each number of rows, of medians over the rounds.
+    rows = [
+        {name: statistics.median_low(run[name] for run in same) for name in same[0]}
+        for same in zip(*runs, strict=True)
+    ]
+    report(options, model, prefill_ms, rows, statistics.median(plain) if plain else None)
+    if target is not None:
+        target.close()
 
 
 clock = time.perf_counter
@@ -102,13 +128,14 @@ class Bench:
         """Draft `rows` completions of one prompt (8 of each of `rows` / 8 prompts over 8)."""
         from sglang_qspec.link import Peer
         from sglang_qspec.messages import Submit
-        from sglang_qspec.sidecar import queue_drafter
-        from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+
+        # As a module that something is put into for a while.
+        queue_drafter: Any = importlib.import_module("sglang_qspec.sidecar.queue_drafter")
 
         model_s = Timed(self.model.step)
         sample_s = Timed(queue_drafter.choose)
         self.model.step, queue_drafter.choose = model_s, sample_s
-        drafter = QueueDrafter(self.model, max_completion_tokens=self.tokens)
+        drafter = queue_drafter.QueueDrafter(self.model, max_completion_tokens=self.tokens)
         peer = Peer("bench", b"")
         for serial in range(-(-rows // 8)):
             submit = Submit("r", serial, self.prompt(), 0, self.tokens, min(rows, 8), 0.6)
@@ -139,6 +166,76 @@ class Bench:
             "drafter_ms": step - model - sample,
             "tokens_per_s": rows / step * 1e3,
         }
+
+
+class Target:
+    """The target in a process of its own, which decodes when it is asked to."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._child = spawn.Process(target=decode_plainly, args=(theirs, options), daemon=True)
+        self._child.start()
+        theirs.close()
+        self._connection.recv()
+
+    def decode(self) -> float:
+        """Tokens per second of one request."""
+        self._connection.send(None)
+        return float(self._connection.recv())
+
+    def close(self) -> None:
+        self._connection.close()
+        self._child.join()
+
+
+def decode_plainly(connection: Connection, options: argparse.Namespace) -> None:
+    """The process of Target: answers each message with the tokens per second of a greedy decode.
+
+    It inherits this process's cores and number of threads.
+    """
+    logging.getLogger("sglang").setLevel(logging.ERROR)
+    global clock
+    if options.cpu_time:
+        clock = time.process_time
+    import torch
+
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+    model = DraftModel(
+        DraftModelOptions(
+            options.target_path,
+            dtype=options.dtype,
+            device=options.device,
+            max_total_tokens=2 * (options.prompt + options.tokens) + 1024,
+            context_len=options.prompt + options.tokens + 64,
+            mem_fraction=options.mem_fraction,
+        )
+    )
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(1000, model.vocab_size, (options.prompt,), generator=generator)
+    row = model.open()
+    first = int(model.extend([row], [prompt.tolist()])[0].argmax())
+
+    def decode() -> float:
+        token, times = first, []
+        for _ in range(options.tokens):
+            began = clock()
+            token = int(model.step([row], [token])[0].argmax())
+            times.append(clock() - began)
+        model.truncate(row, options.prompt)
+        return 1.0 / statistics.median(times)
+
+    decode()
+    connection.send("loaded")
+    while True:
+        try:
+            connection.recv()
+        except EOFError:
+            break
+        connection.send(decode())
+    # Tearing down torch and SGLang module by module would take seconds.
+    os._exit(0)
 
 
 class Timed:
@@ -173,16 +270,27 @@ def profile(bench: Bench, rows: int) -> None:
 
 
 def report(
-    options: argparse.Namespace, model: Any, prefill_ms: float, rows: list[dict[str, float]]
+    options: argparse.Namespace,
+    model: Any,
+    prefill_ms: float,
+    rows: list[dict[str, float]],
+    plain: float | None,
 ) -> None:
     print(f"{model.name}, {model.quantization or 'not quantized'}, {model.dtype}, {model.device}")
     print(f"prompts of {options.prompt} tokens, {options.tokens} drafted; medians, in ms")
     print(f"prefill of one prompt: {prefill_ms:.1f}")
-    columns = ("rows", "step_ms", "model_ms", "sample_ms", "drafter_ms", "tokens_per_s")
+    columns = ["rows", "step_ms", "model_ms", "sample_ms", "drafter_ms", "tokens_per_s"]
+    if plain is not None:
+        print(f"plain decode of the target in {options.dtype}, batch 1: {plain:.1f} tokens/s")
+        columns.append("ratio")
     print("".join(f"{name:>14}" for name in columns))
     for row in rows:
         print(f"{row['rows']:>14}" + "".join(f"{row[name]:>14.2f}" for name in columns[1:]))
+    eight = next((row for row in rows if row["rows"] == 8), {})
     result = {
+        "ratio_8": eight.get("ratio"),
+        "drafted_tokens_per_s_8": eight.get("tokens_per_s"),
+        "plain_tokens_per_s": plain,
         "rows": rows,
         "prefill_ms": prefill_ms,
         "prompt_tokens": options.prompt,
@@ -199,6 +307,7 @@ def report(
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", help="by default the demo models' draft")
+    parser.add_argument("--target-path", help="by default the demo models' target")
     parser.add_argument("--quantization")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cpu")
@@ -206,6 +315,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mem-fraction", type=float, default=0.2)
     parser.add_argument("--prompt", type=int, default=200, help="tokens in a prompt")
     parser.add_argument("--tokens", type=int, default=48, help="tokens in a completion")
+    parser.add_argument("--rounds", type=int, default=3, help="over all numbers of rows; medians")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
     parser.add_argument(
         "--cpu-time", action="store_true", help="of this process, where others share its cores"

@@ -1,25 +1,30 @@
-"""The servers that are compared: they differ in their speculation, and in nothing else."""
+"""The servers that are compared: they differ in speculation and cores, and in nothing else."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from benchmark.demo import split_cores
 from benchmark.server import Server
 
 BASELINE = "none"
 BASELINE_ALL_CORES = "none-equal"
 LARGEST = "qspec-8"
 COMPLETIONS = {"qspec-1": 1, "qspec-2": 2, "qspec-4": 4, LARGEST: 8}
-NAMES = (BASELINE, BASELINE_ALL_CORES, "ngram", "lookup", *COMPLETIONS)
+ALL_CORES = {BASELINE: BASELINE_ALL_CORES, "ngram": "ngram-equal", "lookup": "lookup-equal"}
+"""What needs no sidecar, and the same on the cores of target and sidecar together."""
+NAMES = tuple(name for pair in ALL_CORES.items() for name in pair) + tuple(COMPLETIONS)
 
-DESCRIPTIONS = {
-    BASELINE: "no speculation, on the target's core",
-    BASELINE_ALL_CORES: "no speculation, on the cores of target and sidecar together",
+_PLAIN = {
+    BASELINE: "no speculation",
     "ngram": "SGLang's own NGRAM speculation as it comes",
     "lookup": "QSPEC without a draft model: drafts from a request's prompt and output",
+}
+DESCRIPTIONS = {
+    **{name: f"{text}, on the target's cores" for name, text in _PLAIN.items()},
+    **{ALL_CORES[name]: f"{name} on the cores of target and sidecar" for name in _PLAIN},
     **{name: f"QSPEC, {n} drafted completions" for name, n in COMPLETIONS.items()},
 }
 
@@ -36,22 +41,35 @@ class Settings:
     context_length: int
     """Tokens, of prompt and output together."""
     on_gpu: bool
+    target_cores: tuple[int, ...] = ()
+    """Processors; none if nothing is pinned, as are the sidecar's."""
+    sidecar_cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One server to be."""
+    """How requests are served: a server, and what is asked of it.
+
+    Configurations with the same `server_key` can share a server.
+    """
 
     name: str
     settings: Settings
     speculation: tuple[str, ...]
     cores: tuple[int, ...]
+    custom_params: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Of every request, in its sampling parameters."""
 
     @property
     def has_sidecar(self) -> bool:
         return self.name in COMPLETIONS
 
+    @property
+    def server_key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        return self.speculation, self.cores
+
     def server(self) -> Server:
+        """One that is not started yet."""
         settings = self.settings
         arguments = ["--dtype", settings.dtype, "--max-running-requests", str(settings.slots)]
         arguments += ["--context-length", str(settings.context_length), "--log-level", "warning"]
@@ -60,7 +78,8 @@ class Configuration:
         if settings.on_gpu:
             arguments += ["--mem-fraction-static", "0.5"]
         else:
-            tokens = max(16384, settings.slots * settings.context_length)
+            # Room for what runs and as much again of cached prefixes.
+            tokens = max(8192, 2 * settings.slots * settings.context_length)
             arguments += ["--device", "cpu", "--max-total-tokens", str(tokens)]
         environment = {} if settings.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
         return Server(
@@ -74,30 +93,29 @@ class Configuration:
 def configuration(name: str, settings: Settings) -> Configuration:
     """The configuration `name`, one of NAMES.
 
-    On a CPU the target has one core and the sidecar another, and `none-equal` has both; with a
-    single core there is nothing to divide. On a GPU all of them share the first one, so that
-    `none-equal` is `none` again.
+    All numbers of completions are served by one server, whose requests ask for theirs. On a GPU
+    target and sidecar share the first one.
     """
-    target, sidecar = split_cores(settings.on_gpu)
-    speculation: list[str] = []
-    if name == "ngram":
-        speculation = ["--speculative-algorithm", "NGRAM"]
-    elif name == "lookup":
-        speculation = ["--speculative-algorithm", "QSPEC"]
-    elif name in COMPLETIONS:
+    both = (*settings.target_cores, *settings.sidecar_cores)
+    if name in ALL_CORES.values():
+        plain = next(key for key, value in ALL_CORES.items() if value == name)
+        return Configuration(name, settings, configuration(plain, settings).speculation, both)
+    if name in COMPLETIONS:
         speculation = ["--speculative-algorithm", "QSPEC"]
         speculation += ["--speculative-draft-model-path", str(settings.draft_model)]
-        speculation += ["--speculative-qspec-completions", str(COMPLETIONS[name])]
+        speculation += ["--speculative-qspec-completions", str(COMPLETIONS[LARGEST])]
         if settings.on_gpu:
             speculation += ["--speculative-qspec-device", "cuda:0"]
-        elif sidecar:
-            speculation += ["--speculative-qspec-cores", ",".join(map(str, sidecar))]
-    cores = (*target, *sidecar) if name == BASELINE_ALL_CORES else target
-    return Configuration(name, settings, tuple(speculation), cores)
-
-
-def used_cores(settings: Settings) -> dict[str, list[int]]:
-    """The processors of target and sidecar, for the report."""
-    target, sidecar = split_cores(settings.on_gpu)
-    everywhere = sorted(os.sched_getaffinity(0))
-    return {"target": list(target) or everywhere, "sidecar": list(sidecar) or everywhere}
+        else:
+            # Several servers wait in memory at once; this is KV for 40 thousand tokens of the demo.
+            speculation += ["--speculative-qspec-mem-fraction", "0.06"]
+        if settings.sidecar_cores:
+            cores = ",".join(map(str, settings.sidecar_cores))
+            speculation += ["--speculative-qspec-cores", cores]
+        asked = {} if name == LARGEST else {"qspec_completions": COMPLETIONS[name]}
+        return Configuration(
+            name, settings, tuple(speculation), settings.target_cores, MappingProxyType(asked)
+        )
+    algorithm = {BASELINE: None, "ngram": "NGRAM", "lookup": "QSPEC"}[name]
+    flags = ("--speculative-algorithm", algorithm) if algorithm else ()
+    return Configuration(name, settings, flags, settings.target_cores)

@@ -1,4 +1,4 @@
-"""The four figures of queue speculation, as SVG with a title and a caption."""
+"""The four figures of queue speculation, as PNG with a title and a caption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ COLORS = {
     "none": "#94a3b8",
     "none-equal": "#64748b",
     "ngram": "#b45309",
+    "ngram-equal": "#92400e",
     "lookup": "#e08e0b",
+    "lookup-equal": "#ca8a04",
     "qspec-1": "#8bb8e8",
     "qspec-2": "#5a95d6",
     "qspec-4": "#2f6fb7",
@@ -22,14 +24,19 @@ COLORS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """`svg` is None if no configuration was served that the figure shows."""
+    """`png` is None if no configuration was served that the figure shows."""
 
+    name: str
+    """Of a file, without its suffix."""
     title: str
     caption: str
-    svg: str | None
+    png: bytes | None
 
 
 def figures(summary: Summary) -> tuple[Figure, ...]:
+    """All four, or none if they cannot be drawn."""
+    if not charts.available():
+        return ()
     return (
         _match_rates(summary),
         _request_speedups(summary),
@@ -40,12 +47,14 @@ def figures(summary: Summary) -> tuple[Figure, ...]:
 
 def _match_rates(summary: Summary) -> Figure:
     rows = {row.config: row.match_rates for row in summary.rows if row.match_rates}
-    axis = "match rate of a request (accepted / proposed draft tokens)"
+    axis = "match rate of a request"
     return Figure(
+        "match_rate",
         "Match rate",
-        "A point is a request, the box spans the quartiles, the line is the mean. SGLang's NGRAM "
-        "proposes as many draft tokens as a pass takes each time, QSPEC as many as should pay.",
-        charts.strips(rows, axis, COLORS) if rows else None,
+        "Accepted over proposed draft tokens. A point is a request, the box spans the quartiles, "
+        "the line is the mean. SGLang's NGRAM proposes as many draft tokens as a pass takes each "
+        "time, QSPEC as many as should pay.",
+        charts.distributions(rows, axis, COLORS) if rows else None,
     )
 
 
@@ -55,28 +64,31 @@ def _request_speedups(summary: Summary) -> Figure:
         for row in summary.rows
         if row.request_speedups and not row.config.startswith("none")
     }
-    axis = "speedup of a request (× no speculation, service time per token)"
+    axis = "speedup of a request (×)"
     return Figure(
+        "request_speedup",
         "Speedup of each request",
-        "Service time is a request's latency without its time in the queue. The box spans the "
-        "quartiles, the line is the mean. Dashed: no speculation.",
-        charts.strips(rows, axis, COLORS, reference=1.0) if rows else None,
+        "Service time per token without speculation on the target's cores over that of the "
+        "configuration; a request's service is its latency without its time in the queue. The box "
+        "spans the quartiles, the line is the mean. Dashed: no speculation.",
+        charts.distributions(rows, axis, COLORS, reference=1.0) if rows else None,
     )
 
 
 def _speedup_by_completions(summary: Summary) -> Figure:
     points = {
-        str(COMPLETIONS[row.config]): row.request_speedups
+        COMPLETIONS[row.config]: row.request_speedups
         for row in summary.rows
         if row.config in COMPLETIONS and row.request_speedups
     }
     return Figure(
+        "speedup_by_completions",
         "Speedup by number of completions",
         "Mean speedup of the requests, with a bar over their quartiles. Dashed: no speculation.",
-        charts.spread(
+        charts.spread_by_number(
             points,
             "completions n drafted of each waiting prompt",
-            "mean speedup of requests (×)",
+            "mean speedup of a request (×)",
             COLORS["qspec-4"],
         )
         if points
@@ -96,7 +108,8 @@ def _against_lookup(summary: Summary) -> Figure:
         if row.config in ("ngram", "lookup", *most) and row.overall.speedup is not None
     }
     return Figure(
+        "against_ngram",
         "Queue speculation and n-gram speculation, by group",
-        "Tokens per second of a group's queue over those without speculation (dashed).",
-        charts.bars(series, "speedup (× tokens/s)", "group of prompts", COLORS) if series else None,
+        "Tokens per second of a group's queues over those without speculation (dashed).",
+        charts.bars_by_group(series, "speedup (× tokens/s)", COLORS) if series else None,
     )

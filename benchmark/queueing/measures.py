@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmark.queueing.serving import Answer, GroupRun
+from benchmark.queueing.serving import Answer, BlockRun
 
-Round = Mapping[str, Sequence[GroupRun]]
-"""One round: the runs of each configuration that could be served."""
+Round = Mapping[str, Sequence[BlockRun]]
+"""One round: the runs of each configuration that could be served, over the same blocks."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,14 @@ class Measures:
     """Drafted tokens that were not accepted."""
     speedup: float | None
     """Tokens/s over those without speculation; None if there was no such run."""
-    differing: int | None
-    """Requests with other output than without speculation; of several rounds, the most."""
+    identical: float | None
+    """Share of the requests with the output of no speculation; of several rounds, the least."""
+    retried: int
+    """Requests that were answered at the second attempt, over all rounds."""
 
 
-def measure(runs: Sequence[GroupRun], plain: Sequence[GroupRun] | None) -> Measures:
-    """One round's figures, over the groups in `runs`; `plain` are the runs of `none`."""
+def measure(runs: Sequence[BlockRun], plain: Sequence[BlockRun] | None) -> Measures:
+    """One round's figures, over the blocks in `runs`; `plain` are those of `none` in turn."""
     answers = [answer for run in runs for answer in run.answers]
     latencies = [answer.latency for answer in answers]
     tokens = sum(answer.tokens for answer in answers)
@@ -65,7 +67,8 @@ def measure(runs: Sequence[GroupRun], plain: Sequence[GroupRun] | None) -> Measu
         drafted=drafted,
         wasted=None if drafted is None else drafted - accepted.get("queue", 0),
         speedup=None if plain is None else tokens_per_s / _tokens_per_s(plain),
-        differing=None if plain is None else count_differing(runs, plain),
+        identical=None if plain is None else identical_share(runs, plain),
+        retried=sum(run.retried for run in runs),
     )
 
 
@@ -83,22 +86,23 @@ def medians(rounds: Sequence[Measures]) -> Measures:
         drafted=_median([m.drafted for m in rounds]),
         wasted=_median([m.wasted for m in rounds]),
         speedup=_median([m.speedup for m in rounds]),
-        differing=max((m.differing for m in rounds if m.differing is not None), default=None),
+        identical=min((m.identical for m in rounds if m.identical is not None), default=None),
+        retried=sum(m.retried for m in rounds),
     )
 
 
-def count_differing(runs: Sequence[GroupRun], plain: Sequence[GroupRun]) -> int:
-    """Requests whose output is not that of the same prompt in `plain`."""
-    return sum(one.output_ids != other.output_ids for one, other in _pairs(runs, plain))
+def identical_share(runs: Sequence[BlockRun], plain: Sequence[BlockRun]) -> float:
+    """Share of the requests whose output is that of the same prompt in `plain`."""
+    return statistics.mean(one.output_ids == other.output_ids for one, other in _pairs(runs, plain))
 
 
-def match_rates(runs: Sequence[GroupRun]) -> list[float]:
+def match_rates(runs: Sequence[BlockRun]) -> list[float]:
     """Of each request that draft tokens were proposed for."""
     rates = (answer.match_rate for run in runs for answer in run.answers)
     return [rate for rate in rates if rate is not None]
 
 
-def request_speedups(runs: Sequence[GroupRun], plain: Sequence[GroupRun]) -> list[float]:
+def request_speedups(runs: Sequence[BlockRun], plain: Sequence[BlockRun]) -> list[float]:
     """Of each request: its seconds of service per token in `plain` over those in `runs`.
 
     Time in the queue is left out: it depends on the requests before it.
@@ -116,7 +120,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _pairs(runs: Sequence[GroupRun], plain: Sequence[GroupRun]) -> list[tuple[Answer, Answer]]:
+def _pairs(runs: Sequence[BlockRun], plain: Sequence[BlockRun]) -> list[tuple[Answer, Answer]]:
     return [
         pair
         for run, other in zip(runs, plain, strict=True)
@@ -124,12 +128,12 @@ def _pairs(runs: Sequence[GroupRun], plain: Sequence[GroupRun]) -> list[tuple[An
     ]
 
 
-def _tokens_per_s(runs: Sequence[GroupRun]) -> float:
+def _tokens_per_s(runs: Sequence[BlockRun]) -> float:
     tokens = sum(answer.tokens for run in runs for answer in run.answers)
     return tokens / sum(run.seconds for run in runs)
 
 
-def _drafted(runs: Sequence[GroupRun]) -> int | None:
+def _drafted(runs: Sequence[BlockRun]) -> int | None:
     counts = [run.drafted for run in runs if run.drafted is not None]
     return sum(counts) if counts else None
 

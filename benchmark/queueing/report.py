@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from benchmark.queueing.charts import INSTALL
 from benchmark.queueing.configurations import DESCRIPTIONS
-from benchmark.queueing.figures import Figure, figures
-from benchmark.queueing.measures import Measures
+from benchmark.queueing.figures import Figure
 from benchmark.queueing.summary import Row, Summary
 
 COLUMNS = (
     "tokens/s",
     "speedup",
-    "mean latency (s)",
-    "p99 latency (s)",
+    "equal hw",
+    "mean lat. (s)",
+    "p99 lat. (s)",
     "accept length",
     "match rate",
     "passes/token",
     "drafted, wasted",
-    "differing",
+    "identical",
 )
 
 STYLE = """
@@ -27,7 +29,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1e293b; background: #fff; m
        max-width: 960px; padding: 32px 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 36px 0 8px; }
 p, figcaption { color: #475569; max-width: 76ch; } figure { margin: 0; }
-svg { width: 100%; max-width: 760px; font-family: inherit; display: block; }
+img { width: 100%; max-width: 760px; display: block; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; }
 th, td { padding: 5px 10px; text-align: right; border-bottom: 1px solid #e2e8f0;
          white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -41,7 +43,7 @@ pre { background: #f8fafc; border: 1px solid #e2e8f0; padding: 10px; white-space
 
 def table(summary: Summary) -> str:
     """For the terminal; configurations that failed come last, with the reason."""
-    lines = [["", *COLUMNS], *([row.config, *_cells(row.overall)] for row in summary.rows)]
+    lines = [["", *COLUMNS], *([row.config, *_cells(row)] for row in summary.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = [
         "  ".join(
@@ -58,8 +60,9 @@ def table(summary: Summary) -> str:
     return "\n".join(text + [f"{fail.config}: failed: {fail.reason}" for fail in summary.failures])
 
 
-def page(summary: Summary, facts: Mapping[str, str]) -> str:
-    """The report. `facts` are what was run and where, by name."""
+def page(summary: Summary, drawn: Sequence[Figure], facts: Mapping[str, str]) -> str:
+    """The report. `drawn` are its figures, and `facts` what was run and where, by name."""
+    missing = f"<p>The figures need matplotlib: {escape(INSTALL)}, then --report-only.</p>"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -75,14 +78,18 @@ def page(summary: Summary, facts: Mapping[str, str]) -> str:
 {_overview(summary)}
 <h2>Speedup by group</h2>
 {_groups(summary.rows)}
-{"".join(map(_figure, figures(summary)))}
+{"".join(map(_figure, drawn)) or missing}
 <h2>How it was measured</h2>
-<p>Every group of prompts is one queue, and the groups are served one after another; tokens/s are
-all tokens over the time of all groups. Latencies count from a request's arrival. The accept length
-is output tokens per target pass after the prompt's; passes per token include the prompt's. Wasted
-are tokens that the sidecar drafted and no pass accepted. Differing are requests whose greedy output
-is not that of the configuration <code>none</code>. With several rounds the tables show medians over
-them, and the points of the figures are the requests of all rounds.</p>
+<p>A block is some prompts of one group, sent as one queue into a server with empty caches. All
+configurations serve a block, one after another, before the next block, and the order turns around
+from block to block; whoever does not serve is stopped. Tokens/s are all tokens over the time of
+all blocks, and the speedup is theirs over <code>none</code>. Equal hardware (hw) compares, on the
+cores of target and sidecar together, the configuration with no speculation. Latencies count from
+a request's arrival. The accept length is output tokens per target pass after the prompt's; passes
+per token include the prompt's. Wasted are tokens that the sidecar drafted and no pass accepted.
+Identical is the share of requests whose greedy output is that of <code>none</code>; in bfloat16
+kernels of different shapes may break ties differently. With several rounds the tables show
+medians over them, and the points of the figures are the requests of all rounds.</p>
 <table>{"".join(_fact(name, value) for name, value in facts.items())}</table>
 </body>
 </html>
@@ -97,7 +104,7 @@ def _headline(summary: Summary) -> str:
         parts.append(f"Most tokens per second: {config}, {speedup:.2f} × no speculation.")
     if summary.equal_hardware_speedup is not None:
         parts.append(
-            f"Against no speculation on the same hardware, qspec-8 has "
+            f"Against no speculation on the same cores, qspec-8 has "
             f"{summary.equal_hardware_speedup:.2f} × the tokens per second."
         )
     return " ".join(parts)
@@ -105,7 +112,7 @@ def _headline(summary: Summary) -> str:
 
 def _overview(summary: Summary) -> str:
     rows = [
-        _table_row([row.config, *_cells(row.overall), _shares(row.overall.accepted) or "–"])
+        _table_row([row.config, *_cells(row), _shares(row.overall.accepted) or "–"])
         for row in summary.rows
     ]
     rows += [
@@ -129,7 +136,10 @@ def _groups(rows: Sequence[Row]) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    drawing = figure.svg or "<p>None of the configurations that this figure shows was served.</p>"
+    drawing = "<p>None of the configurations that this figure shows was served.</p>"
+    if figure.png is not None:
+        data = base64.b64encode(figure.png).decode()
+        drawing = f'<img alt="{escape(figure.title)}" src="data:image/png;base64,{data}">'
     caption = f"<figcaption>{escape(figure.caption)}</figcaption>"
     return f"<h2>{escape(figure.title)}</h2>\n<figure>{drawing}\n{caption}</figure>\n"
 
@@ -142,21 +152,23 @@ def _table_row(cells: Sequence[str], tag: str = "td") -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cells(measures: Measures) -> list[str]:
+def _cells(row: Row) -> list[str]:
     """Of COLUMNS."""
+    measures = row.overall
     wasted = "–"
     if measures.drafted is not None and measures.wasted is not None:
         wasted = f"{measures.drafted:.0f}, {measures.wasted:.0f}"
     return [
         f"{measures.tokens_per_s:.1f}",
         _number(measures.speedup),
+        _number(row.equal_hardware_speedup),
         f"{measures.mean_latency:.2f}",
         f"{measures.p99_latency:.2f}",
         f"{measures.accept_len:.2f}",
         _number(measures.match_rate),
         _number(measures.passes_per_token),
         wasted,
-        "–" if measures.differing is None else str(measures.differing),
+        "–" if measures.identical is None else f"{measures.identical:.0%}",
     ]
 
 

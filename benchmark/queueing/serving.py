@@ -1,18 +1,18 @@
-"""Serving the prompts: one configuration at a time, group after group, each group as one queue."""
+"""Serving a block of prompts as one queue, and what became of its requests."""
 
 from __future__ import annotations
 
-import random
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-from benchmark.demo import say, wait_for_sidecar
+from benchmark.demo import say
 from benchmark.queueing.configurations import Configuration
-from benchmark.server import Server
+from benchmark.queueing.load import Block, Load, arrival_times
+from benchmark.server import Server, ServerError
 
 SETTLE_SECONDS = 2.5
 """The sidecar tells about once a second what it has drafted."""
@@ -51,53 +51,39 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class GroupRun:
-    """One configuration's answers to one group, in the order of the prompts."""
+class BlockRun:
+    """One configuration's answers to one block, in the order of the prompts."""
 
     group: str
+    part: int
     seconds: float
     """From the first arrival to the last answer."""
     answers: tuple[Answer, ...]
     drafted: int | None
     """Tokens that the sidecar drafted meanwhile; None without a sidecar."""
+    retried: int = 0
+    """Requests that were answered at the second attempt."""
 
 
-@dataclass(frozen=True)
-class Load:
-    """What every configuration has to serve."""
+def serve(server: Server, configuration: Configuration, block: Block, load: Load) -> BlockRun:
+    """Warm the server up, empty its caches, and serve the block.
 
-    prompts: Mapping[str, Sequence[str]]
-    """By group, in the model's chat template."""
-    max_new_tokens: int
-    request_rate: float
-    """Arrivals per second; infinite for all at once."""
-
-
-def serve(configuration: Configuration, load: Load, progress: str) -> list[GroupRun]:
-    """Start the server, warm it up and serve all groups. `progress` starts each line on stderr.
-
-    Raises ServerError, OSError or RuntimeError if the server does not start or stops answering.
+    A request that fails is sent a second time; raises ServerError or OSError if it fails again,
+    and RuntimeError if the sidecar does not come to rest.
     """
-    say(f"{progress} starting")
-    with configuration.server() as server:
-        if configuration.has_sidecar:
-            wait_for_sidecar(server)
-        _warm_up(server, configuration.settings.slots)
-        runs = []
-        for group in load.prompts:
-            before = _drafted(server) if configuration.has_sidecar else None
-            server.post("/flush_cache?timeout=10", {})
-            seconds, answers = _serve_group(server, group, load, progress)
-            drafted = None if before is None else _drafted(server) - before
-            runs.append(GroupRun(group, seconds, answers, drafted))
-            tokens = sum(answer.tokens for answer in answers)
-            say(f"{progress} {group}: {len(answers)} done, {tokens / seconds:.1f} tokens/s")
-        return runs
+    _warm_up(server, configuration)
+    before = _drafted(server) if configuration.has_sidecar else None
+    server.post("/flush_cache?timeout=10", {})
+    queue = Queue(server, configuration, block, load)
+    seconds, answers = queue.serve()
+    drafted = None if before is None else _drafted(server) - before
+    return BlockRun(block.group, block.part, seconds, answers, drafted, queue.retried)
 
 
-def _warm_up(server: Server, slots: int) -> None:
-    """Fill every slot once, so that no first use of a shape is measured."""
+def _warm_up(server: Server, configuration: Configuration) -> None:
+    """Fill every slot once, so that neither a first use nor a long pause is measured."""
     body = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
+    slots = configuration.settings.slots
     with ThreadPoolExecutor(slots) as pool:
         for future in [pool.submit(server.post, "/generate", body) for _ in range(slots)]:
             future.result()
@@ -106,7 +92,7 @@ def _warm_up(server: Server, slots: int) -> None:
 def _drafted(server: Server) -> int:
     """Tokens that the sidecar has drafted so far, once it has nothing left to draft."""
     deadline = time.monotonic() + SETTLE_LIMIT_SECONDS
-    since, last = time.monotonic(), -1
+    since, last = time.monotonic(), None
     while time.monotonic() < deadline:
         state = server.get("/server_info")["internal_states"][0]["qspec"]
         drafted: int = state["drafted_tokens"]
@@ -118,44 +104,59 @@ def _drafted(server: Server) -> int:
     raise RuntimeError(f"the sidecar still drafts {SETTLE_LIMIT_SECONDS:g} s after the last answer")
 
 
-def _serve_group(
-    server: Server, group: str, load: Load, progress: str
-) -> tuple[float, tuple[Answer, ...]]:
-    prompts = load.prompts[group]
-    arrivals = arrival_times(len(prompts), load.request_rate)
-    # One token a pass at the slowest, and every request may have to wait for all others.
-    timeout = 120.0 + arrivals[-1] + len(prompts) * load.max_new_tokens / SLOWEST_TOKENS_PER_S
-    sampling = {"temperature": 0, "max_new_tokens": load.max_new_tokens}
-    started = time.monotonic()
+class Queue:
+    """The requests of one block."""
 
-    def ask(index: int) -> Answer:
-        arrival = started + arrivals[index]
+    def __init__(
+        self, server: Server, configuration: Configuration, block: Block, load: Load
+    ) -> None:
+        self.retried = 0
+        self._server = server
+        self._prompts = block.prompts
+        self._arrivals = arrival_times(len(block.prompts), load.request_rate)
+        self._label = f"{configuration.name}, {block.group}"
+        self._sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": load.max_new_tokens}
+        if configuration.custom_params:
+            self._sampling["custom_params"] = dict(configuration.custom_params)
+        # One token a pass at the slowest, and every request may have to wait for all others.
+        most_tokens = len(block.prompts) * load.max_new_tokens
+        self._timeout = 120.0 + self._arrivals[-1] + most_tokens / SLOWEST_TOKENS_PER_S
+        self._lock = threading.Lock()
+
+    def serve(self) -> tuple[float, tuple[Answer, ...]]:
+        """Seconds from the first arrival to the last answer, and the answers."""
+        started = time.monotonic()
+        pool = ThreadPoolExecutor(len(self._prompts))
+        try:
+            pending = [
+                pool.submit(self._answer, index, started + arrival)
+                for index, arrival in enumerate(self._arrivals)
+            ]
+            for done, future in enumerate(as_completed(pending), 1):
+                future.result()
+                say(f"  {self._label}: {done}/{len(pending)}", end="\r")
+            return time.monotonic() - started, tuple(future.result() for future in pending)
+        finally:
+            # After an error or an interrupt the server is stopped, which ends what still waits.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, index: int, arrival: float) -> Answer:
         time.sleep(max(0.0, arrival - time.monotonic()))
-        body = {"text": prompts[index], "sampling_params": sampling}
-        answer = server.post("/generate", body, timeout)
+        try:
+            answer = self._ask(index)
+        except (ServerError, OSError):
+            answer = self._ask(index)
+            with self._lock:
+                self.retried += 1
         return read_answer(answer, time.monotonic() - arrival)
 
-    pool = ThreadPoolExecutor(len(prompts))
-    try:
-        pending = [pool.submit(ask, index) for index in range(len(prompts))]
-        for done, future in enumerate(as_completed(pending), 1):
-            future.result()
-            say(f"{progress} {group}: {done}/{len(prompts)}", end="\r")
-        seconds = time.monotonic() - started
-        return seconds, tuple(future.result() for future in pending)
-    finally:
-        # After an error or an interrupt the server is stopped, which ends what still waits.
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def arrival_times(count: int, rate: float) -> list[float]:
-    """Seconds from the start to each arrival: a Poisson process of `rate` per second, repeatable.
-
-    The first request arrives at once, and with an infinite rate all of them do.
-    """
-    # expovariate(inf) is 0.
-    gaps = random.Random(0)
-    return list(accumulate((gaps.expovariate(rate) for _ in range(count - 1)), initial=0.0))
+    def _ask(self, index: int) -> dict[str, Any]:
+        body = {"text": self._prompts[index], "sampling_params": self._sampling}
+        answer: dict[str, Any] = self._server.post("/generate", body, self._timeout)
+        reason = answer["meta_info"].get("finish_reason") or {}
+        if reason.get("type") == "abort":
+            raise ServerError(f"the server aborted a request: {reason.get('message')}")
+        return answer
 
 
 def read_answer(answer: Mapping[str, Any], latency: float) -> Answer:

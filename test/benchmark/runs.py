@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmark.queueing.serving import Answer, GroupRun
+from benchmark.queueing.journal import Entry
+from benchmark.queueing.serving import Answer, BlockRun
 
 
 def answer(
@@ -29,14 +30,18 @@ def answer(
 
 
 def run(
-    *answers: Answer, group: str = "qa", seconds: float = 2.0, drafted: int | None = None
-) -> list[GroupRun]:
-    return [GroupRun(group, seconds, tuple(answers), drafted)]
+    *answers: Answer,
+    group: str = "qa",
+    part: int = 0,
+    seconds: float = 2.0,
+    drafted: int | None = None,
+) -> list[BlockRun]:
+    return [BlockRun(group, part, seconds, tuple(answers), drafted)]
 
 
-def configurations(names: Sequence[str]) -> dict[str, list[GroupRun]]:
+def entries(number: int, names: Sequence[str]) -> list[Entry]:
     """A round of two groups; whatever is not `none` is twice as fast."""
-    served = {}
+    written = []
     for name in names:
         plain = name.startswith("none")
         seconds = 4.0 if plain else 2.0
@@ -46,8 +51,11 @@ def configurations(names: Sequence[str]) -> dict[str, list[GroupRun]]:
             else answer(passes=4, proposed=10, accepted={"queue": 3, "output": 2})
         )
         drafted = 40 if name.startswith("qspec") else None
-        served[name] = [
-            *run(one, one, group="qa", seconds=seconds, drafted=drafted),
-            *run(one, group="rag", seconds=seconds, drafted=drafted),
+        written += [
+            Entry(number, name, block)
+            for block in (
+                *run(one, one, group="qa", seconds=seconds, drafted=drafted),
+                *run(one, group="rag", seconds=seconds, drafted=drafted),
+            )
         ]
-    return served
+    return written

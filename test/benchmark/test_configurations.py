@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.queueing import configurations
 from benchmark.queueing.configurations import NAMES, Settings, configuration
 
-SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
-
-
-@pytest.fixture(autouse=True)
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = {True: ((), ()), False: ((3,), (5,))}
-    monkeypatch.setattr(configurations, "split_cores", cores.__getitem__)
+SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (3,), (5,))
 
 
 def flags(name: str, settings: Settings = SETTINGS) -> list[str]:
@@ -37,7 +30,10 @@ def test_configurations_differ_only_in_speculation_and_cores(name: str) -> None:
 def test_the_baseline_at_equal_hardware_has_the_cores_of_both() -> None:
     assert configuration("none", SETTINGS).cores == (3,)
     assert configuration("qspec-8", SETTINGS).cores == (3,)
-    assert configuration("none-equal", SETTINGS).cores == (3, 5)
+    for name in ("none", "ngram", "lookup"):
+        plain, equal = (configuration(n, SETTINGS) for n in (name, f"{name}-equal"))
+        assert (plain.cores, equal.cores) == ((3,), (3, 5))
+        assert plain.speculation == equal.speculation
     speculation = configuration("qspec-8", SETTINGS).speculation
     assert speculation[speculation.index("--speculative-qspec-cores") + 1] == "5"
 
@@ -48,12 +44,13 @@ def test_only_queue_speculation_has_a_sidecar_with_as_many_completions_as_its_na
         assert configuration(name, SETTINGS).has_sidecar == name.startswith("qspec")
         assert ("--speculative-draft-model-path" in command) == name.startswith("qspec")
         if name.startswith("qspec"):
-            count = command[command.index("--speculative-qspec-completions") + 1]
-            assert name == f"qspec-{count}"
+            served = command[command.index("--speculative-qspec-completions") + 1]
+            asked = configuration(name, SETTINGS).custom_params.get("qspec_completions", served)
+            assert name == f"qspec-{asked}"
 
 
 def test_on_a_gpu_target_and_sidecar_share_the_first() -> None:
-    command = flags("qspec-4", replace(SETTINGS, on_gpu=True))
+    command = flags("qspec-4", replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=()))
     assert command[command.index("--speculative-qspec-device") + 1] == "cuda:0"
     assert "--device" not in command
     assert "--speculative-qspec-cores" not in command

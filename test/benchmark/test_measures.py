@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from benchmark.queueing.journal import Entry
 from benchmark.queueing.measures import (
     match_rates,
     measure,
@@ -13,9 +15,9 @@ from benchmark.queueing.measures import (
     percentile,
     request_speedups,
 )
-from benchmark.queueing.serving import arrival_times, read_answer
+from benchmark.queueing.serving import read_answer
 from benchmark.queueing.summary import summarize
-from test.benchmark.runs import answer, configurations, run
+from test.benchmark.runs import answer, entries, run
 
 
 def test_without_speculation_every_token_takes_a_pass() -> None:
@@ -26,7 +28,7 @@ def test_without_speculation_every_token_takes_a_pass() -> None:
     assert measures.passes_per_token == 1.0
     assert measures.match_rate is None
     assert measures.wasted is None
-    assert (measures.speedup, measures.differing) == (1.0, 0)
+    assert (measures.speedup, measures.identical) == (1.0, 1.0)
 
 
 def test_acceptance_is_counted_over_all_requests() -> None:
@@ -54,7 +56,7 @@ def test_what_was_accepted_beyond_the_end_of_an_output_is_not_in_the_accept_leng
 def test_a_request_with_other_output_is_counted() -> None:
     plain = run(answer(5), answer(5))
     other = run(answer(5), answer(5, first_id=1))
-    assert measure(other, plain).differing == 1
+    assert measure(other, plain).identical == 0.5
 
 
 def test_the_speedup_of_a_request_is_by_token_and_leaves_the_queue_out() -> None:
@@ -63,14 +65,14 @@ def test_the_speedup_of_a_request_is_by_token_and_leaves_the_queue_out() -> None
     assert request_speedups(faster, plain) == [pytest.approx(4.0)]
 
 
-def test_figures_of_several_rounds_are_medians_and_differences_the_most() -> None:
+def test_figures_of_several_rounds_are_medians_and_the_least_identical_share() -> None:
     plain = run(answer(6), seconds=6.0)
     rounds = [
         measure(run(answer(6, first_id=first), seconds=seconds), plain)
         for first, seconds in ((0, 1.0), (1, 2.0), (0, 3.0))
     ]
     middle = medians(rounds)
-    assert (middle.speedup, middle.tokens_per_s, middle.differing) == (3.0, 3.0, 1)
+    assert (middle.speedup, middle.tokens_per_s, middle.identical) == (3.0, 3.0, 0.0)
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -94,32 +96,54 @@ def test_an_answer_is_read_by_what_served_it() -> None:
     assert (qspec.passes, qspec.proposed, qspec.accepted) == (3, 7, sources)
 
 
-def test_arrivals_are_at_once_or_at_the_given_rate_and_repeatable() -> None:
-    assert arrival_times(3, float("inf")) == [0.0, 0.0, 0.0]
-    times = arrival_times(2000, 4.0)
-    assert times == sorted(times) == arrival_times(2000, 4.0)
-    assert times[0] == 0.0
-    assert times[-1] == pytest.approx(500.0, rel=0.1)
-
-
 def test_a_summary_compares_within_a_round_and_keeps_what_failed() -> None:
     names = ("none", "none-equal", "ngram", "qspec-8")
-    served = configurations(("none", "none-equal", "qspec-8"))
-    summary = summarize([served, served], names, {"ngram": "no kernel"})
+    served = ("none", "none-equal", "qspec-8")
+    summary = summarize([*entries(1, served), *entries(2, served)], names, {"ngram": "no kernel"})
     assert [row.config for row in summary.rows] == ["none", "none-equal", "qspec-8"]
-    assert summary.equal_hardware_speedup == pytest.approx(2.0)
+    assert summary.blocks == 4
     record, failure = summary.records()[2:]
     assert record["speedup"] == record["by_group"]["rag"]["speedup"] == 2.0
-    assert record["identical"] is True
+    assert record["identical_share"] == 1.0
     assert (record["drafted"], record["wasted"]) == (80, 71)
     assert record["accepted_share_by_source"] == {"queue": 0.6, "output": 0.4}
     assert failure == {"config": "ngram", "speedup": None, "error": "no kernel"}
 
 
+def test_equal_hardware_gives_both_sides_all_cores() -> None:
+    names = ("none", "none-equal", "lookup", "lookup-equal", "ngram", "qspec-8")
+    written = [
+        *entries(1, ("none", "none-equal", "lookup", "ngram", "qspec-8")),
+        *(Entry(1, "lookup-equal", replace(e.run, seconds=1.0)) for e in entries(1, ("none",))),
+    ]
+    summary = summarize(written, names, {})
+    equal = {row.config: row.equal_hardware_speedup for row in summary.rows}
+    # 8 s of no speculation against 4 s, and 2 s of lookup where it has all cores.
+    assert equal == {
+        "none": 1.0,
+        "none-equal": 1.0,
+        "lookup": 4.0,
+        "lookup-equal": 4.0,
+        "ngram": None,
+        "qspec-8": 2.0,
+    }
+    assert summary.equal_hardware_speedup == 2.0
+
+
+def test_a_block_counts_once_all_configurations_have_served_it() -> None:
+    written = [*entries(1, ("none", "lookup")), *entries(2, ("none",))]
+    cut = [entry for entry in written if (entry.config, entry.run.group) != ("lookup", "rag")]
+    summary = summarize(cut, ("none", "lookup"), {})
+    assert summary.blocks == 1
+    assert [list(row.by_group) for row in summary.rows] == [["qa"], ["qa"]]
+    assert [row.overall.tokens for row in summary.rows] == [20, 20]
+    assert summarize(entries(1, ("none",)), ("none", "lookup"), {}).rows == []
+
+
 def test_without_a_baseline_there_are_figures_but_no_speedup() -> None:
-    summary = summarize([configurations(("qspec-8",))], ("qspec-8",), {})
+    summary = summarize(entries(1, ("qspec-8",)), ("qspec-8",), {})
     record = summary.records()[0]
     assert record["speedup"] is None
-    assert record["identical"] is None
+    assert record["identical_share"] is None
     assert summary.equal_hardware_speedup is None
     assert record["accept_len"] == 2.25

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from html import escape
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -12,13 +15,15 @@ from benchmark.queueing.configurations import NAMES
 from benchmark.queueing.figures import figures
 from benchmark.queueing.report import page, table
 from benchmark.queueing.summary import Summary, summarize
-from test.benchmark.runs import configurations
+from test.benchmark.runs import entries
+
+EMBEDDED = "data:image/png;base64,"
 
 
 @pytest.fixture
 def summary() -> Summary:
-    served = configurations([name for name in NAMES if name != "ngram"])
-    return summarize([served], NAMES, {"ngram": "no <kernel>"})
+    served = [name for name in NAMES if name != "ngram"]
+    return summarize(entries(1, served), NAMES, {"ngram": "no <kernel>"})
 
 
 class Tags(HTMLParser):
@@ -32,8 +37,8 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
-        self.references += [name for name, _ in attrs if name in ("src", "href", "xlink:href")]
-        if tag != "meta":
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -44,48 +49,66 @@ class Tags(HTMLParser):
 
 
 def test_the_page_has_all_figures_and_needs_nothing_else(summary: Summary) -> None:
-    text = page(summary, {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"})
+    pytest.importorskip("matplotlib")
+    facts = {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"}
+    drawn = figures(summary)
+    text = page(summary, drawn, facts)
     tags = Tags()
     tags.feed(text)
     assert not tags.open
-    assert not tags.references
-    assert tags.seen.count("svg") == 4
+    assert len(drawn) == 4
+    images = [base64.b64decode(data.removeprefix(EMBEDDED)) for data in tags.references]
+    assert images == [figure.png for figure in drawn]
+    assert all(image.startswith(b"\x89PNG") for image in images)
     assert not re.search(r"https?:|url\(|@import|<script|<link", text)
-    for figure in figures(summary):
-        assert figure.title in text
     for expected in ("python -m benchmark.bench_queue", "a &lt;big&gt; one", "no &lt;kernel&gt;"):
         assert expected in text
 
 
-def test_every_axis_has_a_label_with_its_unit(summary: Summary) -> None:
-    match_rates, speedups, completions, groups = [figure.svg or "" for figure in figures(summary)]
-    assert "accepted / proposed draft tokens" in match_rates
-    assert "× no speculation" in speedups
-    assert "completions n" in completions
-    assert "mean speedup of requests (×)" in completions
-    assert "speedup (× tokens/s)" in groups
-    assert "group of prompts" in groups
+def test_figures_show_the_configurations_they_are_about(
+    summary: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: dict[str, dict[Any, Any]] = {}
 
+    def keep(kind: str) -> None:
+        def draw(data: dict[Any, Any], *_: object, **__: object) -> bytes:
+            shown[f"{kind} {len(shown)}"] = data
+            return b""
 
-def test_figures_show_the_configurations_they_are_about(summary: Summary) -> None:
-    match_rates, speedups, completions, groups = [figure.svg or "" for figure in figures(summary)]
+        monkeypatch.setattr(charts, kind, draw)
+
+    monkeypatch.setattr(charts, "available", lambda: True)
+    for kind in ("distributions", "spread_by_number", "bars_by_group"):
+        keep(kind)
+    figures(summary)
+    match_rates, speedups, completions, groups = shown.values()
     for chart in (match_rates, speedups):
-        assert all(f">{name}<" in chart for name in ("lookup", "qspec-1", "qspec-8"))
-        assert ">none<" not in chart
-    assert completions.count("<circle") == 4
-    assert all(f">{name}<" in groups for name in ("lookup", "qspec-8", "qa", "rag"))
-    assert ">qspec-4<" not in groups
+        assert {"lookup", "qspec-1", "qspec-8"} <= chart.keys()
+        assert "none" not in chart
+    assert list(completions) == [1, 2, 4, 8]
+    assert groups.keys() == {"lookup", "qspec-8"}
+    assert all(list(values) == ["qa", "rag"] for values in groups.values())
+
+
+def test_without_matplotlib_the_page_says_how_to_get_it(
+    summary: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charts, "available", lambda: False)
+    assert figures(summary) == ()
+    assert escape(charts.INSTALL) in page(summary, (), {})
 
 
 def test_a_figure_without_data_is_said_to_have_none() -> None:
-    summary = summarize([configurations(("none",))], ("none",), {})
-    assert [figure.svg for figure in figures(summary)] == [None] * 4
-    assert page(summary, {}).count("None of the configurations that this figure shows") == 4
+    pytest.importorskip("matplotlib")
+    summary = summarize(entries(1, ("none",)), ("none",), {})
+    drawn = figures(summary)
+    assert [figure.png for figure in drawn] == [None] * 4
+    assert page(summary, drawn, {}).count("None of the configurations that this figure shows") == 4
 
 
 def test_a_report_can_be_written_when_nothing_could_be_served() -> None:
-    summary = summarize([{}], ("none",), {"none": "no memory"})
-    assert "no memory" in page(summary, {})
+    summary = summarize([], ("none",), {"none": "no memory"})
+    assert "no memory" in page(summary, (), {})
     assert "none: failed: no memory" in table(summary)
 
 
@@ -95,16 +118,3 @@ def test_the_table_has_a_line_for_each_configuration(summary: Summary) -> None:
     assert [line.split()[0] for line in lines[1 : len(served) + 1]] == served
     assert "qspec-8: accepted draft tokens by source: queue 60%, output 40%" in lines
     assert lines[-1] == "ngram: failed: no <kernel>"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "step"), [(0.03, 0.05), (0.2, 0.2), (1.0, 1.0), (1.1, 2.0), (6.0, 10.0)]
-)
-def test_ticks_are_at_round_steps(wanted: float, step: float) -> None:
-    assert charts.round_step(wanted) == pytest.approx(step)
-
-
-def test_the_scale_is_linear_and_has_ticks_within() -> None:
-    scale = charts.Scale(0.0, 2.1, 100.0, 310.0)
-    assert scale(0.5) == pytest.approx(150.0)
-    assert scale.ticks == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
