@@ -1,13 +1,13 @@
 // The tokens of all streams of one request, and the index that finds them again.
 //
-// A stream is a chain of nodes, one per token, and several chains may grow in turn. Nodes are
-// numbered from 1 in the order in which they came; 0 stands for no node. Every pair (token, next
-// token) leads to its occurrences, newest first: a hash table leads to the newest one, and a link
-// from each to the one before. Appending a token and finding an occurrence are both O(1). Single
-// tokens are indexed in the same way.
+// A stream is a chain of nodes, one per token, and several chains may grow in turn. Nodes live in
+// blocks that belong to one chain each: following a chain reads memory in order, and the links of a
+// node to its neighbours need no space. Node 0 stands for no node; nodes of later tokens of a chain
+// have higher numbers, and so have those of a block that was begun later.
 //
-// A node takes 24 bytes. A table stores numbers of nodes alone, since the key can be read from the
-// node, so that it takes 4 bytes a slot.
+// Every pair (token, next token) leads to its occurrences, newest first: a hash table leads to the
+// newest one, and a link from each to the one before. Appending a token and finding an occurrence
+// are both O(1). Single tokens are indexed in the same way.
 
 #pragma once
 
@@ -24,125 +24,195 @@ using NodeId = std::int32_t;
 
 constexpr NodeId kNoNode = 0;
 
-struct Node {
-  Token token = 0;
-  NodeId next = kNoNode;
-  NodeId prev = kNoNode;
-  std::int32_t stream = 0;
-  NodeId older_pair = kNoNode;    // same pair, same index, before this one
-  NodeId older_single = kNoNode;  // same token, same index, before this one
-};
+// Make room for `count` more items; by a quarter, so that little of what is allocated is free.
+template <typename Item>
+void make_room(std::vector<Item>& items, std::size_t count) {
+  if (items.size() + count > items.capacity()) {
+    items.reserve(items.size() + items.size() / 4 + count);
+  }
+}
 
 // Nodes only ever come; to drop some, what stays is copied to a new arena.
 class Arena {
  public:
-  Arena() : nodes_(1) {}
+  Arena() { add_block(0, 0); }  // block 0 has node 0, and nothing else
 
-  const Node& operator[](NodeId node) const { return nodes_[node]; }
-  Node& operator[](NodeId node) { return nodes_[node]; }
+  Token token(NodeId node) const { return token_[at(node)]; }
+  std::int32_t stream(NodeId node) const { return blocks_[block_of(node)].stream; }
 
-  NodeId size() const { return static_cast<NodeId>(nodes_.size()) - 1; }
-  std::size_t bytes() const { return nodes_.capacity() * sizeof(Node); }
+  // The one with the same pair, or the same token, that was entered in the same index before.
+  NodeId older_pair(NodeId node) const { return older_pair_[at(node)]; }
+  NodeId older_single(NodeId node) const { return older_single_[at(node)]; }
+  void link(NodeId node, NodeId older_pair, NodeId older_single) {
+    older_pair_[at(node)] = older_pair;
+    older_single_[at(node)] = older_single;
+  }
 
-  // Append a node behind `prev`, or start a chain with it.
-  NodeId add(Token token, NodeId prev, std::int32_t stream) {
-    if (nodes_.size() == nodes_.capacity()) nodes_.reserve(nodes_.size() * 5 / 4 + 16);
-    const NodeId node = static_cast<NodeId>(nodes_.size());
-    nodes_.push_back({token, kNoNode, prev, stream, kNoNode, kNoNode});
-    if (prev) nodes_[prev].next = node;
+  NodeId next(NodeId node) const {
+    if ((node + 1) % kBlock != 0) return token_[at(node) + 1] == kFree ? kNoNode : node + 1;
+    return blocks_[block_of(node)].next * kBlock;
+  }
+  NodeId prev(NodeId node) const {
+    if (node % kBlock != 0) return node - 1;
+    const std::int32_t before = blocks_[block_of(node)].prev;
+    return before ? before * kBlock + kBlock - 1 : kNoNode;
+  }
+
+  int size() const { return size_; }
+  // No node has a number as high as this.
+  std::size_t end() const { return token_.size(); }
+  std::size_t bytes() const {
+    return token_.capacity() * sizeof(Token) + older_pair_.capacity() * sizeof(NodeId) +
+           older_single_.capacity() * sizeof(NodeId) + blocks_.capacity() * sizeof(Block);
+  }
+
+  // Append a token >= 0 to the chain that ends in `last`, or start a chain with it.
+  NodeId add(Token token, NodeId last, std::int32_t stream) {
+    NodeId node = last + 1;
+    if (!last || node % kBlock == 0) {
+      const std::int32_t block = add_block(stream, block_of(last));
+      if (last) blocks_[block_of(last)].next = block;
+      node = block * kBlock;
+    }
+    token_[at(node)] = token;
+    ++size_;
     return node;
   }
 
   // How many tokens, up to `cap`, are equal going back from two nodes.
   int match_length(NodeId node, NodeId other, int cap) const {
     int length = 0;
-    while (length < cap && node && other && nodes_[node].token == nodes_[other].token) {
+    while (length < cap && node && other && token(node) == token(other)) {
       ++length;
-      node = nodes_[node].prev;
-      other = nodes_[other].prev;
+      node = prev(node);
+      other = prev(other);
     }
     return length;
   }
 
+  bool same_pair(NodeId node, NodeId other) const {
+    return token(node) == token(other) && token(prev(node)) == token(prev(other));
+  }
+
   void check_integrity() const {
-    for (NodeId node = 1; node <= size(); ++node) {
-      const Node& own = nodes_[node];
-      if ((own.next && nodes_[own.next].prev != node) ||
-          (own.prev && nodes_[own.prev].next != node)) {
+    int nodes = 0;
+    for (NodeId node = kBlock; at(node) < end(); ++node) {
+      if (token(node) == kFree) continue;
+      ++nodes;
+      const NodeId after = next(node), before = prev(node);
+      if ((after && prev(after) != node) || (before && next(before) != node)) {
         throw std::runtime_error("node " + std::to_string(node) + " is linked one way only");
       }
-      if (own.older_pair && (own.older_pair >= node || !same_pair(own.older_pair, node))) {
+      if (before && stream(before) != stream(node)) {
+        throw std::runtime_error("node " + std::to_string(node) + " changes the stream");
+      }
+      if (older_pair(node) && !same_pair(older_pair(node), node)) {
         throw std::runtime_error("node " + std::to_string(node) + " has a wrong older pair");
       }
-      if (own.older_single &&
-          (own.older_single >= node || nodes_[own.older_single].token != own.token)) {
+      if (older_single(node) && token(older_single(node)) != token(node)) {
         throw std::runtime_error("node " + std::to_string(node) + " has a wrong older token");
       }
     }
-  }
-
-  bool same_pair(NodeId node, NodeId other) const {
-    return nodes_[node].token == nodes_[other].token &&
-           nodes_[nodes_[node].prev].token == nodes_[nodes_[other].prev].token;
+    if (nodes != size_) throw std::runtime_error("an arena has lost count of its nodes");
   }
 
  private:
-  std::vector<Node> nodes_;
+  static constexpr NodeId kBlock = 16;  // the tokens of a block fill a cache line
+  static constexpr Token kFree = -1;
+
+  struct Block {
+    std::int32_t stream, prev, next;  // number of the stream, and of the blocks around; 0 for none
+  };
+
+  static std::size_t at(NodeId node) { return static_cast<std::size_t>(node); }
+  static std::int32_t block_of(NodeId node) { return node / kBlock; }
+
+  std::int32_t add_block(std::int32_t stream, std::int32_t prev) {
+    for (auto* items : {&token_, &older_pair_, &older_single_}) {
+      make_room(*items, kBlock);
+      items->resize(items->size() + kBlock, items == &token_ ? kFree : kNoNode);
+    }
+    make_room(blocks_, 1);
+    blocks_.push_back({stream, prev, 0});
+    return static_cast<std::int32_t>(blocks_.size()) - 1;
+  }
+
+  std::vector<Token> token_;
+  std::vector<NodeId> older_pair_, older_single_;
+  std::vector<Block> blocks_;
+  int size_ = 0;
 };
 
-// A hash table of nodes by a key that `Keys` reads from the arena: the newest node of each key.
+// A hash table from keys, which `Keys` reads from the arena, to the newest node of each. A slot
+// holds the hash too, so that a search visits no node but the right one.
 template <typename Keys>
 class Table {
  public:
-  std::size_t bytes() const { return slots_.capacity() * sizeof(NodeId); }
+  std::size_t bytes() const { return slots_.capacity() * sizeof(Slot); }
 
   NodeId newest(const Arena& arena, std::uint64_t key) const {
-    return slots_.empty() ? kNoNode : slots_[slot(slots_, arena, key)];
+    return slots_.empty() ? kNoNode : slots_[find(arena, key)].node;
   }
 
   // Make `node` the newest of its key; the one that was it before.
   NodeId replace(const Arena& arena, NodeId node) {
-    if (4 * (used_ + 1) > 3 * slots_.size()) grow(arena);
-    NodeId& held = slots_[slot(slots_, arena, Keys::of(arena, node))];
-    const NodeId older = held;
+    if (4 * (used_ + 1) > 3 * slots_.size()) grow();
+    const std::uint64_t key = Keys::of(arena, node);
+    Slot& slot = slots_[find(arena, key)];
+    const NodeId older = slot.node;
     used_ += older == kNoNode;
-    held = node;
+    slot = {hash(key), node};
     return older;
   }
 
   void check_integrity(const Arena& arena) const {
     std::size_t used = 0;
     for (std::size_t at = 0; at < slots_.size(); ++at) {
-      const NodeId node = slots_[at];
-      if (!node) continue;
+      if (!slots_[at].node) continue;
       ++used;
-      if (node > arena.size() || slot(slots_, arena, Keys::of(arena, node)) != at) {
-        throw std::runtime_error("an index cannot find node " + std::to_string(node) + " again");
+      if (find(arena, Keys::of(arena, slots_[at].node)) != at) {
+        throw std::runtime_error("an index cannot find a node again");
       }
     }
     if (used != used_) throw std::runtime_error("an index has lost count of its slots");
   }
 
  private:
+  struct Slot {
+    std::uint32_t hash;
+    NodeId node;
+  };
+
+  // Fibonacci hashing (Knuth, The Art of Computer Programming, vol. 3, 6.4).
+  static std::uint32_t hash(std::uint64_t key) {
+    return static_cast<std::uint32_t>(key * 0x9E3779B97F4A7C15u >> 32);
+  }
+
   // Where `key` is, or the free slot where it would be: linear probing, as the table never fills.
-  static std::size_t slot(const std::vector<NodeId>& slots, const Arena& arena,
-                          std::uint64_t key) {
-    const std::size_t last = slots.size() - 1;
-    std::uint64_t hash = key * 0x9E3779B97F4A7C15u;  // Fibonacci hashing, Knuth vol. 3, 6.4
-    std::size_t at = (hash ^ hash >> 32) & last;
-    while (slots[at] && Keys::of(arena, slots[at]) != key) at = (at + 1) & last;
+  std::size_t find(const Arena& arena, std::uint64_t key) const {
+    const std::size_t last = slots_.size() - 1;
+    const std::uint32_t wanted = hash(key);
+    std::size_t at = wanted & last;
+    while (slots_[at].node &&
+           (slots_[at].hash != wanted || Keys::of(arena, slots_[at].node) != key)) {
+      at = (at + 1) & last;
+    }
     return at;
   }
 
-  void grow(const Arena& arena) {
-    std::vector<NodeId> larger(slots_.empty() ? 16 : 2 * slots_.size());
-    for (NodeId node : slots_) {
-      if (node) larger[slot(larger, arena, Keys::of(arena, node))] = node;
+  void grow() {
+    std::vector<Slot> larger(slots_.empty() ? 16 : 2 * slots_.size());
+    const std::size_t last = larger.size() - 1;
+    for (const Slot& slot : slots_) {
+      if (!slot.node) continue;
+      std::size_t at = slot.hash & last;
+      while (larger[at].node) at = (at + 1) & last;
+      larger[at] = slot;
     }
     slots_.swap(larger);
   }
 
-  std::vector<NodeId> slots_;  // a power of two of them
+  std::vector<Slot> slots_;  // a power of two of them
   std::size_t used_ = 0;
 };
 
@@ -152,13 +222,13 @@ struct PairKeys {
            static_cast<std::uint32_t>(second);
   }
   static std::uint64_t of(const Arena& arena, NodeId node) {
-    return of(arena[arena[node].prev].token, arena[node].token);
+    return of(arena.token(arena.prev(node)), arena.token(node));
   }
 };
 
 struct SingleKeys {
   static std::uint64_t of(Token token) { return static_cast<std::uint32_t>(token); }
-  static std::uint64_t of(const Arena& arena, NodeId node) { return of(arena[node].token); }
+  static std::uint64_t of(const Arena& arena, NodeId node) { return of(arena.token(node)); }
 };
 
 // The newest occurrence of every pair and every token in one part of an arena.
@@ -175,8 +245,7 @@ class Index {
 
   // Enter a node that is not the first of its chain.
   void enter(Arena& arena, NodeId node) {
-    arena[node].older_pair = pairs_.replace(arena, node);
-    arena[node].older_single = singles_.replace(arena, node);
+    arena.link(node, pairs_.replace(arena, node), singles_.replace(arena, node));
   }
 
   void check_integrity(const Arena& arena) const {

@@ -105,13 +105,13 @@ class Grower {
     branches_.clear();
     double total = policy == kEstimate ? 1.0 : 0.0;
     for (std::size_t at = begin; at < end; ++at) {
-      const NodeId child = arena[places_[at].node].next;
+      const NodeId child = arena.next(places_[at].node);
       if (!child) continue;
       const Place& from = places_[at];
       const double weight =
           policy == kEstimate ? trust.odds(from.kind, from.followed, from.length) : 1.0;
       total += weight;
-      Branch& branch = branch_of(arena[child].token);
+      Branch& branch = branch_of(arena.token(child));
       branch.weight += weight;
       branch.newest = std::max(branch.newest, child);
       ++branch.count;
@@ -133,10 +133,10 @@ class Grower {
     places_.resize(free);
     for (std::size_t at = begin; at < end; ++at) {
       const Place from = places_[at];
-      const NodeId child = arena[from.node].next;
+      const NodeId child = arena.next(from.node);
       if (!child) continue;
       const int longer = std::min(from.length + 1, trust.max_match());
-      places_[branch_of(arena[child].token).end++] = {child, longer, from.kind, from.followed};
+      places_[branch_of(arena.token(child)).end++] = {child, longer, from.kind, from.followed};
     }
     for (const Branch& branch : branches_) {
       const double chance =

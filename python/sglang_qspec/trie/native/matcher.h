@@ -31,16 +31,17 @@ class Matcher {
   const std::vector<Cursor>& cursors() const { return cursors_; }
   std::size_t bytes() const { return cursors_.capacity() * sizeof(Cursor); }
 
-  // Follow committed tokens in the streams; `kinds` are the streams' kinds by their number.
-  void advance(const Arena& arena, const std::vector<Token>& token_ids, int cap,
-               const std::vector<Kind>& kinds, Trust& trust) {
+  // Follow committed tokens in the streams; `kind_of` tells whose a node is.
+  template <typename KindOf>
+  void advance(const Arena& arena, const std::vector<Token>& token_ids, int cap, KindOf kind_of,
+               Trust& trust) {
     for (Token token : token_ids) {
       std::size_t kept = 0;
       for (const Cursor& cursor : cursors_) {
-        const NodeId child = arena[cursor.node].next;
+        const NodeId child = arena.next(cursor.node);
         if (!child) continue;
-        const bool right = arena[child].token == token;
-        trust.observe(kinds[arena[child].stream], false, cursor.length, right);
+        const bool right = arena.token(child) == token;
+        trust.observe(kind_of(child), false, cursor.length, right);
         if (right) cursors_[kept++] = {child, std::min(cursor.length + 1, cap)};
       }
       cursors_.resize(kept);
@@ -50,24 +51,24 @@ class Matcher {
   // Add the occurrences of the text that ends in node `tail`, which is in the text's index.
   // To be called after the last of the committed tokens.
   void discover(const Arena& arena, NodeId tail, const Index& drafts, const Limits& limits) {
-    const Token token = arena[tail].token;
-    if (const NodeId before = arena[tail].prev) {
-      NodeId node = drafts.newest_pair(arena, arena[before].token, token);
-      for (NodeId start : {node, arena[tail].older_pair}) {
+    const Token token = arena.token(tail);
+    if (const NodeId before = arena.prev(tail)) {
+      NodeId node = drafts.newest_pair(arena, arena.token(before), token);
+      for (NodeId start : {node, arena.older_pair(tail)}) {
         node = start;
         for (int scanned = 0; node && scanned < limits.max_scan; ++scanned) {
           if (!holds(node)) {
             cursors_.push_back({node, arena.match_length(node, tail, limits.max_match)});
           }
-          node = arena[node].older_pair;
+          node = arena.older_pair(node);
         }
       }
     }
     if (cursors_.empty()) {
-      for (NodeId node : {drafts.newest_single(arena, token), arena[tail].older_single}) {
+      for (NodeId node : {drafts.newest_single(arena, token), arena.older_single(tail)}) {
         for (int scanned = 0; node && scanned < limits.max_scan; ++scanned) {
           cursors_.push_back({node, 1});
-          node = arena[node].older_single;
+          node = arena.older_single(node);
         }
       }
     }
@@ -83,7 +84,7 @@ class Matcher {
 
   // Take up `node`, just appended to a stream, if the text's last two tokens end there.
   void notice(const Arena& arena, NodeId tail, NodeId node, const Limits& limits) {
-    if (arena[node].token != arena[tail].token ||
+    if (arena.token(node) != arena.token(tail) ||
         cursors_.size() >= static_cast<std::size_t>(limits.max_cursors)) {
       return;
     }

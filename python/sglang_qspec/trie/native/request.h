@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -85,10 +86,12 @@ class RequestTrie {
   void commit(const std::vector<Token>& token_ids) {
     if (token_ids.empty()) return;
     output_.insert(output_.end(), token_ids.begin(), token_ids.end());
-    extend_text(token_ids, kOutputStream);
+    extend_text(token_ids, true);
     text_size_ += static_cast<int>(token_ids.size());
     keep_followed([this](Stream* stream) { return follow(*stream); });
-    matcher_.advance(arena_, token_ids, limits_.max_match, kinds_, *trust_);
+    matcher_.advance(
+        arena_, token_ids, limits_.max_match, [this](NodeId node) { return kind_of(node); },
+        *trust_);
     matcher_.discover(arena_, tail_, drafts_, limits_);
     if (text_size_ > limits_.max_lookup_tokens) {
       rebuild(limits_.max_lookup_tokens / 2, [](const Key&) { return true; });
@@ -101,14 +104,14 @@ class RequestTrie {
     places_.clear();
     for (const Stream* stream : followed_) {
       // One that lags behind the output has no next token, so it proposes nothing.
-      if (arena_[stream->at].next && allowed(stream->kind)) {
+      if (arena_.next(stream->at) && allowed(stream->kind)) {
         const int length = std::min(stream->matched + 1, limits_.max_match);
         places_.push_back({stream->at, length, stream->kind, true});
       }
     }
     const std::size_t followed = places_.size();
     for (const Cursor& cursor : matcher_.cursors()) {
-      const Kind kind = kinds_[arena_[cursor.node].stream];
+      const Kind kind = kind_of(cursor.node);
       const bool is_followed =
           std::any_of(places_.begin(), places_.begin() + followed,
                       [&cursor](const Place& place) { return place.node == cursor.node; });
@@ -128,7 +131,7 @@ class RequestTrie {
   // Whether a draft is being followed that has tokens left: what a redraft would only repeat.
   bool is_followed() const {
     return std::any_of(followed_.begin(), followed_.end(),
-                       [this](const Stream* stream) { return arena_[stream->at].next; });
+                       [this](const Stream* stream) { return arena_.next(stream->at); });
   }
 
   void check_integrity() const {
@@ -141,7 +144,7 @@ class RequestTrie {
       draft_tokens += stream.length + 1;
       NodeId node = stream.first;
       NodeId last = node;
-      for (int place = 0; node; node = arena_[node].next, ++place) {
+      for (int place = 0; node; node = arena_.next(node), ++place) {
         if (place == stream.matched && node != stream.at) fail("a stream is at another place");
         if (place > stream.length) fail("a stream is longer than it says");
         last = node;
@@ -173,12 +176,19 @@ class RequestTrie {
     int matched;  // tokens of the stream that were committed in its place, so far
   };
 
-  // Numbers of the own text: one chain of nodes, of which output is the later part.
-  static constexpr std::int32_t kPromptStream = 0, kOutputStream = 1;
+  // Number of the own text: one chain of nodes, of which output is the part from `first_output_` on.
+  static constexpr std::int32_t kText = 0;
+  static constexpr NodeId kNowhere = std::numeric_limits<NodeId>::max();
 
   [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
 
   bool allowed(Kind kind) const { return sources_ >> kSourceOf[kind] & 1u; }
+
+  Kind kind_of(NodeId node) const {
+    const std::int32_t number = arena_.stream(node);
+    if (number != kText) return kinds_[static_cast<std::size_t>(number)];
+    return node >= first_output_ ? kOfOutput : kOfPrompt;
+  }
 
   Stream& open(const Key& key, bool greedy) {
     const auto [source, stream_id, base_len] = key;
@@ -195,16 +205,16 @@ class RequestTrie {
   }
 
   void append(Stream& stream, const std::vector<Token>& token_ids) {
-    const Token tail = arena_[tail_].token;
-    const NodeId before = arena_.size();
+    const Token tail = arena_.token(tail_);
+    const NodeId known = stream.last;
     for (Token token : token_ids) {
       stream.last = arena_.add(token, stream.last, stream.number);
       drafts_.enter(arena_, stream.last);
     }
     stream.length += static_cast<int>(token_ids.size());
     keep_followed([this, &stream](Stream* own) { return own != &stream || follow(stream); });
-    for (NodeId node = before + 1; node <= arena_.size(); ++node) {
-      if (arena_[node].token == tail) matcher_.notice(arena_, tail_, node, limits_);
+    for (NodeId node = arena_.next(known); node; node = arena_.next(node)) {
+      if (arena_.token(node) == tail) matcher_.notice(arena_, tail_, node, limits_);
     }
   }
 
@@ -212,9 +222,9 @@ class RequestTrie {
   bool follow(Stream& stream) {
     auto place = static_cast<std::size_t>(stream.base_len + stream.matched);
     for (; place < output_.size(); ++place) {
-      const NodeId node = arena_[stream.at].next;
+      const NodeId node = arena_.next(stream.at);
       if (!node) break;
-      const bool right = arena_[node].token == output_[place];
+      const bool right = arena_.token(node) == output_[place];
       trust_->observe(stream.kind, true, std::min(stream.matched + 1, limits_.max_match), right);
       if (!right) return false;
       stream.at = node;
@@ -236,8 +246,8 @@ class RequestTrie {
                  std::size_t count) const {
     NodeId node = stream.last;
     while (count-- > 0) {
-      if (arena_[node].token != token_ids[count]) return false;
-      node = arena_[node].prev;
+      if (arena_.token(node) != token_ids[count]) return false;
+      node = arena_.prev(node);
     }
     return true;
   }
@@ -248,7 +258,7 @@ class RequestTrie {
     std::size_t size = static_cast<std::size_t>(draft_size());
     if (size + count <= cap) return true;
     std::set<std::int32_t> alive;
-    for (const Cursor& cursor : matcher_.cursors()) alive.insert(arena_[cursor.node].stream);
+    for (const Cursor& cursor : matcher_.cursors()) alive.insert(arena_.stream(cursor.node));
     using Victim = std::tuple<bool, bool, std::int32_t, Key>;  // the least valuable first
     std::vector<Victim> victims;
     for (const auto& [key, stream] : streams_) {
@@ -278,19 +288,21 @@ class RequestTrie {
     arena_ = Arena();
     drafts_ = Index();
     text_ = Index();
-    kinds_ = {kOfPrompt, kOfOutput};
+    kinds_ = {kOfPrompt};  // of kText, where `kind_of` does not look
     tail_ = kNoNode;
-    extend_text(prompt_ids, kPromptStream);
-    if (prompt_ids.empty() && output_ids.empty()) extend_text({0}, kPromptStream);
-    extend_text(output_ids, kOutputStream);
+    first_output_ = kNowhere;
+    extend_text(prompt_ids, false);
+    if (prompt_ids.empty() && output_ids.empty()) extend_text({0}, false);
+    extend_text(output_ids, true);
     text_size_ = arena_.size();
   }
 
   // The first token of a text is context only: it ends no pair.
-  void extend_text(const std::vector<Token>& token_ids, std::int32_t number) {
+  void extend_text(const std::vector<Token>& token_ids, bool is_output) {
     for (Token token : token_ids) {
       const bool is_first = tail_ == kNoNode;
-      tail_ = arena_.add(token, tail_, number);
+      tail_ = arena_.add(token, tail_, kText);
+      if (is_output && first_output_ == kNowhere) first_output_ = tail_;
       if (!is_first) text_.enter(arena_, tail_);
     }
   }
@@ -302,18 +314,21 @@ class RequestTrie {
     const Arena old = std::move(arena_);
     std::vector<NodeId> own;
     for (NodeId node = tail_; node && static_cast<int>(own.size()) < std::max(text_size, 1);
-         node = old[node].prev) {
+         node = old.prev(node)) {
       own.push_back(node);
     }
     std::reverse(own.begin(), own.end());
+    const NodeId first_output = first_output_;
     std::vector<Token> prompt_ids, output_ids;
     for (NodeId node : own) {
-      (old[node].stream == kPromptStream ? prompt_ids : output_ids).push_back(old[node].token);
+      (node < first_output ? prompt_ids : output_ids).push_back(old.token(node));
     }
     begin(prompt_ids, output_ids);
-    std::vector<NodeId> moved(static_cast<std::size_t>(old.size()) + 1, kNoNode);
-    for (std::size_t place = 0; place < own.size(); ++place) {
-      moved[own[place]] = static_cast<NodeId>(place) + 1;
+    std::vector<NodeId> moved(old.end(), kNoNode);
+    NodeId copied = tail_;
+    for (auto node = own.rbegin(); node != own.rend(); ++node) {
+      moved[*node] = copied;
+      copied = arena_.prev(copied);
     }
     std::vector<Stream*> staying;
     for (auto held = streams_.begin(); held != streams_.end();) {
@@ -336,9 +351,9 @@ class RequestTrie {
     stream.number = static_cast<std::int32_t>(kinds_.size());
     kinds_.push_back(stream.kind);
     NodeId last = kNoNode;
-    for (NodeId node = stream.first; node; node = old[node].next) {
+    for (NodeId node = stream.first; node; node = old.next(node)) {
       const bool is_first = node == stream.first;
-      last = moved[node] = arena_.add(old[node].token, last, stream.number);
+      last = moved[node] = arena_.add(old.token(node), last, stream.number);
       if (!is_first) drafts_.enter(arena_, last);
     }
     stream.first = moved[stream.first];
@@ -355,6 +370,7 @@ class RequestTrie {
   Index drafts_, text_;
   std::vector<Kind> kinds_;  // by stream number
   NodeId tail_ = kNoNode;    // of the last committed token
+  NodeId first_output_ = kNowhere;
   int text_size_ = 0;        // tokens of own text in the arena
   std::map<Key, Stream> streams_;
   std::vector<Stream*> followed_;  // those that continue all that is committed, or lag behind it

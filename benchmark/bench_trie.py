@@ -1,0 +1,352 @@
+"""What the tries cost the scheduler: one step's match and trees, insertion, and memory.
+
+Live requests, each with 8 completions, are decoded again as they were recorded. A step commits what
+the last pass accepted and proposes 8 draft tokens for every request; that is timed, and nothing
+else. Beside ours, on the same text and in turn: SGLang's own `NgramCorpus`, one trie for all, and
+arctic-inference's suffix tree, one for each request, where it is installed.
+
+    python -m benchmark.bench_trie
+
+The last line is JSON: `step_ms_64`, `step_ms_1024`, `insert_tokens_per_s`, `bytes_per_token` and
+`peers`, and `step_ms` for each number of live requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from benchmark.queueing.machine import machine, versions
+from benchmark.replay import OWN, Recorded, accepted, load
+from sglang_qspec.trie import Source, TrieLimits, TrieStore
+
+WIDTH = 9
+"""8 draft tokens and the root."""
+VOCAB = 1 << 18
+CHUNK = 4
+"""Tokens in one message of a sidecar."""
+
+
+class Live:
+    """A request that is decoded: what was recorded of it, and how far it is."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.rid = f"r{next(self._numbers)}"
+        self.recorded = recorded
+        self.done = 1
+        self.fresh = recorded.target_ids[:1]
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.recorded.target_ids[: self.done]
+
+    @property
+    def ended(self) -> bool:
+        return self.done >= len(self.recorded.target_ids)
+
+
+class Contender(Protocol):
+    """Something that proposes draft tokens for many requests."""
+
+    name: str
+
+    def open(self, live: Live) -> None:
+        """Take in a request with all of its completions."""
+
+    def close(self, live: Live) -> None:
+        """Forget it."""
+
+    def step(self, batch: Sequence[Live]) -> Any:
+        """Follow what is fresh in each request, and propose for all."""
+
+
+class Ours:
+    name = "sglang-qspec"
+
+    def __init__(self) -> None:
+        self.store = TrieStore(TrieLimits(vocab_size=VOCAB, max_total_tokens=1 << 26))
+
+    def open(self, live: Live) -> None:
+        self.begin(live)
+        self.insert(live)
+
+    def begin(self, live: Live) -> None:
+        self.store.open(live.rid, live.recorded.prompt_ids)
+
+    def insert(self, live: Live, chunk: int | None = None) -> None:
+        trie = self.store.get(live.rid)
+        assert trie is not None
+        for number, draft in enumerate(live.recorded.draft_ids):
+            size = chunk or max(1, len(draft))
+            for start in range(0, len(draft), size):
+                self.store.insert(
+                    live.rid,
+                    trie.serial,
+                    Source.QUEUE,
+                    number,
+                    0,
+                    start,
+                    draft[start : start + size],
+                    greedy=number == 0,
+                )
+
+    def close(self, live: Live) -> None:
+        self.store.close(live.rid)
+
+    def step(self, batch: Sequence[Live]) -> Any:
+        for live in batch:
+            self.store.commit(live.rid, live.fresh)
+        rids = [live.rid for live in batch]
+        return self.store.propose(rids, [live.fresh[-1] for live in batch], WIDTH)
+
+
+class Corpus:
+    """As `NGRAMWorker` uses it: the last tokens of each request are looked up and put in."""
+
+    name = "SGLang NgramCorpus"
+    depth = 18
+
+    def __init__(self) -> None:
+        from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+        self.corpus = NgramCorpus(
+            max_trie_depth=self.depth, draft_token_num=WIDTH, capacity=1 << 24
+        )
+
+    def open(self, live: Live) -> None:
+        self.corpus.batch_put([live.recorded.prompt_ids, *live.recorded.draft_ids])
+        self.corpus.synchronize()
+
+    def close(self, live: Live) -> None:
+        self.corpus.erase_match_state([live.rid])
+
+    def step(self, batch: Sequence[Live]) -> Any:
+        tails = [self._tail(live) for live in batch]
+        lengths = [len(live.recorded.prompt_ids) + live.done for live in batch]
+        found = self.corpus.batch_get([live.rid for live in batch], tails, lengths)
+        self.corpus.batch_put(tails)
+        self.corpus.synchronize()
+        return found
+
+    def _tail(self, live: Live) -> list[int]:
+        text = live.recorded.target_ids[max(0, live.done - self.depth) : live.done]
+        missing = self.depth - len(text)
+        return (live.recorded.prompt_ids[-missing:] if missing else []) + text
+
+
+class Arctic:
+    """One suffix tree a request, with its completions and its own text."""
+
+    name = "arctic-inference"
+    depth = 64
+    own = 1 << 20
+    """Number of the sequence that is the request's own text."""
+
+    def __init__(self) -> None:
+        from arctic_inference.suffix_decoding._C import SuffixTree
+
+        self.tree = SuffixTree
+        self.trees: dict[str, Any] = {}
+
+    def open(self, live: Live) -> None:
+        tree = self.trees[live.rid] = self.tree(self.depth)
+        for number, draft in enumerate(live.recorded.draft_ids):
+            tree.extend(number, draft)
+        tree.extend(self.own, live.recorded.prompt_ids)
+
+    def close(self, live: Live) -> None:
+        del self.trees[live.rid]
+
+    def step(self, batch: Sequence[Live]) -> Any:
+        drafts = []
+        for live in batch:
+            tree = self.trees[live.rid]
+            tree.extend(self.own, live.fresh)
+            context = live.recorded.target_ids[max(0, live.done - self.depth) : live.done]
+            drafts.append(tree.speculate(context, WIDTH - 1, 1.0, 0.0, 0.02, True))
+        return [(draft.token_ids, draft.parents) for draft in drafts]
+
+
+def main() -> None:
+    options = _options()
+    if options.core is not None:
+        os.sched_setaffinity(0, {options.core})
+    requests = load(options.recording)
+    step_ms = steps([Ours()], requests, options.live, options.steps)[Ours.name]
+    insert, chunked = insertion(requests)
+    record = {
+        "benchmark": "trie",
+        "step_ms_64": step_ms.get(64),
+        "step_ms_1024": step_ms.get(1024),
+        "step_ms": step_ms,
+        "insert_tokens_per_s": insert,
+        "insert_tokens_per_s_in_chunks": chunked,
+        "bytes_per_token": bytes_per_token(requests),
+        "peers": peers(requests, options.steps),
+        "command": " ".join(["python -m benchmark.bench_trie", *sys.argv[1:]]),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    for count, ms in step_ms.items():
+        print(f"{count:5} live requests: {ms:7.3f} ms a step, {ms / count * 1e3:5.2f} us each")
+    print(f"insertion: {insert / 1e6:.2f} M tokens/s, {chunked / 1e6:.2f} M in chunks of {CHUNK}")
+    print(f"memory: {record['bytes_per_token']:.1f} bytes a draft token")
+    for name, figures in record["peers"].items():
+        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+    print(json.dumps(record))
+
+
+def steps(
+    contenders: Iterable[Contender], requests: list[Recorded], counts: Iterable[int], rounds: int
+) -> dict[str, dict[int, float]]:
+    """Median milliseconds of a step, for each contender and number of live requests.
+
+    What the first contender proposes decides how fast the requests advance, so that all are asked
+    the same. A request that has ended is replaced, which is not timed.
+    """
+    contenders = list(contenders)
+    medians: dict[str, dict[int, float]] = {contender.name: {} for contender in contenders}
+    supply = itertools.cycle(requests)
+    for count in counts:
+        batch = [_started(next(supply), offset) for offset in range(count)]
+        for contender in contenders:
+            for live in batch:
+                contender.open(live)
+        times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        for _ in range(rounds):
+            for contender in contenders:
+                began = time.perf_counter()
+                proposed = contender.step(batch)
+                times[contender.name].append((time.perf_counter() - began) * 1e3)
+                if contender is contenders[0]:
+                    trees = proposed
+            for row, live in enumerate(batch):
+                _advance(live, trees, row)
+                if live.ended:
+                    for contender in contenders:
+                        contender.close(live)
+                    batch[row] = Live(next(supply))
+                    for contender in contenders:
+                        contender.open(batch[row])
+        for contender in contenders:
+            medians[contender.name][count] = statistics.median(times[contender.name])
+            for live in batch:
+                contender.close(live)
+    return medians
+
+
+def _started(recorded: Recorded, offset: int) -> Live:
+    """A request that is somewhere in its output, as in a server that has been running."""
+    live = Live(recorded)
+    live.done = 1 + offset * 7 % max(1, len(recorded.target_ids) - 1)
+    live.fresh = live.output_ids
+    return live
+
+
+def _advance(live: Live, trees: Any, row: int) -> None:
+    target = live.recorded.target_ids
+    size = trees.sizes[row]
+    nodes = accepted(trees.token_ids[row], trees.parents[row], size, target, live.done)
+    live.fresh = target[live.done : live.done + len(nodes) + 1]
+    live.done += len(live.fresh)
+
+
+def insertion(requests: list[Recorded], rounds: int = 5) -> tuple[float, float]:
+    """Median draft tokens inserted in a second: whole completions, and a sidecar's chunks."""
+    rates: dict[int | None, list[float]] = {None: [], CHUNK: []}
+    for _ in range(rounds):
+        for chunk, found in rates.items():
+            ours = Ours()
+            batch = [Live(recorded) for recorded in requests]
+            for live in batch:
+                ours.begin(live)
+            began = time.perf_counter()
+            for live in batch:
+                ours.insert(live, chunk)
+            seconds = time.perf_counter() - began
+            found.append(sum(_draft_tokens(live.recorded) for live in batch) / seconds)
+    return statistics.median(rates[None]), statistics.median(rates[CHUNK])
+
+
+def bytes_per_token(requests: list[Recorded]) -> float:
+    """Bytes that the completions take, for each of their tokens."""
+    ours = Ours()
+    used = tokens = 0
+    for recorded in requests:
+        live = Live(recorded)
+        ours.begin(live)
+        trie = ours.store.get(live.rid)
+        assert trie is not None
+        before = trie.bytes
+        ours.insert(live)
+        used += trie.bytes - before
+        tokens += _draft_tokens(recorded)
+    return used / tokens
+
+
+def _draft_tokens(recorded: Recorded) -> int:
+    return sum(map(len, recorded.draft_ids))
+
+
+def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, float]]:
+    """`step_ms_64` of those that are installed, in turn with ours, and the ratio of medians."""
+    contenders: list[Contender] = [Ours()]
+    for peer in (Corpus, Arctic):
+        try:
+            contenders.append(peer())
+        except ImportError as error:
+            print(f"{peer.name} is left out: {error}", file=sys.stderr)
+    found: dict[str, dict[str, float]] = {}
+    # Memory first: what is freed later would be used again, and not counted.
+    sizes = {peer.name: _peer_bytes(type(peer), requests) for peer in contenders[1:]}
+    medians = steps(contenders, requests, [64], rounds)
+    for contender in contenders[1:]:
+        ms = medians[contender.name][64]
+        found[contender.name] = {
+            "step_ms_64": ms,
+            "times_ours": ms / medians[Ours.name][64],
+            "bytes_per_token": sizes[contender.name],
+        }
+    return found
+
+
+def _peer_bytes(peer: type[Contender], requests: list[Recorded]) -> float:
+    """Bytes for each draft token: by its own account if it has one, else by the process's size."""
+    contender = peer()
+    batch = [Live(recorded) for recorded in requests * max(1, 64 // len(requests))]
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for live in batch:
+        contender.open(live)
+    if isinstance(contender, Arctic):
+        used = sum(tree.estimate_memory() for tree in contender.trees.values())
+    else:
+        used = process.memory_info().rss - before
+    return used / sum(_draft_tokens(live.recorded) for live in batch)
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recording", type=Path, default=OWN)
+    parser.add_argument("--live", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--core", type=int, help="processor to run on")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
