@@ -138,6 +138,7 @@ def test_drops_and_refused_chunks_are_counted_by_kind() -> None:
     for start in (0, 9):
         watched.active._tries.insert("a", trie.serial, *DRAFT, start, [1, 2])
     assert watched.series("refused_chunks_total", reason="gap") == 1
+    assert watched.series("refused_chunks_total", reason="added") is None
 
 
 def test_series_change_at_most_once_a_second() -> None:

@@ -404,7 +404,7 @@ class Speculator:
             "accepted_tokens": _by_name(self.accepted),
             "trie_tokens": self._tries.size,
             "evictions": self._tries.evictions,
-            "refused_chunks": _by_name(self._tries.refused),
+            "refused_chunks": _by_name({i: n for i, n in self._tries.refused.items() if i.refused}),
             "dropped_messages": {
                 "to_sidecar": link.dropped if link is not None else 0,
                 "from_sidecar": heartbeat.dropped_messages if heartbeat else 0,
