@@ -39,6 +39,8 @@ class ScriptedModel:
         self.context_len = context_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.passes: list[tuple[str, int, int]] = []
+        self.certainty = 1000.0
+        """The logit of the token that the script tells; those of all others are 0."""
         self.failures: list[Exception] = []
         """Raised by the next passes, one each."""
         self._free = list(range(tokens, 0, -1))
@@ -105,7 +107,7 @@ class ScriptedModel:
         self._told.update(zip(slots.tolist(), token_ids, strict=True))
         logits = torch.zeros(len(rows), self.vocab_size)
         for place, row in enumerate(rows):
-            logits[place, self.script(self.sequence(row))] = 1000.0
+            logits[place, self.script(self.sequence(row))] = self.certainty
         return logits
 
     def _allocate(self, count: int) -> torch.Tensor | None:

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Admit, Close, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Commit, Commits, Drafted, Submit
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 from test.sidecar.scripted import ScriptedModel
 
@@ -20,6 +20,7 @@ class Desk:
         self.told: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
         self.finished: list[tuple[Peer, str, int]] = []
         self.base_lens: dict[str, int] = {}
+        self.bases: dict[tuple[Peer, str, int], int] = {}
 
     def submit(
         self,
@@ -32,6 +33,8 @@ class Desk:
         base_len: int = 0,
         stop: list[int] | None = None,
         ignore_eos: bool = False,
+        greedy_first: bool = True,
+        rank: tuple[int, int] = (0, 0),
     ) -> None:
         self.drafter.submit(
             peer,
@@ -45,8 +48,18 @@ class Desk:
                 0.6,
                 stop or [],
                 ignore_eos,
+                greedy_first=greedy_first,
+                rank=rank,
             ),
         )
+        self.collect()
+
+    def commit(
+        self, rid: str, base_len: int, token_ids: list[int], max_new_tokens: int = 10
+    ) -> None:
+        commit = Commit(rid, 0, base_len, token_ids, max_new_tokens)
+        self.drafter.follow(ONE, Commits([commit]))
+        self.drafter.check_integrity()
         self.collect()
 
     def admit(self, rid: str, peer: Peer = ONE) -> None:
@@ -80,6 +93,7 @@ class Desk:
         assert drafted.token_ids or drafted.finished, "a message that says nothing"
         self.told[name] += drafted.token_ids
         self.base_lens[drafted.rid] = drafted.base_len
+        assert self.bases.setdefault(name, drafted.base_len) == drafted.base_len
         if drafted.finished:
             self.finished.append(name)
 
@@ -195,6 +209,28 @@ def test_greedy_completions_of_all_prompts_come_before_sampled_ones() -> None:
     assert order[:3] == [("a", 0), ("b", 0), ("c", 0)]
     assert order[3:] == [(rid, completion) for rid in "abc" for completion in (1, 2)]
     desk.leave("a", "b", "c")
+
+
+def test_prompts_are_drafted_in_the_order_of_their_ranks() -> None:
+    desk = Desk(ScriptedModel(), slots=1)
+    for number, (rid, rank) in enumerate({"a": (1, 0), "b": (-5, 0), "c": (1, -3)}.items()):
+        desk.submit(rid, [100 * number, 100 * number + 1], completions=1, rank=rank)
+    desk.run()
+    assert [rid for _, rid, _ in desk.finished] == ["b", "c", "a"]
+    desk.leave("a", "b", "c")
+
+
+def test_without_a_greedy_one_all_completions_are_sampled_from_the_first_token_on() -> None:
+    model = ScriptedModel()
+    model.certainty = 0.0  # all tokens are as likely
+    desk = Desk(model)
+    desk.submit("a", [1, 2, 3])
+    desk.submit("b", [1, 2, 3], greedy_first=False)
+    desk.run()
+    assert desk.told[ONE, "a", 0] == [0] * 10  # the lowest id of the likeliest
+    assert desk.told[ONE, "b", 0] != [0] * 10
+    assert desk.told[ONE, "b", 0] != desk.told[ONE, "b", 1] == desk.told[ONE, "a", 1]
+    desk.leave("a", "b")
 
 
 def test_a_newcomers_greedy_completion_overtakes_and_the_paused_one_goes_on() -> None:

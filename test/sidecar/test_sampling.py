@@ -26,6 +26,23 @@ def test_drawn_tokens_follow_the_distribution_at_their_temperature() -> None:
         assert (drawn - expected).abs().max() < 0.015
 
 
+def test_top_p_keeps_to_the_likeliest_tokens_and_to_their_proportions() -> None:
+    probabilities = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
+    logits = probabilities.log().expand(20000, -1)
+    for top_p, kept in ((0.0, [1]), (0.4, [1]), (0.41, [1, 2]), (0.69, [1, 2]), (0.85, [1, 2, 4])):
+        tokens = choose(logits, [Sampling(1.0, top_p)] * 20000, list(range(20000)), [7] * 20000)
+        assert set(tokens) == set(kept)
+        drawn = torch.bincount(torch.tensor(tokens), minlength=5)[kept] / 20000
+        assert (drawn - probabilities[kept] / probabilities[kept].sum()).abs().max() < 0.015
+
+
+def test_a_row_without_top_p_is_drawn_as_if_no_other_had_it() -> None:
+    logits = torch.randn(6, 500)
+    plain = choose(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6)
+    some = [Sampling(0.8, 0.5 if i % 2 else 1.0) for i in range(6)]
+    assert choose(logits, some, list(range(6)), [4] * 6)[::2] == plain[::2]
+
+
 def test_a_draw_depends_on_its_own_row_alone() -> None:
     logits = torch.randn(6, 500)
     alone = [choose(logits[i : i + 1], [Sampling(0.8)], [i], [4])[0] for i in range(6)]

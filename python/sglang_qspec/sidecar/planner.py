@@ -67,7 +67,7 @@ class Planner:
             if completion.row is None:
                 if plan.to_read >= self._prefill_tokens or self._waits(completion, plan):
                     continue
-                if not self._tenancy.seat(completion, len(plan)):
+                if not self._tenancy.seat(completion, len(plan), plan.to_read):
                     break
             missing = self._tenancy.missing(completion)
             if missing == 1:

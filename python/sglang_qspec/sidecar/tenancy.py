@@ -38,15 +38,16 @@ class Tenancy:
         covered = 0 if completion.row is None else self._model.length(completion.row)
         return len(completion) - covered
 
-    def seat(self, completion: Completion, running: int) -> bool:
+    def seat(self, completion: Completion, running: int, reserved: int) -> bool:
         """Give the completion a row; False if it has to wait for KV.
 
         Nothing less urgent than it keeps a row that it needs. `running` other completions grow
-        beside it; with none, it is seated however little KV there is.
+        beside it, and take `reserved` tokens at once; with none, it is seated however little KV
+        there is.
         """
         while True:
             source, shared = self._source(completion)
-            wanted = len(completion) - shared + HEADROOM * running
+            wanted = len(completion) - shared + HEADROOM * running + reserved
             enough = not running or wanted <= self._model.free_tokens
             if self._model.free_rows and enough:
                 break

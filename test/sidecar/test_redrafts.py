@@ -1,0 +1,208 @@
+"""Drafting anew for requests that leave their drafts, over the scripted model."""
+
+import random
+
+import pytest
+
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.sidecar.planner import REDRAFT_SLOTS
+from sglang_qspec.sidecar.redrafts import REDRAFT_TOKENS
+from test.sidecar.scripted import ScriptedModel
+from test.sidecar.test_queue_drafter import ONE, Desk
+
+FIRST, SECOND = MAX_COMPLETIONS, MAX_COMPLETIONS + 1
+
+
+def read(desk: Desk) -> int:
+    """Tokens that were prefilled so far."""
+    return sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+
+
+def served(desk: Desk, rid: str = "a", prompt: list[int] | None = None) -> None:
+    """A request whose completions are drafted: 4, 5, ... behind the default prompt."""
+    desk.submit(rid, prompt or [1, 2, 3])
+    desk.run()
+    desk.admit(rid)
+
+
+def test_a_request_that_left_its_drafts_gets_one_from_what_is_committed() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("a", 0, [4, 5, 50])
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == list(range(51, 61))
+    assert desk.base_lens["a"] == 3
+    desk.leave("a")
+
+
+def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk, prompt=list(range(100, 140)))
+    before = read(desk)
+    desk.commit("a", 0, [140, 141, 142, 500, 501])
+    desk.run()
+    desk.commit("a", 5, [502, 503, 600])
+    desk.run()
+    assert desk.told[ONE, "a", SECOND] == list(range(601, 611))
+    assert read(desk) - before <= 2 + 1
+    desk.leave("a")
+
+
+def test_nothing_is_drafted_while_a_draft_runs_ahead_in_agreement() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("a", 0, [4, 5])
+    assert desk.drafter.idle
+    desk.commit("a", 2, [50])
+    desk.step(4)
+    desk.commit("a", 3, [51, 52])  # follows the redraft, which goes on
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == list(range(51, 61))
+    assert (ONE, "a", SECOND) not in desk.told
+    desk.leave("a")
+
+
+def test_a_redraft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("a", 0, [50])
+    desk.step(3)
+    desk.commit("a", 1, list(range(51, 57)))  # outrun
+    desk.step(2)
+    desk.commit("a", 7, [90])  # left
+    desk.run()
+    assert len(desk.told[ONE, "a", FIRST]) < 10
+    assert desk.told[ONE, "a", SECOND][:1] == [57]
+    assert desk.told[ONE, "a", SECOND + 1] == list(range(91, 101))
+    assert desk.base_lens["a"] == 8
+    desk.leave("a")
+
+
+def test_output_with_a_gap_and_requests_that_are_not_known_are_ignored() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("unknown", 0, [50])
+    desk.commit("a", 1, [50])
+    assert desk.drafter.idle
+    desk.leave("a")
+
+
+def test_a_redraft_is_as_long_as_is_useful() -> None:
+    desk = Desk(ScriptedModel(context_len=400))
+    served(desk)
+    desk.commit("a", 0, [50], max_new_tokens=4)
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == [51, 52, 53, 54]
+    desk.commit("a", 1, [200], max_new_tokens=1000)
+    desk.run()
+    assert len(desk.told[ONE, "a", SECOND]) == REDRAFT_TOKENS
+    desk.commit("a", 2, [7] * 396)
+    assert desk.drafter.idle  # the context is full
+    desk.leave("a")
+
+
+def test_a_pass_with_a_redraft_is_small() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    for number in range(4):
+        desk.submit(f"w{number}", [200 + 10 * number, 201 + 10 * number], completions=8)
+    desk.step(2)
+    assert desk.model.passes[-1] == ("step", 32, 32)
+    desk.commit("a", 0, [50], max_new_tokens=3)
+    desk.step(2)
+    assert desk.model.passes[-1] == ("step", REDRAFT_SLOTS, REDRAFT_SLOTS)
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
+    assert len(desk.told[ONE, "w3", 7]) == 10
+    desk.leave("a", "w0", "w1", "w2", "w3")
+
+
+def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
+    desk = Desk(ScriptedModel(), slots=3)
+    desk.submit("a", [1, 2, 3])
+    desk.submit("b", [1, 2, 3])
+    desk.step(3)
+    desk.admit("a")
+    desk.commit("a", 0, [4, 5, 6, 7, 8, 9])
+    assert not desk.finished  # for b they may still come in time
+    desk.admit("b")
+    desk.commit("b", 0, [4, 5, 6, 7, 8, 9])
+    assert len(desk.finished) == 6
+    assert len(desk.told[ONE, "a", 2]) == 3
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == desk.told[ONE, "b", FIRST] == list(range(10, 20))
+    desk.leave("a", "b")
+
+
+def test_the_end_of_a_request_ends_its_redraft_and_frees_its_kv() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("a", 0, [50])
+    desk.step(2)
+    assert desk.drafter.requests == 1
+    desk.leave("a")
+
+
+def test_kept_rows_give_way_to_those_that_wait() -> None:
+    desk = Desk(ScriptedModel(tokens=60, rows=4))
+    served(desk)
+    desk.commit("a", 0, [50])
+    desk.run()
+    for number in range(6):
+        desk.submit(f"w{number}", list(range(100 * number, 100 * number + 12)))
+    desk.run()
+    for number in range(6):
+        start = 100 * number + 12
+        assert desk.told[ONE, f"w{number}", 2] == list(range(start, start + 10))
+    desk.commit("a", 1, [70])  # its rows are gone, and it is read again
+    desk.run()
+    assert desk.told[ONE, "a", SECOND] == list(range(71, 81))
+    desk.leave("a", *(f"w{number}" for number in range(6)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left(seed: int) -> None:
+    """Requests of any rank come, are served, go astray and end, with more or less KV."""
+    rng = random.Random(seed)
+
+    def mixed(sequence: tuple[int, ...]) -> int:
+        """A token that depends on all before it."""
+        return (sum(sequence) * 31 + len(sequence)) % 997
+
+    model = ScriptedModel(mixed, tokens=rng.choice([40, 90, 4096]), rows=rng.choice([3, 9, 64]))
+    desk = Desk(model, slots=rng.choice([1, 3, 64]), prefill_tokens=rng.choice([8, 256]))
+    outputs: dict[str, list[int]] = {}
+    prompts: dict[str, list[int]] = {}
+    live: list[str] = []
+    for number in range(150):
+        action = rng.choice(["submit", "step", "step", "commit", "commit", "admit", "close"])
+        if action == "submit":
+            rid, start = f"r{number}", rng.randrange(6) * 100
+            prompt = prompts[rid] = list(range(start, start + 12))
+            outputs[rid] = []
+            live.append(rid)
+            rank = (rng.randrange(2), 0)
+            desk.submit(rid, prompt, rank=rank, max_new_tokens=rng.randrange(1, 12))
+        elif action == "step" and not desk.drafter.idle:
+            desk.step(rng.randrange(1, 6))
+        elif live and action in ("commit", "admit", "close"):
+            rid = rng.choice(live)
+            if action == "commit":
+                fresh = [mixed((*prompts[rid], *outputs[rid]))] * rng.randrange(2)
+                fresh.append(rng.randrange(900))
+                desk.commit(rid, len(outputs[rid]), fresh, max_new_tokens=rng.randrange(6))
+                outputs[rid] += fresh
+            elif action == "admit":
+                desk.admit(rid)
+            else:
+                desk.close(rid)
+                live.remove(rid)
+        desk.drafter.check_integrity()
+    desk.run()
+    assert any(completion >= FIRST for _, _, completion in desk.told)
+    for name, tokens in desk.told.items():
+        sequence = (*prompts[name[1]], *outputs[name[1]][: desk.bases[name]])
+        for token in tokens:
+            assert token == mixed(sequence)
+            sequence += (token,)
+    desk.leave(*live)

@@ -1,0 +1,71 @@
+from typing import Any
+
+import pytest
+
+from sglang_qspec import controls
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.errors import RequestError
+
+SERVER = QSpecConfig(completions=4, temperature=0.8, top_p=0.9, max_completion_tokens=100)
+
+
+def test_a_request_that_asks_for_nothing_gets_what_the_server_has() -> None:
+    for custom_params in (None, {}, {"other": 1, "qspec_guess_ids": [1]}):
+        assert controls.read(custom_params, SERVER) == controls.of_server(SERVER)
+    assert controls.of_server(SERVER).greedy_first
+    assert not controls.of_server(QSpecConfig(disable_greedy_first=True)).greedy_first
+
+
+def test_a_request_may_have_less_of_everything() -> None:
+    wanted = controls.read(
+        {
+            "qspec_completions": 1,
+            "qspec_temperature": 0,
+            "qspec_top_p": 0.5,
+            "qspec_greedy_first": False,
+            "qspec_max_completion_tokens": 100,
+            "qspec_sources": ["guess", "queue"],
+        },
+        SERVER,
+    )
+    assert wanted == controls.Controls(
+        enabled=True,
+        sources=frozenset({"guess", "queue"}),
+        completions=1,
+        temperature=0.0,
+        top_p=0.5,
+        greedy_first=False,
+        max_completion_tokens=100,
+    )
+    assert not controls.read({"qspec_enabled": False}, SERVER).enabled
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("qspec_completions", 5, "from 1 to 4"),
+        ("qspec_completions", 0, "from 1 to 4"),
+        ("qspec_completions", True, "from 1 to 4"),
+        ("qspec_completions", 2.0, "from 1 to 4"),
+        ("qspec_temperature", 0.81, "from 0 to 0.8"),
+        ("qspec_temperature", float("nan"), "from 0 to 0.8"),
+        ("qspec_temperature", "0.1", "from 0 to 0.8"),
+        ("qspec_top_p", -0.1, "from 0 to 0.9"),
+        ("qspec_max_completion_tokens", 101, "from 1 to 100"),
+        ("qspec_greedy_first", 1, "true or false"),
+        ("qspec_enabled", None, "true or false"),
+        ("qspec_sources", [], "one or more of queue, guess, prompt, output"),
+        ("qspec_sources", ["queue", "trie"], "one or more of"),
+        ("qspec_sources", "queue", "one or more of"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        controls.read({key: value}, SERVER)
+    assert f"{key} in custom_params is {value!r}" in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_an_unknown_key_with_our_prefix_is_an_error_that_names_those_there_are() -> None:
+    with pytest.raises(RequestError, match=r"qspec_tempreature .*qspec_temperature"):
+        controls.read({"qspec_tempreature": 0.1}, SERVER)
