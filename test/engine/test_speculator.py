@@ -1,6 +1,7 @@
 """The speculator over the library's fake link: who is asked for drafts, and whose they become."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,10 +22,21 @@ def counting(submit: Submit) -> Sequence[Sequence[int]]:
     return [[last + step for step in range(1, min(submit.max_new_tokens, 20) + 1)]]
 
 
-def make(link: FakeSidecarLink | None, **settings: Any) -> Speculator:
+class Clock:
+    """Time that passes when told."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(
+    link: FakeSidecarLink | None, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> Speculator:
     limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
     config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, **settings)
-    return Speculator(config, VOCAB, TrieStore(limits), link)
+    return Speculator(config, VOCAB, TrieStore(limits), link, clock)
 
 
 def enqueue(active: Speculator, rid: str = "a", **changes: object) -> None:
@@ -70,6 +82,67 @@ def test_a_submission_names_prompt_length_and_stop_tokens(link: FakeSidecarLink)
     assert (submit.token_ids, submit.base_len, submit.max_new_tokens) == (PROMPT, 0, 30)
     assert submit.stop_token_ids == [2]
     assert submit.completions == 8
+    assert (submit.temperature, submit.top_p, submit.greedy_first) == (0.6, 1.0, True)
+
+
+def test_a_submission_has_the_rank_of_its_request_and_no_more_than_it_asks_for(
+    link: FakeSidecarLink,
+) -> None:
+    active = make(link, top_p=0.9)
+    poll(active)
+    wanted = {
+        "qspec_completions": 2,
+        "qspec_temperature": 0.1,
+        "qspec_top_p": 0.5,
+        "qspec_greedy_first": False,
+        "qspec_max_completion_tokens": 7,
+    }
+    enqueue(active, custom_params=wanted, rank=(-3, 0))
+    (submit,) = link.submits
+    assert (submit.rank, submit.completions, submit.max_new_tokens) == ((-3, 0), 2, 7)
+    assert (submit.temperature, submit.top_p, submit.greedy_first) == (0.1, 0.5, False)
+
+
+def test_a_request_that_is_switched_off_is_decoded_plainly(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active, custom_params={"qspec_enabled": False})
+    active.admit("a")
+    poll(active)
+    assert tree_of(active, "a", [8, 9, 8], 4).token_ids == (8,)
+    assert active.end("a") is None
+    assert link.submits == link.closes == link.admits == []
+
+
+@pytest.mark.parametrize("source", list(Source))
+def test_a_request_uses_the_sources_that_it_names_and_no_others(
+    link: FakeSidecarLink, source: Source
+) -> None:
+    active = make(link)
+    poll(active)
+    custom_params = {"qspec_sources": [source.name.lower()], "qspec_guess_ids": [300, 8, 20, 21]}
+    enqueue(active, prompt_ids=[6, 300, 8, 400, 7], custom_params=custom_params)
+    poll(active)
+    output_ids = [8] if source is Source.QUEUE else [300, 8, 500, 300, 8]
+    tree = tree_of(active, "a", output_ids, 6)
+    expected = {Source.QUEUE: 9, Source.GUESS: 20, Source.PROMPT: 400, Source.OUTPUT: 500}
+    assert set(tree.sources[1:]) == {source}
+    assert expected[source] in tree.token_ids
+    assert len(link.submits) == (source is Source.QUEUE)
+    link.die()
+    poll(active)
+    link.revive()
+    poll(active)
+    active.admit("a")
+    active.end("a")
+    assert bool(link.closes) == bool(link.admits) == (source is Source.QUEUE)
+
+
+def test_controls_that_got_past_the_front_are_ignored_not_fatal(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active, custom_params={"qspec_completions": 1000})
+    assert link.submits[0].completions == 8
 
 
 def test_a_request_that_comes_before_the_sidecar_is_submitted_when_it_is_there(

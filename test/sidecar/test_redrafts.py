@@ -189,7 +189,7 @@ def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left
             rid = rng.choice(live)
             if action == "commit":
                 fresh = [mixed((*prompts[rid], *outputs[rid]))] * rng.randrange(2)
-                fresh.append(rng.randrange(900))
+                fresh += [rng.randrange(900) for _ in range(rng.randrange(1, 4))]
                 desk.commit(rid, len(outputs[rid]), fresh, max_new_tokens=rng.randrange(6))
                 outputs[rid] += fresh
             elif action == "admit":

@@ -30,11 +30,11 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         stop_token_ids=sorted(params.stop_token_ids or ()),
         ignore_eos=params.ignore_eos,
         custom_params=params.custom_params,
-        rank=_rank(scheduler, req),
+        rank=rank(scheduler, req),
     )
 
 
-def _rank(scheduler: Any, req: Any) -> tuple[int, int]:
+def rank(scheduler: Any, req: Any) -> tuple[int, int]:
     """By what SGLang sorts its queue before the time of arrival: priority, and length for `lof`.
 
     Policies that look at the prefix cache sort anew at each admission; their requests count as
