@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sglang_qspec.link import Keys, LinkState
-from sglang_qspec.messages import Close, Drafted, FromSidecar, Submit
+from sglang_qspec.messages import Close, Commit, Commits, Drafted, FromSidecar, Submit
 from test.link.ends import Ends, FakeEnds, WireEnds, collect, ready
 from test.link.wire import VOCAB_SIZE, open_wire, until
 
@@ -173,6 +173,14 @@ def test_a_message_that_cannot_go_out_is_not_to_be_tried_again(ends: Ends, messa
     assert collect(ends, 3) == drafts_of(submit("b", 2))
     assert ends.link.state is LinkState.READY
     assert ends.link.generation == 1
+
+
+def test_a_message_about_commits_is_taken(ends: Ends) -> None:
+    ready(ends)
+    assert ends.link.send(Commits([Commit("a", 1, 3, [1, 2], 5), Commit("b", 2, 0, [3], 9)]))
+    assert ends.link.send(submit("a", 1))
+    assert collect(ends, 3) == drafts_of(submit("a", 1))
+    assert ends.link.malformed == 0
 
 
 def test_a_closed_link_is_silent(ends: Ends) -> None:

@@ -1,0 +1,52 @@
+"""What the sidecar's end does not believe of a server."""
+
+import msgspec
+import pytest
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.frame import MAX_COMMITS, decode_to_sidecar, encode
+from sglang_qspec.messages import Commit, Commits, Submit
+
+VOCAB_SIZE = 100
+SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5, top_p=0.9, greedy_first=False, rank=(-(1 << 62), 3))
+COMMIT = Commit("a", 1, 3, [4, 99], 7)
+
+
+@pytest.mark.parametrize("message", [SUBMIT, Commits([COMMIT]), Commits([])])
+def test_what_the_protocol_allows_comes_through_as_it_is(message: Submit | Commits) -> None:
+    assert decode_to_sidecar(encode(message), VOCAB_SIZE) == message
+
+
+def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
+    fields = {"type": "submit", "rid": "a", "serial": 1, "token_ids": [1], "base_len": 0}
+    fields |= {"max_new_tokens": 8, "completions": 2, "temperature": 0.5}
+    message = decode_to_sidecar(msgspec.msgpack.encode(fields), VOCAB_SIZE)
+    assert message == Submit("a", 1, [1], 0, 8, 2, 0.5)
+    assert (message.top_p, message.greedy_first, message.rank) == (1.0, True, (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rid": "a" * 5000}, "Commit.rid"),
+        ({"serial": -1}, "Commit.serial"),
+        ({"base_len": -1}, "Commit.base_len"),
+        ({"max_new_tokens": 1 << 40}, "Commit.max_new_tokens"),
+        ({"token_ids": [1, VOCAB_SIZE]}, "Commit.token_ids"),
+    ],
+)
+def test_a_commit_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
+    bad = msgspec.structs.replace(COMMIT, **change)
+    with pytest.raises(LinkError, match=words):
+        decode_to_sidecar(encode(Commits([COMMIT, bad])), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("top_p", [-0.1, 1.1, float("nan")])
+def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
+    with pytest.raises(LinkError, match=r"Submit\.top_p"):
+        decode_to_sidecar(encode(msgspec.structs.replace(SUBMIT, top_p=top_p)), VOCAB_SIZE)
+
+
+def test_commits_of_too_many_requests_are_refused() -> None:
+    with pytest.raises(LinkError, match=r"Commits\.requests"):
+        decode_to_sidecar(encode(Commits([COMMIT] * (MAX_COMMITS + 1))), VOCAB_SIZE)
