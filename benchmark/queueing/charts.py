@@ -30,8 +30,8 @@ def distributions(
 ) -> bytes:
     """A row of boxes over the quartiles, with the mean as a line and every value as a point.
 
-    Values beyond the 99th percentile of all are left out, so that one of them does not press the
-    others together.
+    The axis ends with the longest whisker (1.5 times the quartiles' distance), so that a value far
+    beyond does not press the others together.
     """
     figure, axes = _chart()
     places = range(1, len(rows) + 1)
@@ -54,8 +54,7 @@ def distributions(
         offsets = [place + spread.uniform(-0.22, 0.22) for _ in values]
         axes.scatter(offsets, values, s=7, color=colors[name], linewidths=0, alpha=0.8, zorder=3)
     axes.set_xticks(list(places), [f"{name}\nn = {len(v)}" for name, v in rows.items()], fontsize=8)
-    everything = sorted(value for values in rows.values() for value in values)
-    axes.set_ylim(0, 1.08 * everything[int(0.99 * (len(everything) - 1))] or 1.0)
+    axes.set_ylim(0, 1.05 * max(max(cap.get_ydata()) for cap in boxes["caps"]) or 1.0)
     axes.set_ylabel(axis)
     _reference(axes, reference)
     return _png(figure)

@@ -93,7 +93,7 @@ def medians(rounds: Sequence[Measures]) -> Measures:
 
 def identical_share(runs: Sequence[BlockRun], plain: Sequence[BlockRun]) -> float:
     """Share of the requests whose output is that of the same prompt in `plain`."""
-    return statistics.mean(one.output_ids == other.output_ids for one, other in _pairs(runs, plain))
+    return statistics.fmean(a.output_ids == b.output_ids for a, b in _pairs(runs, plain))
 
 
 def match_rates(runs: Sequence[BlockRun]) -> list[float]:
