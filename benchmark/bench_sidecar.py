@@ -301,7 +301,16 @@ def report(
         "clock": "processor time" if options.cpu_time else "wall time",
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, cores {options.cores}",
     }
-    print(json.dumps(result))
+    print(json.dumps(rounded(result)))
+
+
+def rounded(value: Any) -> Any:
+    """The same with three decimals in all numbers."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _options() -> argparse.Namespace:
