@@ -14,10 +14,11 @@ same command with `--resume` goes on, and with `--report-only` reports what is t
 always of the blocks that all configurations have served. A request that fails is sent once more,
 and a block that fails is served once more by a new server; then the configuration is left out.
 
-Prints a table, writes PNGs and a report as one HTML file (with matplotlib, of the extra `bench`),
-and ends with a line of JSON: `rows`, each with `config`, `speedup`, `accept_len`, `match_rate`,
-`by_group` and `equal_hardware_speedup` (over no speculation on the cores of target and sidecar
-together; what has no sidecar is given them as well), and that of `qspec-8` once more outside.
+Prints a table, writes it as Markdown, and PNGs and a report as one HTML file (figures need
+matplotlib, of the extra `bench`), and ends with a line of JSON: `rows`, each with `config`,
+`speedup`, `accept_len`, `match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation
+on the cores of target and sidecar together; what has no sidecar is given them as well), and that of
+`qspec-8` once more outside.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from benchmark.queueing.fleet import Fleet
 from benchmark.queueing.journal import Entry, Journal, JournalError
 from benchmark.queueing.load import Block, Load, blocks_of
 from benchmark.queueing.machine import machine, versions
-from benchmark.queueing.report import page, table
+from benchmark.queueing.report import markdown, page, table
 from benchmark.queueing.serving import BlockRun, serve
 from benchmark.queueing.summary import Summary, summarize
 from sglang_qspec.config import parse_cores
@@ -331,6 +332,7 @@ def finish(
             (folder / f"{figure.name}.png").write_bytes(figure.png)
     report = folder / "report.html"
     report.write_text(page(summary, drawn, shown), encoding="utf-8")
+    (folder / "tables.md").write_text(markdown(summary), encoding="utf-8")
     print("\n" + table(summary))
     print(f"\nreport: {report}; figures beside it: {sum(f.png is not None for f in drawn)}")
     if not charts.available():

@@ -60,6 +60,33 @@ def table(summary: Summary) -> str:
     return "\n".join(text + [f"{fail.config}: failed: {fail.reason}" for fail in summary.failures])
 
 
+def markdown(summary: Summary) -> str:
+    """The tables of the report, for a text file: the configurations, and speedups by group."""
+    groups = list(summary.rows[0].by_group) if summary.rows else []
+    overall = [[row.config, *_cells(row), _shares(row.overall.accepted)] for row in summary.rows]
+    speedups = [
+        [row.config, *(_number(row.by_group[group].speedup) for group in groups)]
+        for row in summary.rows
+    ]
+    lengths = [
+        [row.config, *(_number(row.by_group[group].accept_len) for group in groups)]
+        for row in summary.rows
+    ]
+    return "\n".join(
+        _markdown_table(head, lines)
+        for head, lines in (
+            (["", *COLUMNS, "accepted by source"], overall),
+            (["speedup", *groups], speedups),
+            (["accept length", *groups], lengths),
+        )
+    )
+
+
+def _markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(head)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *lines))
+
+
 def page(summary: Summary, drawn: Sequence[Figure], facts: Mapping[str, str]) -> str:
     """The report. `drawn` are its figures, and `facts` what was run and where, by name."""
     missing = f"<p>The figures need matplotlib: {escape(INSTALL)}, then --report-only.</p>"

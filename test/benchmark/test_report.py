@@ -13,7 +13,7 @@ import pytest
 from benchmark.queueing import charts
 from benchmark.queueing.configurations import NAMES
 from benchmark.queueing.figures import figures
-from benchmark.queueing.report import page, table
+from benchmark.queueing.report import markdown, page, table
 from benchmark.queueing.summary import Summary, summarize
 from test.benchmark.runs import entries
 
@@ -118,3 +118,13 @@ def test_the_table_has_a_line_for_each_configuration(summary: Summary) -> None:
     assert [line.split()[0] for line in lines[1 : len(served) + 1]] == served
     assert "qspec-8: accepted draft tokens by source: queue 60%, output 40%" in lines
     assert lines[-1] == "ngram: failed: no <kernel>"
+
+
+def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(summary: Summary) -> None:
+    overall, speedups, lengths = markdown(summary).strip().split("\n\n")
+    for text in (overall, speedups, lengths):
+        assert len({line.count("|") for line in text.splitlines()}) == 1
+        assert text.splitlines()[-1].startswith("| qspec-8 |")
+    assert speedups.splitlines()[0] == "| speedup | qa | rag |"
+    assert speedups.splitlines()[-1] == "| qspec-8 | 2.00 | 2.00 |"
+    assert lengths.splitlines()[-1] == "| qspec-8 | 2.25 | 2.25 |"
