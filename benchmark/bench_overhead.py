@@ -117,7 +117,7 @@ class Measured:
         """Serve requests, `running` at a time, and return the iterations with so many."""
         # How many are served at once can be set in a running server through this one setting.
         limit = {"server_args": {"pp_max_micro_batch_size": running}}
-        if not self.server.post("/set_internal_state", limit)["updated"]:
+        if not all(self.server.post("/set_internal_state", limit)):
             raise RuntimeError(f"the server does not take {limit}")
         texts = prompts[: _requests(running)]
         self._lines()
