@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ from typing import Any, Self
 
 import psutil
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 
@@ -117,7 +120,7 @@ class Server:
         raise ServerError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
 
     def launch(self) -> None:
-        """Start without waiting."""
+        """Start without waiting; from a thread that lives as long as the server is to."""
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -125,6 +128,7 @@ class Server:
             stderr=subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
 
     def _pin(self) -> None:
@@ -205,6 +209,15 @@ class Server:
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-40:])
+
+
+def _end_with_parent() -> None:
+    """In the server before its program: be killed if this process ends without stopping it.
+
+    SGLang's own processes, and the sidecar unless it is paused, then end with their parents.
+    """
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port() -> int:
