@@ -71,8 +71,12 @@ def serve(server: Server, configuration: Configuration, block: Block, load: Load
     A request that fails is sent a second time; raises ServerError or OSError if it fails again,
     and RuntimeError if the sidecar does not come to rest.
     """
-    _warm_up(server, configuration)
-    before = _drafted(server) if configuration.has_sidecar else None
+    before = None
+    if configuration.has_sidecar:
+        _await_drafts(server, configuration)
+        before = _drafted(server)
+    else:
+        _warm_up(server, configuration)
     server.post("/flush_cache?timeout=10", {})
     queue = Queue(server, configuration, block, load)
     seconds, answers = queue.serve()
@@ -81,12 +85,34 @@ def serve(server: Server, configuration: Configuration, block: Block, load: Load
 
 
 def _warm_up(server: Server, configuration: Configuration) -> None:
-    """Fill every slot once, so that neither a first use nor a long pause is measured."""
-    body = {"text": "Hello", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
-    slots = configuration.settings.slots
-    with ThreadPoolExecutor(slots) as pool:
-        for future in [pool.submit(server.post, "/generate", body) for _ in range(slots)]:
+    """Fill every slot and a short queue, so that neither a first use nor a pause is measured."""
+    sampling = {"temperature": 0, "max_new_tokens": 16}
+    count = 2 * configuration.settings.slots
+    bodies = [{"text": f"Chapter {n}.", "sampling_params": sampling} for n in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(server.post, "/generate", body) for body in bodies]:
             future.result()
+
+
+def _await_drafts(server: Server, configuration: Configuration) -> None:
+    """Warm up until the sidecar drafts: after a pause either end may take the other for lost."""
+    deadline = time.monotonic() + SETTLE_LIMIT_SECONDS
+    before = _count_drafted(server)
+    while time.monotonic() < deadline:
+        _warm_up(server, configuration)
+        told = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < told:
+            # Not merely another: a new sidecar counts from 0.
+            if _count_drafted(server) > before:
+                return
+            time.sleep(0.25)
+        before = min(before, _count_drafted(server))
+    raise RuntimeError(f"the sidecar has drafted nothing for {SETTLE_LIMIT_SECONDS:g} s")
+
+
+def _count_drafted(server: Server) -> int:
+    count: int = server.get("/server_info")["internal_states"][0]["qspec"]["drafted_tokens"]
+    return count
 
 
 def _drafted(server: Server) -> int:

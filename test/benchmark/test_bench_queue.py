@@ -10,6 +10,7 @@ import pytest
 
 from benchmark import bench_queue
 from benchmark.bench_queue import Run, load_of, parse, reason
+from benchmark.queueing import serving
 from benchmark.queueing.configurations import Configuration, Settings, configuration
 from benchmark.queueing.dataset import Prompt
 from benchmark.queueing.fleet import Fleet
@@ -132,6 +133,37 @@ def test_a_request_that_fails_is_sent_once_more_and_counted(error: Exception | s
     assert asked.retried == 1
     with pytest.raises((ServerError, OSError)):
         queue(Flaky(error, error)).serve()
+
+
+class LostSidecar(Flaky):
+    """A server whose sidecar drafts 7 tokens for each request, from the second warm-up on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drafted = 0
+
+    def get(self, path: str) -> dict[str, Any]:
+        return {
+            "internal_states": [{"qspec": {"drafted_tokens": self.drafted, "drafting_rows": 0}}]
+        }
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> dict[str, Any]:
+        if path != "/generate":
+            return {}
+        answer = super().post(path, body, timeout)
+        self.drafted += 7 * (len(self.bodies) > 2 * SETTINGS.slots)
+        return answer
+
+
+def test_a_block_is_served_once_the_sidecar_drafts_and_counts_only_its_own_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "SETTLE_SECONDS", 0.3)
+    server: Any = LostSidecar()
+    chosen = configuration("qspec-8", SETTINGS)
+    measured = serving.serve(server, chosen, BLOCKS[0], LOAD)
+    assert measured.drafted == 7
+    assert len(server.bodies) == 2 * 2 * SETTINGS.slots + 1
 
 
 def test_requests_ask_for_their_number_of_completions() -> None:
