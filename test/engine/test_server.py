@@ -1,10 +1,12 @@
 """QSPEC on a running server: real target, real sidecar, real drafts, float32, greedy."""
 
 import contextlib
+import json
 import math
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -248,7 +250,6 @@ def test_chat_and_completions_take_guesses_too(
 def test_streaming_gives_the_same_tokens(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
-    import json
     import urllib.request
 
     body = {"text": tagged(prompts[4], "Each loaf"), "sampling_params": GREEDY, "stream": True}
@@ -296,6 +297,51 @@ def test_a_malformed_guess_is_a_400_and_harms_nothing_else(
 def test_malformed_guess_ids_are_a_400(server: Server, value: Any) -> None:
     with pytest.raises(ServerError, match="HTTP 400.*qspec_guess_ids"):
         generate(server, "Hello", custom_params={"qspec_guess_ids": value})
+
+
+@pytest.mark.parametrize(
+    ("controls", "words"),
+    [
+        ({"qspec_completions": 9}, "qspec_completions.* is 9, but must be .* from 1 to 8"),
+        ({"qspec_sources": ["queue", "luck"]}, "qspec_sources.*luck.*queue, guess, prompt, output"),
+        ({"qspec_tempreature": 0.1}, "qspec_tempreature.* is not known.*qspec_temperature"),
+    ],
+)
+def test_controls_that_are_not_allowed_are_a_400_that_names_them(
+    server: Server, controls: dict[str, Any], words: str
+) -> None:
+    sampling = {**GREEDY, "custom_params": controls}
+    openai = {"model": "m", "max_tokens": 4, "custom_params": controls}
+    chat = {**openai, "messages": [{"role": "user", "content": "Hello"}]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {"text": "Hello", "sampling_params": sampling}),
+        ("/generate", {"text": ["Hello", "a"], "sampling_params": [GREEDY, sampling]}),
+        ("/v1/completions", {**openai, "prompt": "Hello"}),
+        ("/v1/chat/completions", chat),
+    ]
+    for path, body in bodies:
+        for stream in (False, True):
+            with pytest.raises(ServerError, match=f"HTTP 400.*{words}"):
+                server.post(path, {**body, "stream": stream})
+
+
+def test_a_request_may_switch_speculation_off_or_choose_its_sources(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    params = [
+        {**GREEDY, "custom_params": {"qspec_enabled": False}},
+        {**GREEDY, "custom_params": {"qspec_sources": ["prompt", "output"]}},
+        {**GREEDY, "custom_params": {"qspec_sources": ["queue"], "qspec_completions": 1}},
+    ]
+    body = {"text": prompts[:3], "sampling_params": params}
+    answers = server.post("/generate", body)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected[:3]]
+    assert "qspec" not in answers[0]["meta_info"]
+    for answer, unused in zip(
+        answers[1:], (("queue", "guess"), ("guess", "prompt", "output")), strict=True
+    ):
+        by_source = answer["meta_info"]["qspec"]["accepted_by_source"]
+        assert not any(by_source[source] for source in unused)
 
 
 def test_sampling_parameters_that_a_tree_would_bend_are_decoded_plainly(
@@ -392,6 +438,35 @@ def used_tokens(server: Server) -> int:
     (load,) = server.get("/v1/loads")["loads"]
     used: int = load["num_used_tokens"]
     return used
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai-chat"])
+def test_sglangs_own_client_sees_the_accept_length_that_we_count(
+    server: Server, models: DemoModels, tmp_path: Path, backend: str
+) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    turns = [[{"content": text}, {"content": ""}] for text in PROMPTS]
+    dataset.write_text("\n".join(json.dumps({"conversations": pair}) for pair in turns))
+    results = tmp_path / "results.jsonl"
+    before = sum(state(server)["accepted_tokens"].values())
+    command = [
+        *(sys.executable, "-m", "sglang.bench_serving", "--backend", backend),
+        *("--base-url", server.url, "--model", str(models.target), "--dataset-name", "custom"),
+        *("--dataset-path", str(dataset), "--num-prompts", str(len(PROMPTS))),
+        *("--sharegpt-output-len", str(MAX_NEW_TOKENS), "--output-file", str(results)),
+        # So that what the server averages is this run.
+        *("--flush-cache", "--warmup-requests", "0"),
+    ]
+    client = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert client.returncode == 0, client.stderr[-2000:]
+    result = json.loads(results.read_text())
+    assert result["completed"] == len(PROMPTS)
+    accepted = sum(state(server)["accepted_tokens"].values()) - before
+    # The first token of each comes from the prompt's pass.
+    decoded = result["total_output_tokens"] - result["completed"]
+    assert accepted > decoded / 4
+    # The server's average leaves out the passes since it last logged.
+    assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.1)
 
 
 def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
