@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.speculator import Speculator, Tally
+from sglang_qspec.engine.live import Tally
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
 from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore

@@ -11,19 +11,19 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_qspec import controls
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
+from sglang_qspec.engine.live import Live, Tally
 from sglang_qspec.engine.strays import Strays
 from sglang_qspec.errors import GuessError, RequestError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
-from sglang_qspec.messages import Admit, Close, Commit, Drafted, Submit
-from sglang_qspec.trie import DraftTrees, Insertion, RequestTrie, Source, TrieStore
+from sglang_qspec.messages import Admit, Close, Drafted
+from sglang_qspec.trie import DraftTrees, Insertion, Source, TrieStore
 
 logger = logging.getLogger(__name__)
 
@@ -31,74 +31,6 @@ STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and redrafts of one submission are numbered below this."""
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
-
-
-@dataclass
-class Tally:
-    """What speculation did for one request. Counts are tokens, passes are target passes."""
-
-    passes: int = 0
-    """Decode and verify passes; the pass of the prompt is not counted."""
-    proposed: int = 0
-    accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
-    latest: list[Source] = field(default_factory=list)
-    """Sources of the draft tokens that the latest pass accepted, in order."""
-
-    def clip(self, output_len: int) -> list[Source]:
-        """Take back what the latest pass accepted behind the end of an output of `output_len`.
-
-        A pass may run over a stop token or the length limit. What is left adds up: one token
-        from the prompt's pass, one from each other, and the accepted ones. Returns the sources
-        of the tokens taken back.
-        """
-        excess = 1 + self.passes + sum(self.accepted.values()) - output_len
-        behind = self.latest[max(0, len(self.latest) - excess) :] if excess > 0 else []
-        for source in behind:
-            self.accepted[source] -= 1
-        return behind
-
-    def record(self) -> dict[str, Any]:
-        """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own token too."""
-        accepted = sum(self.accepted.values())
-        return {
-            "proposed_tokens": self.proposed,
-            "accepted_tokens": accepted,
-            "accept_length": (self.passes + accepted) / self.passes if self.passes else 0.0,
-            "passes": self.passes,
-            "accepted_by_source": {
-                source.name.lower(): count for source, count in self.accepted.items()
-            },
-        }
-
-
-@dataclass
-class _Live:
-    """A request between its enqueueing and its end."""
-
-    trie: RequestTrie
-    controls: Controls
-    rank: tuple[int, int]
-    serial: int
-    """Of the latest submission."""
-    prompt_ids: list[int]
-    output_ids: list[int]
-    """Committed so far."""
-    max_new_tokens: int
-    stop_token_ids: list[int]
-    ignore_eos: bool
-    queued_at: float | None
-    """When it was queued, by the speculator's clock; None once its first draft has come."""
-    waits: bool = True
-    """It is not served yet, or waits again."""
-    unfinished: int = 0
-    """Completions of the latest submission that the sidecar has not finished."""
-    tally: Tally = field(default_factory=Tally)
-
-    @property
-    def longest_draft(self) -> int:
-        """Longest useful draft from what is committed, in tokens."""
-        remaining = self.max_new_tokens - len(self.output_ids)
-        return min(remaining, self.controls.max_completion_tokens)
 
 
 class Speculator:
@@ -122,7 +54,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._tries = tries
         self._link = link
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._serials = itertools.count(1)
         self._unsent: dict[str, None] = {}
         self._strays = Strays(clock)
@@ -156,7 +88,8 @@ class Speculator:
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
             self.end(rid)
-            live = _Live(
+            live = Live(
+                rid,
                 self._tries.open(rid, prompt_ids, sources=_sources(wanted)),
                 wanted,
                 rank,
@@ -184,7 +117,7 @@ class Speculator:
             return controls.of_server(self._settings)
 
     def _insert_guesses(
-        self, rid: str, live: _Live, custom_params: Mapping[str, Any] | None
+        self, rid: str, live: Live, custom_params: Mapping[str, Any] | None
     ) -> None:
         """Guesses were checked when the request came in; here they are only read."""
         value = (custom_params or {}).get(GUESS_IDS_KEY)
@@ -210,7 +143,7 @@ class Speculator:
         elif self._settings.on_admission == "defer" and rid in self._strays:
             self._defer(rid, live)
 
-    def _defer(self, rid: str, live: _Live) -> None:
+    def _defer(self, rid: str, live: Live) -> None:
         """Best effort: if it cannot be sent now, the drafts only come in another order."""
         if self._link is not None and self._link.state is LinkState.READY:
             self._link.send(Admit(rid=rid, serial=live.serial))
@@ -230,7 +163,7 @@ class Speculator:
                 self.accepted[source] -= 1
         return live.tally
 
-    def _forget_at_sidecar(self, rid: str, live: _Live) -> None:
+    def _forget_at_sidecar(self, rid: str, live: Live) -> None:
         live.unfinished = 0
         self._unsent.pop(rid, None)
         if rid in self._strays and self._link is not None:
@@ -286,20 +219,7 @@ class Speculator:
             return
         for rid in list(self._unsent):
             live = self._live[rid]
-            message = Submit(
-                rid=rid,
-                serial=live.serial,
-                token_ids=live.prompt_ids + live.output_ids,
-                base_len=len(live.output_ids),
-                max_new_tokens=live.longest_draft,
-                completions=live.controls.completions,
-                temperature=live.controls.temperature,
-                stop_token_ids=live.stop_token_ids,
-                ignore_eos=live.ignore_eos,
-                top_p=live.controls.top_p,
-                greedy_first=live.controls.greedy_first,
-                rank=live.rank,
-            )
+            message = live.submission
             if not self._link.send(message):
                 return
             self._strays.begin(rid, message.base_len)
@@ -326,7 +246,7 @@ class Speculator:
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
         if self._link is not None:
-            self._strays.report(self._link, self._commit_since)
+            self._strays.report(self._link, self._live)
         roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width)
 
@@ -338,21 +258,11 @@ class Speculator:
         self._commit(rid, live, output_ids)
         return live.max_new_tokens - len(output_ids) > 1
 
-    def _commit(self, rid: str, live: _Live, output_ids: Sequence[int]) -> None:
+    def _commit(self, rid: str, live: Live, output_ids: Sequence[int]) -> None:
         fresh = list(output_ids[len(live.output_ids) :])
         if fresh:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
-
-    def _commit_since(self, rid: str, output_len: int) -> Commit:
-        live = self._live[rid]
-        return Commit(
-            rid=rid,
-            serial=live.serial,
-            base_len=output_len,
-            token_ids=live.output_ids[output_len:],
-            max_new_tokens=live.longest_draft,
-        )
 
     def settle(
         self, rids: Sequence[str], trees: DraftTrees, accepted: Sequence[Sequence[int]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from sglang_qspec.engine.live import Live
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Commit, Commits
 
@@ -42,18 +43,15 @@ class Strays:
         if rid in self._told:
             self._strayed[rid] = None
 
-    def report(self, link: Link, commit_since: Callable[[str, int], Commit]) -> None:
-        """Tell the sidecar of those noted since the last report, unless that was just now.
-
-        `commit_since` gives what a request has committed behind an output of some length.
-        """
+    def report(self, link: Link, live: Mapping[str, Live]) -> None:
+        """Tell the sidecar of those noted since the last report, unless that was just now."""
         if not self._strayed or self._clock() < self._next_report:
             return
         self._next_report = self._clock() + INTERVAL_S
         commits: list[Commit] = []
         tokens = 0
         for rid in self._strayed:
-            commit = commit_since(rid, self._told[rid])
+            commit = live[rid].commit_since(self._told[rid])
             if commit.token_ids and commit.max_new_tokens > 0:
                 commits.append(commit)
                 tokens += len(commit.token_ids)

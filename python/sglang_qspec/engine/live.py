@@ -1,0 +1,107 @@
+"""A request between its enqueueing and its end, and what speculation did for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_qspec.controls import Controls
+from sglang_qspec.messages import Commit, Submit
+from sglang_qspec.trie import RequestTrie, Source
+
+
+@dataclass
+class Tally:
+    """What speculation did for one request. Counts are tokens, passes are target passes."""
+
+    passes: int = 0
+    """Decode and verify passes; the pass of the prompt is not counted."""
+    proposed: int = 0
+    accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
+    latest: list[Source] = field(default_factory=list)
+    """Sources of the draft tokens that the latest pass accepted, in order."""
+
+    def clip(self, output_len: int) -> list[Source]:
+        """Take back what the latest pass accepted behind the end of an output of `output_len`.
+
+        A pass may run over a stop token or the length limit. What is left adds up: one token
+        from the prompt's pass, one from each other, and the accepted ones. Returns the sources
+        of the tokens taken back.
+        """
+        excess = 1 + self.passes + sum(self.accepted.values()) - output_len
+        behind = self.latest[max(0, len(self.latest) - excess) :] if excess > 0 else []
+        for source in behind:
+            self.accepted[source] -= 1
+        return behind
+
+    def record(self) -> dict[str, Any]:
+        """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own token too."""
+        accepted = sum(self.accepted.values())
+        return {
+            "proposed_tokens": self.proposed,
+            "accepted_tokens": accepted,
+            "accept_length": (self.passes + accepted) / self.passes if self.passes else 0.0,
+            "passes": self.passes,
+            "accepted_by_source": {
+                source.name.lower(): count for source, count in self.accepted.items()
+            },
+        }
+
+
+@dataclass
+class Live:
+    """A request between its enqueueing and its end."""
+
+    rid: str
+    trie: RequestTrie
+    controls: Controls
+    rank: tuple[int, int]
+    serial: int
+    """Of the latest submission."""
+    prompt_ids: list[int]
+    output_ids: list[int]
+    """Committed so far."""
+    max_new_tokens: int
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    queued_at: float | None
+    """When it was queued, by the speculator's clock; None once its first draft has come."""
+    waits: bool = True
+    """It is not served yet, or waits again."""
+    unfinished: int = 0
+    """Completions of the latest submission that the sidecar has not finished."""
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def longest_draft(self) -> int:
+        """Longest useful draft from what is committed, in tokens."""
+        remaining = self.max_new_tokens - len(self.output_ids)
+        return min(remaining, self.controls.max_completion_tokens)
+
+    @property
+    def submission(self) -> Submit:
+        """Asks the sidecar for drafts from here on."""
+        return Submit(
+            rid=self.rid,
+            serial=self.serial,
+            token_ids=self.prompt_ids + self.output_ids,
+            base_len=len(self.output_ids),
+            max_new_tokens=self.longest_draft,
+            completions=self.controls.completions,
+            temperature=self.controls.temperature,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            top_p=self.controls.top_p,
+            greedy_first=self.controls.greedy_first,
+            rank=self.rank,
+        )
+
+    def commit_since(self, output_len: int) -> Commit:
+        """What it has committed behind an output of `output_len`."""
+        return Commit(
+            rid=self.rid,
+            serial=self.serial,
+            base_len=output_len,
+            token_ids=self.output_ids[output_len:],
+            max_new_tokens=self.longest_draft,
+        )
