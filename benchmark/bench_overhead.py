@@ -54,6 +54,8 @@ SHOWN_PARTS = 5
 
 def main() -> None:
     options = _options()
+    # As an interrupt: what was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from sglang_qspec.models import demo_models
 
