@@ -72,3 +72,6 @@ def lay_out(
     parents: NDArray[np.int32], sizes: NDArray[np.int32]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Mask, depths, first children and next siblings: `TreeLayout`."""
+
+def count_by_source(sources: NDArray[np.uint8], sizes: NDArray[np.int32]) -> list[int]:
+    """Nodes of each source, without roots and padding."""

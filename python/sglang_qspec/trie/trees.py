@@ -107,6 +107,4 @@ class DraftTrees:
 
     def count_by_source(self) -> dict[Source, int]:
         """Draft tokens of each source, without roots and padding."""
-        is_draft = np.arange(1, self.width) < self.sizes[:, None]
-        counts = np.bincount(self.sources[:, 1:][is_draft], minlength=len(Source))
-        return dict(zip(Source, counts.tolist(), strict=True))
+        return dict(zip(Source, _native.count_by_source(self.sources, self.sizes), strict=True))

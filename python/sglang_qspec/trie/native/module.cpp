@@ -89,6 +89,16 @@ py::tuple lay_out(const Array<std::int32_t>& parents, const Array<std::int32_t>&
   return py::make_tuple(mask, depths, next_token, next_sibling);
 }
 
+// How many nodes of each source there are, without roots and padding.
+std::vector<int> count_by_source(const py::array_t<std::uint8_t>& sources,
+                                 const py::array_t<std::int32_t>& sizes) {
+  std::vector<int> counts(kSources);
+  for (py::ssize_t row = 0; row < sizes.shape(0); ++row) {
+    for (std::int32_t node = 1; node < sizes.at(row); ++node) ++counts.at(sources.at(row, node));
+  }
+  return counts;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -141,6 +151,7 @@ PYBIND11_MODULE(_native, module) {
     return propose(tries, roots, width, floor, static_cast<Policy>(policy));
   });
   module.def("lay_out", &lay_out);
+  module.def("count_by_source", &count_by_source);
 }
 
 }  // namespace qspec

@@ -21,7 +21,7 @@
 namespace qspec {
 
 // Whose token it is: `Source` in Python, with the same numbers.
-enum Source { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3 };
+enum Source { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kSources = 4 };
 
 // What the trust depends on besides the match: a source, with greedy queue drafts apart.
 enum Kind { kGreedy = 0, kSampled, kGuessed, kOfPrompt, kOfOutput, kKinds };
