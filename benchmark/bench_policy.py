@@ -8,6 +8,9 @@ there from the start, which is the best that a drafter could do.
     python -m benchmark.record --output spec.json --dataset spec_bench.jsonl --num-prompts 8
     python -m benchmark.bench_policy --recording spec.json
 
+With `--mismatched` each request has the completions of another one: how well a policy notices that
+a source is of no use.
+
 The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_len` by draft tokens.
 """
 
@@ -17,6 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,12 @@ ESTIMATE = POLICIES.index("estimate")
 def main() -> None:
     options = _options()
     requests = load(options.recording)
+    if options.mismatched:
+        others = requests[len(requests) // 2 :] + requests[: len(requests) // 2]
+        requests = [
+            replace(request, draft_ids=other.draft_ids)
+            for request, other in zip(requests, others, strict=True)
+        ]
     rows = []
     print(f"{'policy':22} {'n':>2}  " + "".join(f"{width:>7}" for width in options.widths))
     for name, policy, learns, sources in _policies():
@@ -100,6 +110,7 @@ def _options() -> Any:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--recording", type=Path, default=OWN)
+    parser.add_argument("--mismatched", action="store_true", help="drafts of other requests")
     parser.add_argument("--completions", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 8, 16, 32])
     return parser.parse_args()
