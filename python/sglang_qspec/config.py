@@ -141,11 +141,10 @@ class QSpecConfig:
         "waiting requests, stop, or continue",
     )
     redraft: str = _setting(
-        "idle",
-        _one_of("idle", "never"),
+        "always",
+        _one_of("always", "never"),
         "whether the sidecar drafts anew, from what is committed, for a served request that has "
-        "left its drafts: idle (once the next waiting requests have their first completions) or "
-        "never",
+        "left its drafts",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"

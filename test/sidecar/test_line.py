@@ -1,5 +1,7 @@
+import pytest
+
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.line import LOOKAHEAD, Line
+from sglang_qspec.sidecar.line import Line
 from sglang_qspec.sidecar.prompt import Completion, Place, Prompt
 from sglang_qspec.sidecar.sampling import GREEDY
 
@@ -33,18 +35,22 @@ def test_smaller_ranks_come_first_and_equal_ones_as_they_arrive() -> None:
     assert order(line) == ["c0", "b0", "a0", "d0"]
 
 
-def test_the_next_prompt_gets_the_rest_before_those_far_behind_get_their_first() -> None:
+def test_the_next_prompt_gets_the_rest_before_those_far_behind_get_their_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookahead = 8
+    monkeypatch.setattr("sglang_qspec.sidecar.line.LOOKAHEAD", lookahead)
     line = Line()
-    prompts = [queue(line, chr(97 + i), ((0, 0), i), 2) for i in range(LOOKAHEAD + 3)]
-    firsts = [f"{chr(97 + i)}0" for i in range(LOOKAHEAD)]
-    assert order(line)[: LOOKAHEAD + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
+    prompts = [queue(line, chr(97 + i), ((0, 0), i), 2) for i in range(lookahead + 3)]
+    firsts = [f"{chr(97 + i)}0" for i in range(lookahead)]
+    assert order(line)[: lookahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
     finish(line, prompts[0].completions[1])
-    assert order(line)[: LOOKAHEAD + 1] == [*firsts, "i0"]
+    assert order(line)[: lookahead + 1] == [*firsts, "i0"]
     finish(line, prompts[0].completions[0])  # the prompt is done: the others move up
-    assert order(line)[: LOOKAHEAD + 1] == [*firsts[1:], "i0", "b1"]
+    assert order(line)[: lookahead + 1] == [*firsts[1:], "i0", "b1"]
 
 
-def test_redrafts_come_behind_the_firsts_of_the_next_prompts_and_before_all_else() -> None:
+def test_redrafts_come_before_all_else() -> None:
     line = Line()
     served = queue(line, "s", None)
     queue(line, "a", ((0, 0), 1), 2)
@@ -52,9 +58,9 @@ def test_redrafts_come_behind_the_firsts_of_the_next_prompts_and_before_all_else
         redraft = Prompt((name,), [1], frozenset(), 10, [GREEDY], parent=served)
         redraft.subscribe((PEER, name, 0), 0, None)
         line.begin(redraft)
-    assert order(line) == ["a0", "x0", "y0", "a1", "s0", "s1", "s2"]
+    assert order(line) == ["x0", "y0", "a0", "a1", "s0", "s1", "s2"]
     line.withdraw(redraft)
-    assert order(line)[:3] == ["a0", "x0", "a1"]
+    assert order(line)[:3] == ["x0", "a0", "a1"]
 
 
 def test_of_served_prompts_the_first_completions_and_the_shortest_come_first() -> None:

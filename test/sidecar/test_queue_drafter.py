@@ -384,3 +384,19 @@ def test_a_request_that_is_sent_again_starts_anew() -> None:
     desk.run()
     assert desk.told[ONE, "a", 1] == list(range(10, 20))
     desk.leave("a")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_first_completions_may_be_kept_apart_from_others(apart: bool) -> None:
+    desk = Desk(ScriptedModel(), slots=8, firsts_apart=apart)
+    for rid, prompt in (("a", [1, 2]), ("b", [3, 4])):
+        desk.submit(rid, prompt, completions=3, max_new_tokens=6)
+    lengths = []
+    while not desk.drafter.idle:
+        desk.drafter.step()
+        desk.collect()
+        prompts = desk.drafter._line.prompts.values()
+        lengths.append([[len(c.token_ids) for c in prompt.completions] for prompt in prompts])
+    others_began = next(i for i, each in enumerate(lengths) if max(each[0][1:]) > 1)
+    firsts_then = [each[0] for each in lengths[others_began - 1]]
+    assert (firsts_then == [6, 6]) is apart

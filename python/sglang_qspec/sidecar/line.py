@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, PromptKey
 
-LOOKAHEAD = 8
-"""How many waiting prompts have their first completions drafted before anything else."""
+LOOKAHEAD = 64
+"""How many waiting prompts have their first completions drafted before any has its others."""
 
 
 class Line:
@@ -18,13 +18,14 @@ class Line:
     Waiting prompts stand in the order in which their servers will serve them; those that are done
     have left. The order of work is:
 
-    1. the first completions of the next LOOKAHEAD prompts,
-    2. redrafts, the oldest first,
+    1. redrafts, the oldest first: their requests are being served,
+    2. the first completions of the next LOOKAHEAD prompts, each of which is worth more than all
+       the others of a prompt together,
     3. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
        it, and so on down the queue,
     4. what is left to do for prompts that are served already, the shortest completions first.
 
-    So the prompt that is about to be served gets all its completions while prompts far behind have
+    So a prompt that is about to be served gets all its completions while prompts far behind have
     none; if the drafter is slower than the server, each prompt still has its first one.
     """
 
@@ -79,10 +80,10 @@ class Line:
 
     def urgent(self) -> Iterator[Completion]:
         """All unfinished completions, the most urgent first."""
-        for prompt in self._waiting[:LOOKAHEAD]:
-            yield from _first(prompt)
         for redraft in self._redrafts:
             yield from _first(redraft)
+        for prompt in self._waiting[:LOOKAHEAD]:
+            yield from _first(prompt)
         for number, prompt in enumerate(self._waiting):
             yield from _others(prompt)
             yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
@@ -94,10 +95,10 @@ class Line:
         for number in reversed(range(len(self._waiting))):
             yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
             yield from reversed(_others(self._waiting[number]))
-        for redraft in reversed(self._redrafts):
-            yield from _first(redraft)
         for prompt in reversed(self._waiting[:LOOKAHEAD]):
             yield from _first(prompt)
+        for redraft in reversed(self._redrafts):
+            yield from _first(redraft)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless exactly the unfinished completions wait, each once."""

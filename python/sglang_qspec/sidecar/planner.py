@@ -35,14 +35,22 @@ class Planner:
     """Fills passes with the first completions of the line that can be advanced."""
 
     def __init__(
-        self, model: Rows, line: Line, tenancy: Tenancy, *, slots: int, prefill_tokens: int
+        self,
+        model: Rows,
+        line: Line,
+        tenancy: Tenancy,
+        *,
+        slots: int,
+        prefill_tokens: int,
+        firsts_apart: bool,
     ) -> None:
-        """`slots` and `prefill_tokens` as in `QueueDrafter`."""
+        """The settings are as in `QueueDrafter`."""
         self._model = model
         self._line = line
         self._tenancy = tenancy
         self._slots = slots
         self._prefill_tokens = prefill_tokens
+        self._firsts_apart = firsts_apart
 
     def plan(self) -> Plan | None:
         """The next pass; None when even the first completion alone is too large for the KV."""
@@ -58,7 +66,7 @@ class Planner:
         plan = Plan()
         slots = self._slots
         for completion in itertools.islice(self._line.urgent(), REACH * self._slots):
-            if len(plan) >= slots:
+            if len(plan) >= slots or (completion.index and self._keeps_apart(plan)):
                 break
             if completion.prompt.parent is not None:
                 if len(plan) >= REDRAFT_SLOTS:
@@ -76,6 +84,12 @@ class Planner:
                 plan.prefill.append(completion)
                 plan.to_read += missing
         return plan
+
+    def _keeps_apart(self, plan: Plan) -> bool:
+        """Whether the pass is for first completions and redrafts alone; they lead the line."""
+        if not self._firsts_apart:
+            return False
+        return any(completion.index == 0 for completion in (*plan.prefill, *plan.decode))
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
         """Whether one that is being read will soon have KV that this one can share."""

@@ -35,16 +35,23 @@ class QueueDrafter:
         slots: int = 64,
         max_completion_tokens: int = 512,
         prefill_tokens: int = 256,
+        firsts_apart: bool = False,
     ) -> None:
         """`slots`: completions decoded in one pass. `prefill_tokens`: prompt tokens in one pass,
-        between two of which the running completions advance by one token."""
+        between two of which the running completions advance by one token. `firsts_apart`: first
+        completions do not share their passes with others, where a larger pass is a slower one."""
         self._model = model
         self._max_completion_tokens = max_completion_tokens
         self._prefill_tokens = prefill_tokens
         self._line = Line()
         self._tenancy = Tenancy(model, self._line)
         self._planner = Planner(
-            model, self._line, self._tenancy, slots=slots, prefill_tokens=prefill_tokens
+            model,
+            self._line,
+            self._tenancy,
+            slots=slots,
+            prefill_tokens=prefill_tokens,
+            firsts_apart=firsts_apart,
         )
         self._redrafts = Redrafts(model, self._line, self._tenancy, max_completion_tokens)
         self._arrivals = itertools.count()

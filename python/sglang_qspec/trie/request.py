@@ -75,11 +75,6 @@ class RequestTrie:
         """Memory that they take, allocated bytes that are still free included."""
         return self.native.bytes
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether a draft continues all that is committed and has tokens left."""
-        return self.native.is_followed
-
     def insert(
         self,
         source: Source,

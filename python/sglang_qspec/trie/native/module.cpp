@@ -132,7 +132,6 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("size", &RequestTrie::size)
       .def_property_readonly("draft_size", &RequestTrie::draft_size)
       .def_property_readonly("bytes", &RequestTrie::bytes)
-      .def_property_readonly("is_followed", &RequestTrie::is_followed)
       .def_property_readonly("last_token", &RequestTrie::last_token)
       .def("insert",
            [](RequestTrie& trie, int source, py::handle stream_id, py::handle base_len,

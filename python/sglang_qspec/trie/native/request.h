@@ -128,12 +128,6 @@ class RequestTrie {
     rebuild(limits_.max_match, [](const Key&) { return false; });
   }
 
-  // Whether a draft is being followed that has tokens left: what a redraft would only repeat.
-  bool is_followed() const {
-    return std::any_of(followed_.begin(), followed_.end(),
-                       [this](const Stream* stream) { return arena_.next(stream->at); });
-  }
-
   void check_integrity() const {
     arena_.check_integrity();
     drafts_.check_integrity(arena_);
