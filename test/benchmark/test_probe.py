@@ -1,5 +1,6 @@
 """The stopwatch on a scheduler, a worker and a model that only count their turns."""
 
+import importlib
 import json
 import sys
 import time
@@ -89,3 +90,14 @@ def test_a_module_is_timed_as_soon_as_it_is_imported(
     stopwatch.idle()
     assert rows(path)[0]["model"] > 0
     sys.modules.pop("timed_module")
+
+
+def test_everything_that_is_to_be_timed_exists() -> None:
+    # Before SGLang, which cannot import its kernels on every CPU.
+    import sglang_qspec  # noqa: F401
+
+    for home, path in (*probe.CALLS, *probe.HOOKS, *probe.PARTS):
+        owner: Any = importlib.import_module(home)
+        for name in path.split("."):
+            owner = getattr(owner, name)
+        assert callable(owner)
