@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 
 from sglang_qspec.errors import DraftModelError
@@ -289,10 +290,14 @@ def _load(options: DraftModelOptions) -> Any:
 
 
 def _share_of_free(options: DraftModelOptions) -> float | None:
-    """`mem_fraction` as SGLang wants it: a share of what is free on a GPU, not of all there is."""
-    if options.mem_fraction is None or options.device == "cpu" or not torch.cuda.is_available():
-        return options.mem_fraction
-    free, total = torch.cuda.mem_get_info(0)
+    """`mem_fraction` as SGLang wants it: a share of what is free on the device, not of all."""
+    if options.mem_fraction is None:
+        return None
+    if options.device == "cpu" or not torch.cuda.is_available():
+        memory = psutil.virtual_memory()
+        free, total = memory.available, memory.total
+    else:
+        free, total = torch.cuda.mem_get_info(0)
     return min(0.95, options.mem_fraction * total / free)
 
 
