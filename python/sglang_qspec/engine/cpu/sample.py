@@ -1,4 +1,7 @@
-"""`eagle_sample` for the CPU, where SGLang's own takes the argmax whatever the temperature."""
+"""`eagle_sample` for the CPU, where SGLang's own takes the argmax whatever the temperature.
+
+It also takes it slowly: with many rows of logits torch's argmax costs more than all else here.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_pena
 from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
+from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
 
 if TYPE_CHECKING:
@@ -34,12 +38,15 @@ def cpu_eagle_sample(
     are changed in place by penalties, bias and grammar as there.
     """
     info = batch.sampling_info
-    if batch.forward_mode.is_idle() or info.is_all_greedy:
+    if batch.forward_mode.is_idle():
         return eagle_sample(verify_input, batch, logits_output, grammar_mask)
     width = verify_input.draft_token_num
     logits = logits_output.next_token_logits
     _shape_logits(logits, info, width, grammar_mask)
-    targets = _draw_targets(logits, info, width, verify_input.positions)
+    if info.is_all_greedy:
+        targets = likeliest(logits)
+    else:
+        targets = _draw_targets(logits, info, width, verify_input.positions)
 
     bs = len(batch.seq_lens)
     predict = torch.zeros(bs * width, dtype=torch.int32)
