@@ -107,7 +107,7 @@ def configuration(name: str, settings: Settings) -> Configuration:
         if settings.on_gpu:
             speculation += ["--speculative-qspec-device", "cuda:0"]
         else:
-            # Several servers wait in memory at once; this is KV for 40 thousand tokens of the demo.
+            # Several servers wait in memory at once; this is KV for 50 thousand tokens of the demo.
             speculation += ["--speculative-qspec-mem-fraction", "0.06"]
         if settings.sidecar_cores:
             cores = ",".join(map(str, settings.sidecar_cores))
