@@ -141,10 +141,10 @@ class QSpecConfig:
         "waiting requests, stop, or continue",
     )
     redraft: str = _setting(
-        "always",
-        _one_of("always", "never"),
+        "idle",
+        _one_of("idle", "never"),
         "whether the sidecar drafts anew, from what is committed, for a served request that has "
-        "left its drafts",
+        "left its drafts: idle (once nothing is left to draft for waiting requests) or never",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"

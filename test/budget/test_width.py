@@ -50,7 +50,7 @@ def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
 
 
 def test_the_more_requests_the_likelier_must_a_draft_be() -> None:
-    policy, doubtful = WidthPolicy(8), chain(*[0.3] * 7)
+    policy, doubtful = WidthPolicy(8, row_cost=0.03), chain(*[0.3] * 7)
     assert width_for(policy, [doubtful]) == 8
     assert width_for(policy, [doubtful] * 12) == 1
 

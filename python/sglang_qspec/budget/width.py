@@ -18,13 +18,13 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 class WidthPolicy:
     """Chooses the width of a pass: 1 (plain decoding) to `max_width`.
 
-    `row_cost` is what one more row adds to a decode step, as a share of it. On a CPU about 0.02 to
-    0.04 (memory-bound up to 8 rows or so); on a GPU far less.
+    `row_cost` is what one more row adds to a decode step, as a share of it: on a CPU about 0.02, on
+    a GPU far less.
 
     With `fixed` the answer is always `max_width`: captured CUDA graphs have one width.
     """
 
-    def __init__(self, max_width: int, *, row_cost: float = 0.03, fixed: bool = False) -> None:
+    def __init__(self, max_width: int, *, row_cost: float = 0.02, fixed: bool = False) -> None:
         if max_width < 1:
             raise ConfigError(f"max_width is {max_width}, but must be at least 1")
         if row_cost < 0.0:

@@ -280,7 +280,7 @@ class Speculator:
             for source in tally.latest:
                 tally.accepted[source] += 1
                 self.accepted[source] += 1
-            if Source.QUEUE not in tally.latest and self._settings.redraft == "always":
+            if Source.QUEUE not in tally.latest and self._settings.redraft == "idle":
                 self._strays.note(rid)
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count

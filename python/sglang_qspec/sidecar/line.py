@@ -18,11 +18,11 @@ class Line:
     Waiting prompts stand in the order in which their servers will serve them; those that are done
     have left. The order of work is:
 
-    1. redrafts, the oldest first: their requests are being served,
-    2. the first completions of the next LOOKAHEAD prompts, each of which is worth more than all
+    1. the first completions of the next LOOKAHEAD prompts, each of which is worth more than all
        the others of a prompt together,
-    3. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
+    2. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
        it, and so on down the queue,
+    3. redrafts, the oldest first,
     4. what is left to do for prompts that are served already, the shortest completions first.
 
     So a prompt that is about to be served gets all its completions while prompts far behind have
@@ -80,25 +80,25 @@ class Line:
 
     def urgent(self) -> Iterator[Completion]:
         """All unfinished completions, the most urgent first."""
-        for redraft in self._redrafts:
-            yield from _first(redraft)
         for prompt in self._waiting[:LOOKAHEAD]:
             yield from _first(prompt)
         for number, prompt in enumerate(self._waiting):
             yield from _others(prompt)
             yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
+        for redraft in self._redrafts:
+            yield from _first(redraft)
         yield from self._left_to_do()
 
     def patient(self) -> Iterator[Completion]:
         """All unfinished completions, the least urgent first."""
         yield from reversed(self._left_to_do())
+        for redraft in reversed(self._redrafts):
+            yield from _first(redraft)
         for number in reversed(range(len(self._waiting))):
             yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
             yield from reversed(_others(self._waiting[number]))
         for prompt in reversed(self._waiting[:LOOKAHEAD]):
             yield from _first(prompt)
-        for redraft in reversed(self._redrafts):
-            yield from _first(redraft)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless exactly the unfinished completions wait, each once."""

@@ -86,7 +86,7 @@ class Planner:
         return plan
 
     def _keeps_apart(self, plan: Plan) -> bool:
-        """Whether the pass is for first completions and redrafts alone; they lead the line."""
+        """Whether the pass is for first completions and redrafts alone."""
         if not self._firsts_apart:
             return False
         return any(completion.index == 0 for completion in (*plan.prefill, *plan.decode))
