@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_qspec.budget import LADDER, WidthPolicy
+from sglang_qspec.budget import LADDER, PassCost, WidthPolicy
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -14,6 +14,10 @@ def chain(*scores: float) -> DraftTree:
     return DraftTree(
         tuple(range(size)), (0, *range(size - 1)), (Source.QUEUE,) * size, (1.0, *scores)
     )
+
+
+def linear(row: float) -> PassCost:
+    return PassCost(cheap_rows=0, row=row)
 
 
 def width_for(policy: WidthPolicy, trees: list[DraftTree]) -> int:
@@ -38,9 +42,9 @@ def test_the_width_is_a_step_of_the_ladder_or_the_maximum() -> None:
 
 
 def test_a_draft_that_is_not_worth_its_row_is_left_out() -> None:
-    assert width_for(WidthPolicy(8, row_cost=0.05), [chain(0.9, 0.8, 0.02, 0.01)]) == 3
-    assert width_for(WidthPolicy(8, row_cost=0.05), [chain(0.04)]) == 1
-    assert width_for(WidthPolicy(8, row_cost=0.0), [chain(0.04)]) == 2
+    assert width_for(WidthPolicy(8, cost=linear(0.05)), [chain(0.9, 0.8, 0.02, 0.01)]) == 3
+    assert width_for(WidthPolicy(8, cost=linear(0.05)), [chain(0.04)]) == 1
+    assert width_for(WidthPolicy(8, cost=linear(0.0)), [chain(0.04)]) == 2
 
 
 def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
@@ -50,7 +54,7 @@ def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
 
 
 def test_the_more_requests_the_likelier_must_a_draft_be() -> None:
-    policy, doubtful = WidthPolicy(8, row_cost=0.03), chain(*[0.3] * 7)
+    policy, doubtful = WidthPolicy(8, cost=linear(0.03)), chain(*[0.2] * 7)
     assert width_for(policy, [doubtful]) == 8
     assert width_for(policy, [doubtful] * 12) == 1
 
@@ -59,7 +63,16 @@ def test_a_fixed_width_is_always_the_maximum() -> None:
     assert width_for(WidthPolicy(8, fixed=True), [chain()]) == 8
 
 
-@pytest.mark.parametrize(("maximum", "cost"), [(0, 0.03), (8, -0.1)])
-def test_settings_out_of_range_are_refused(maximum: int, cost: float) -> None:
-    with pytest.raises(ConfigError, match="must be at least"):
-        WidthPolicy(maximum, row_cost=cost)
+def test_rows_that_cost_next_to_nothing_are_used_and_dear_ones_only_where_they_pay() -> None:
+    policy, doubtful = WidthPolicy(8), chain(*[0.06] * 7)
+    assert width_for(policy, [doubtful]) == 8
+    assert width_for(policy, [doubtful] * 2) == 4
+    assert width_for(policy, [doubtful] * 4) == 2
+    assert width_for(policy, [chain(*[0.9] * 7)] * 2) == 8
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_width is 0, but must be at least 1"):
+        WidthPolicy(0)
+    with pytest.raises(ConfigError, match=r"row is -0\.1, but must be at least 0"):
+        PassCost(row=-0.1)
