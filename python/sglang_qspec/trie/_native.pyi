@@ -12,8 +12,6 @@ class Trust:
     """What one matching stream speaks for its next token; learns from all commits."""
 
     def __init__(self, max_match: int, learns: bool = True) -> None: ...
-    def odds(self, kind: int, followed: bool, length: int) -> float:
-        """`kind`: greedy, sampled, guess, prompt, output, as 0 to 4."""
 
 class Trie:
     """One request's streams. See `RequestTrie`."""

@@ -105,6 +105,7 @@ class RequestTrie:
     def propose(self, width: int, policy: int = 0) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.
 
+        `policy` is an index of `_native.POLICIES`: the benchmark compares others with the first.
         Without output, a last prompt token outside the vocabulary is given as 0.
         """
         native = self.native

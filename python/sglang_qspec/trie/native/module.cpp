@@ -105,13 +105,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("POLICIES") = py::make_tuple("estimate", "frequency", "recency");
 
   py::class_<Trust, std::shared_ptr<Trust>>(module, "Trust")
-      .def(py::init<int, bool>(), py::arg("max_match"), py::arg("learns") = true)
-      .def("odds", [](const Trust& trust, int kind, bool followed, int length) {
-        if (kind < 0 || kind >= kKinds || length < 0 || length > trust.max_match()) {
-          throw py::index_error("no such kind or length");
-        }
-        return trust.odds(static_cast<Kind>(kind), followed, length);
-      });
+      .def(py::init<int, bool>(), py::arg("max_match"), py::arg("learns") = true);
 
   py::class_<RequestTrie>(module, "Trie")
       .def(py::init([](py::handle usable_prompt, int last_prompt_id, int vocab_size,
