@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -437,6 +438,35 @@ def used_tokens(server: Server) -> int:
     (load,) = server.get("/v1/loads")["loads"]
     used: int = load["num_used_tokens"]
     return used
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai-chat"])
+def test_sglangs_own_client_sees_the_accept_length_that_we_count(
+    server: Server, models: DemoModels, tmp_path: Path, backend: str
+) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    turns = [[{"content": text}, {"content": ""}] for text in PROMPTS]
+    dataset.write_text("\n".join(json.dumps({"conversations": pair}) for pair in turns))
+    results = tmp_path / "results.jsonl"
+    before = sum(state(server)["accepted_tokens"].values())
+    command = [
+        *(sys.executable, "-m", "sglang.bench_serving", "--backend", backend),
+        *("--base-url", server.url, "--model", str(models.target), "--dataset-name", "custom"),
+        *("--dataset-path", str(dataset), "--num-prompts", str(len(PROMPTS))),
+        *("--sharegpt-output-len", str(MAX_NEW_TOKENS), "--output-file", str(results)),
+        # So that what the server averages is this run.
+        *("--flush-cache", "--warmup-requests", "0"),
+    ]
+    client = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert client.returncode == 0, client.stderr[-2000:]
+    result = json.loads(results.read_text())
+    assert result["completed"] == len(PROMPTS)
+    accepted = sum(state(server)["accepted_tokens"].values()) - before
+    # The first token of each comes from the prompt's pass.
+    decoded = result["total_output_tokens"] - result["completed"]
+    assert accepted > decoded / 4
+    # The server's average leaves out the passes since it last logged.
+    assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.1)
 
 
 def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
