@@ -127,8 +127,8 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=self._environment,
-            # Not in a session of its own: the kernel shares processors between sessions first, and a
-            # client could starve beside a scheduler that polls without rest.
+            # Not in a session of its own: the kernel shares processors between sessions first, and
+            # a client could starve beside a scheduler that polls without rest.
             process_group=0,
             preexec_fn=_end_with_parent,
         )
