@@ -3,8 +3,9 @@
 Which kernel runs for how many rows was measured on one core of an AVX-512 machine with the layers
 of a 135M-parameter model (`benchmark/bench_linear.py`; the table is in docs/results.md):
 
-- FBGEMM's int8 product (uint8 activations, int8 weights, int32 sums) beats every other packed
-  product that torch offers from 2 rows on, and beats packed bfloat16 at any number of rows.
+- An int8 product of bytes (uint8 activations, int8 weights, int32 sums) beats packed bfloat16 at
+  any number of rows. The compiled one (`cpu/native/product.h`) reads a weight as fast as memory
+  gives it for up to 4 rows; where the processor lacks VNNI, FBGEMM's is the fastest in torch.
 - It needs activations in 8 bits, and that costs agreement with the target. For few rows a product
   is bound by reading the weight, so there each activation is written as two 8-bit digits, a row
   each: 16 bits, as faithful as float activations, for little time.
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sglang_qspec.cpu.linear_grids import Grid, round_int4, round_int8
+from sglang_qspec.cpu.native import native
 
 TWO_DIGIT_ROWS = 4
 """Up to here an activation is two digits."""
@@ -56,8 +58,12 @@ class Int8Linear:
         grid = grid.per_channel()
         self.out_features, self.in_features = grid.q.shape
         self._scale = grid.scale[:, 0].contiguous()
+        self.native: Any = None
+        """The weight as `cpu._native` multiplies it, where it can."""
         self._packed: Any = None
-        if has_fbgemm():
+        if native() is not None:
+            self.native = native().PackedInt8(grid.q.numpy(), self._scale.numpy())
+        elif has_fbgemm():
             self._packed = _pack_fbgemm(grid.q, self._scale)
             self._sums = grid.q.sum(1, dtype=torch.float32).mul_(self._scale)
         else:
@@ -71,7 +77,11 @@ class Int8Linear:
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x, a float type, [..., K] -> [..., N] of the same type; bias [N]."""
         rows = x.reshape(-1, self.in_features)
-        if self._packed is None:
+        if self.native is not None:
+            digits = 2 if rows.shape[0] <= TWO_DIGIT_ROWS else 1
+            floats = rows.float().contiguous().numpy()
+            y = torch.from_numpy(self.native.multiply(floats, digits, torch.get_num_threads()))
+        elif self._packed is None:
             y = torch._weight_int8pack_mm(rows.bfloat16(), self._q, self._scale.bfloat16())
         elif rows.shape[0] <= TWO_DIGIT_ROWS:
             y = self._two_digits(rows.float())

@@ -36,12 +36,14 @@ class CpuAttention(TorchNativeAttnBackend):
         super().__init__(model_runner)
         self._batch: _Batch | None = None
         pool = self.token_to_kv_pool
-        self._pool_is_plain = (
+        plain = (
             type(pool) is MHATokenToKVPool
             and pool.store_dtype == pool.dtype
             and not pool.is_quantized_kv_cache
             and not pool.use_hnd
         )
+        self.plain_pool: MHATokenToKVPool | None = pool if plain else None
+        """The KV pool, where its buffers are [slots, kv_heads, dim] as they are."""
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -118,7 +120,7 @@ class CpuAttention(TorchNativeAttnBackend):
         """
         batch = self._batch_of(forward_batch)
         pool = self.token_to_kv_pool
-        if self._pool_is_plain and k.dtype == pool.dtype:
+        if self.plain_pool is not None and k.dtype == pool.dtype:
             place = layer.layer_id - pool.start_layer
             pool.k_buffer[place].index_copy_(0, batch.written, k)
             pool.v_buffer[place].index_copy_(0, batch.written, v)

@@ -23,6 +23,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_qspec.cpu.decoder_ops import mirrored, rms_norm, rotate, rotation, silu_and_mul
 from sglang_qspec.cpu.dense_linear import packed_linear, packed_linear_add
 from sglang_qspec.engine.cpu.attention import CpuAttention
+from sglang_qspec.engine.cpu.draft_llama import DraftDecoder
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -80,8 +81,11 @@ class _Decoder:
     heads: int
     kv_heads: int
     head_dim: int
+    drafting: DraftDecoder | None
 
     def forward(self, hidden: Tensor, positions: Tensor, forward_batch: ForwardBatch) -> Tensor:
+        if self.drafting is not None and self.drafting.takes(forward_batch):
+            return self.drafting.forward(hidden, positions, forward_batch)
         backend = get_attn_backend()
         direct = type(backend) is CpuAttention and backend.is_plain(self.layers[0].attention)
         turned = self.heads + self.kv_heads
@@ -122,6 +126,7 @@ def _read(model: LlamaModel) -> _Decoder | None:
         attention.num_heads,
         attention.num_kv_heads,
         attention.head_dim,
+        DraftDecoder.of(model, get_attn_backend()),
     )
 
 

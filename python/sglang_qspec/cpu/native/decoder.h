@@ -1,0 +1,190 @@
+// The layers of a Llama model with int8 weights: one pass over new tokens of any rows.
+#pragma once
+
+#include <omp.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "product.h"
+
+namespace qspec {
+
+struct Shape {
+  int hidden;
+  int heads;
+  int kv_heads;
+  int head_dim;
+  float eps;  // of the norms
+};
+
+template <typename KV>
+struct Layer {
+  std::shared_ptr<PackedInt8> qkv, out, gate_up, down;
+  const float *input_norm, *post_norm;
+  KV *keys, *values;  // [slots, kv_heads, head_dim]
+};
+
+// The new tokens of a pass. Those of a row are in order, and its KV before them is in the pool.
+struct Tokens {
+  int count;
+  const std::int64_t* positions;
+  const std::int64_t* slots;  // where each one's KV goes
+  const std::int64_t* rows;   // of `table`, for each token
+  const std::int32_t* table;  // [.., stride]: the slot of each position; the new ones' too
+  std::int64_t stride;
+};
+
+template <typename KV>
+class Decoder {
+ public:
+  // `cos_sin` float [positions, head_dim]: of all angles the cosines, then the sines.
+  Decoder(Shape shape, std::vector<Layer<KV>> layers, const float* final_norm, const float* cos_sin)
+      : shape_(shape), layers_(std::move(layers)), final_norm_(final_norm), cos_sin_(cos_sin) {
+    const int dim = shape.head_dim;
+    check(dim > 0 && dim % HEAD_BLOCK == 0, "head_dim is no multiple of 64");
+    check(shape.hidden > 0 && shape.hidden % LANES == 0, "hidden is no multiple of 16");
+    check(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "kv_heads do not divide heads");
+    check(!layers_.empty(), "there are no layers");
+    for (const Layer<KV>& layer : layers_) {
+      const int inner = layer.down->inputs();
+      check(layer.qkv->inputs() == shape.hidden && layer.qkv->outputs() == qkv_width(), "qkv");
+      check(layer.out->inputs() == shape.heads * dim && layer.out->outputs() == shape.hidden, "out");
+      check(layer.gate_up->inputs() == shape.hidden && layer.gate_up->outputs() == 2 * inner,
+            "gate_up");
+      check(layer.down->outputs() == shape.hidden && inner % LANES == 0, "down");
+    }
+  }
+
+  // hidden [tokens, hidden] becomes what the final norm gives. `digits` of activations: 1 or 2.
+  void forward(float* hidden, const Tokens& tokens, int digits, int threads) {
+    const int n = tokens.count, inner = layers_[0].down->inputs();
+    const auto size = [n](int width) {
+      return static_cast<std::size_t>(n) * static_cast<std::size_t>(width);
+    };
+    normed_.reserve(size(shape_.hidden));
+    qkv_.reserve(size(qkv_width()));
+    mixed_.reserve(size(shape_.heads * shape_.head_dim));
+    gate_up_.reserve(size(2 * inner));
+    for (const Layer<KV>& layer : layers_) {
+      norm(hidden, layer.input_norm, normed_.get(), n);
+      multiply(*layer.qkv, normed_.get(), qkv_.get(), n, digits, threads, false);
+      for (int t = 0; t < n; ++t) rotate_and_store(layer, tokens, t);
+      attend_all(layer, tokens, threads);
+      multiply(*layer.out, mixed_.get(), hidden, n, digits, threads, true);
+      norm(hidden, layer.post_norm, normed_.get(), n);
+      multiply(*layer.gate_up, normed_.get(), gate_up_.get(), n, digits, threads, false);
+      for (int t = 0; t < n; ++t) gate(gate_up_.get() + size_of(t, 2 * inner), inner, t);
+      multiply(*layer.down, gate_up_.get(), hidden, n, digits, threads, true);
+    }
+    norm(hidden, final_norm_, hidden, n);
+  }
+
+ private:
+  static void check(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(std::string("the decoder's shapes: ") + what);
+  }
+
+  static std::size_t size_of(int rows, int width) {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width);
+  }
+
+  int qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
+
+  void multiply(const PackedInt8& weight, const float* x, float* y, int rows, int digits,
+                int threads, bool add) {
+    digits_.assign(x, rows, weight.inputs(), digits);
+    weight.multiply(digits_, y, add, threads);
+  }
+
+  // RMS norm; `to` may be `from`.
+  void norm(const float* from, const float* weight, float* to, int rows) const {
+    const int width = shape_.hidden;
+    for (int row = 0; row < rows; ++row, from += width, to += width) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int i = 0; i < width; i += LANES) {
+        const __m512 v = load(from + i);
+        sum = _mm512_fmadd_ps(v, v, sum);
+      }
+      const float mean = _mm512_reduce_add_ps(sum) / static_cast<float>(width);
+      const __m512 factor = _mm512_set1_ps(1.0F / std::sqrt(mean + shape_.eps));
+      for (int i = 0; i < width; i += LANES) {
+        store(to + i, _mm512_mul_ps(_mm512_mul_ps(load(from + i), factor), load(weight + i)));
+      }
+    }
+  }
+
+  // Turn a token's queries and keys by its position, scale the queries, and keep its KV.
+  void rotate_and_store(const Layer<KV>& layer, const Tokens& tokens, int t) {
+    const int dim = shape_.head_dim, half = dim / 2;
+    float* head = qkv_.get() + size_of(t, qkv_width());
+    const float* cosines = cos_sin_ + tokens.positions[t] * dim;
+    const __m512 scale = _mm512_set1_ps(1.0F / std::sqrt(static_cast<float>(dim)));
+    for (int h = 0; h < shape_.heads + shape_.kv_heads; ++h, head += dim) {
+      for (int i = 0; i < half; i += LANES) {
+        const __m512 c = load(cosines + i), s = load(cosines + half + i);
+        const __m512 a = load(head + i), b = load(head + half + i);
+        __m512 first = _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s));
+        __m512 second = _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s));
+        if (h < shape_.heads) {
+          first = _mm512_mul_ps(first, scale);
+          second = _mm512_mul_ps(second, scale);
+        }
+        store(head + i, first);
+        store(head + half + i, second);
+      }
+    }
+    const int width = shape_.kv_heads * dim;
+    const float* keys = qkv_.get() + size_of(t, qkv_width()) + shape_.heads * dim;
+    const std::int64_t at = tokens.slots[t] * width;
+    for (int i = 0; i < width; i += LANES) {
+      store(layer.keys + at + i, load(keys + i));
+      store(layer.values + at + i, load(keys + width + i));
+    }
+  }
+
+  void attend_all(const Layer<KV>& layer, const Tokens& tokens, int threads) {
+    const int dim = shape_.head_dim, group = shape_.heads / shape_.kv_heads;
+    const std::int64_t longest =
+        *std::max_element(tokens.positions, tokens.positions + tokens.count) + 1;
+    const auto room = static_cast<std::size_t>((longest + LANES - 1) / LANES * LANES * MOST_HEADS);
+    scores_.reserve(room * static_cast<std::size_t>(threads));
+#pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1) schedule(dynamic)
+    for (int t = 0; t < tokens.count; ++t) {
+      for (int kv = 0; kv < shape_.kv_heads; ++kv) {
+        const Cache<KV> cache{layer.keys + kv * dim, layer.values + kv * dim,
+                              std::int64_t{shape_.kv_heads} * dim,
+                              tokens.table + tokens.rows[t] * tokens.stride,
+                              static_cast<int>(tokens.positions[t]) + 1};
+        attend(cache, qkv_.get() + size_of(t, qkv_width()) + kv * group * dim, group, dim,
+               scores_.get() + room * static_cast<std::size_t>(omp_get_thread_num()),
+               mixed_.get() + size_of(t, shape_.heads * dim) + kv * group * dim);
+      }
+    }
+  }
+
+  // SiLU of the first half times the second, moved up to where token `t` of `inner` wide rows is.
+  void gate(const float* gate_up, int inner, int t) {
+    float* to = gate_up_.get() + size_of(t, inner);
+    for (int i = 0; i < inner; i += LANES) {
+      const __m512 g = load(gate_up + i), one = _mm512_set1_ps(1.0F);
+      const __m512 e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), g));
+      store(to + i, _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(one, e)), load(gate_up + inner + i)));
+    }
+  }
+
+  Shape shape_;
+  std::vector<Layer<KV>> layers_;
+  const float* final_norm_;
+  const float* cos_sin_;
+  Digits digits_;
+  Buffer<float> normed_, qkv_, mixed_, gate_up_, scores_;
+};
+
+}  // namespace qspec
