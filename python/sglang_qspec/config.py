@@ -140,11 +140,16 @@ class QSpecConfig:
         "what the sidecar does about a request once it is served: defer its drafts to those of "
         "waiting requests, stop, or continue",
     )
-    redraft: str = _setting(
-        "idle",
-        _one_of("idle", "never"),
-        "whether the sidecar drafts anew, from what is committed, for a served request that has "
-        "left its drafts: idle (once nothing is left to draft for waiting requests) or never",
+    mode: str = _setting(
+        "auto",
+        _one_of("queue", "ahead", "auto"),
+        "what the sidecar drafts: for waiting requests alone (queue), or also for served ones, "
+        "ahead of what their target verifies (ahead); auto chooses by measured times",
+    )
+    step_tokens: int = _setting(
+        16,
+        _whole(1, 64),
+        "how far a served request's drafts run ahead of what is committed, in tokens",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"

@@ -16,7 +16,7 @@ from sglang_qspec.errors import RequestError
 from sglang_qspec.guess import GUESS_IDS_KEY
 
 PREFIX = "qspec_"
-SOURCES = ("queue", "guess", "prompt", "output")
+SOURCES = ("queue", "guess", "prompt", "output", "step")
 """Where draft tokens may come from."""
 
 

@@ -31,7 +31,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Draft `completions` continuations of `token_ids`."""
+    """Draft `completions` continuations of `token_ids`; with none, only follow its `Commits`."""
 
     rid: str
     serial: int
@@ -73,14 +73,11 @@ class Commit(msgspec.Struct, frozen=True):
     """Committed output length before `token_ids`; another than the sidecar knows of is ignored."""
     token_ids: list[int]
     max_new_tokens: int
-    """Longest useful continuation from here."""
+    """How far to draft ahead of it, in tokens."""
 
 
 class Commits(msgspec.Struct, frozen=True, tag="commits"):
-    """These requests have left their drafts, or outrun them: draft on from what is committed.
-
-    Best effort: sent now and then, and never for requests that follow their drafts.
-    """
+    """What these requests have committed in a pass: draft on from there, before all else."""
 
     requests: list[Commit]
 
@@ -125,14 +122,15 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     serial: int
     completion: int
     """Which of the request's completions; 0 is the greedy one, if any is. Numbers from
-    `config.MAX_COMPLETIONS` on are greedy redrafts, each of which takes the place of the last."""
+    `config.MAX_COMPLETIONS` on are greedy step drafts, each of which takes the place of the last;
+    what follows `Commits`."""
     base_len: int
     """Committed output length that the completion continues from."""
     start: int
     """Position of the first of `token_ids` within the completion."""
     token_ids: list[int]
     finished: bool = False
-    """No more tokens of this completion will come."""
+    """No more tokens of this completion will come; of a step draft, none until the next commit."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -87,7 +87,7 @@ class Live:
             token_ids=self.prompt_ids + self.output_ids,
             base_len=len(self.output_ids),
             max_new_tokens=self.longest_draft,
-            completions=self.controls.completions,
+            completions=self.controls.completions if "queue" in self.controls.sources else 0,
             temperature=self.controls.temperature,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
@@ -96,12 +96,12 @@ class Live:
             rank=self.rank,
         )
 
-    def commit_since(self, output_len: int) -> Commit:
-        """What it has committed behind an output of `output_len`."""
+    def commit_since(self, output_len: int, wanted: int) -> Commit:
+        """What it has committed behind an output of `output_len`, to be followed by `wanted`."""
         return Commit(
             rid=self.rid,
             serial=self.serial,
             base_len=output_len,
             token_ids=self.output_ids[output_len:],
-            max_new_tokens=self.longest_draft,
+            max_new_tokens=wanted,
         )

@@ -17,8 +17,8 @@ from sglang_qspec import controls
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
+from sglang_qspec.engine.followed import Followed
 from sglang_qspec.engine.live import Live, Tally
-from sglang_qspec.engine.strays import Strays
 from sglang_qspec.errors import GuessError, RequestError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
@@ -28,7 +28,7 @@ from sglang_qspec.trie import DraftTrees, Insertion, Source, TrieStore
 logger = logging.getLogger(__name__)
 
 STREAMS_PER_SUBMISSION = 1 << 20
-"""Completions and redrafts of one submission are numbered below this."""
+"""Completions and step drafts of one submission are numbered below this."""
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
 
@@ -57,7 +57,7 @@ class Speculator:
         self._live: dict[str, Live] = {}
         self._serials = itertools.count(1)
         self._unsent: dict[str, None] = {}
-        self._strays = Strays(clock)
+        self._followed = Followed()
         self._generation = 0
 
     def enqueue(
@@ -103,8 +103,8 @@ class Speculator:
             )
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
-        self._commit(rid, live, output_ids)
-        if "queue" in wanted.sources:
+        self._commit(rid, live, output_ids[len(live.output_ids) :])
+        if self._asks_sidecar(live):
             self._unsent[rid] = None
             self._submit_unsent()
 
@@ -140,7 +140,7 @@ class Speculator:
         live.waits = False
         if self._settings.on_admission == "stop":
             self._forget_at_sidecar(rid, live)
-        elif self._settings.on_admission == "defer" and rid in self._strays:
+        elif self._settings.on_admission == "defer" and rid in self._followed:
             self._defer(rid, live)
 
     def _defer(self, rid: str, live: Live) -> None:
@@ -166,8 +166,8 @@ class Speculator:
     def _forget_at_sidecar(self, rid: str, live: Live) -> None:
         live.unfinished = 0
         self._unsent.pop(rid, None)
-        if rid in self._strays and self._link is not None:
-            self._strays.end(rid)
+        if rid in self._followed and self._link is not None:
+            self._followed.end(rid)
             self._link.send(Close(rid=rid, serial=live.serial))
 
     def poll(self) -> None:
@@ -185,9 +185,9 @@ class Speculator:
             for rid, live in self._live.items():
                 live.unfinished = 0
                 live.serial = next(self._serials)
-                self._strays.end(rid)
+                self._followed.end(rid)
                 stopped = not live.waits and self._settings.on_admission == "stop"
-                if "queue" in live.controls.sources and not stopped:
+                if self._asks_sidecar(live) and not stopped:
                     self._unsent[rid] = None
         if self._unsent:
             self._submit_unsent()
@@ -199,19 +199,19 @@ class Speculator:
         if live.queued_at is not None:
             self.first_drafts.observe(self._clock() - live.queued_at)
             live.queued_at = None
-        redraft = drafted.completion >= MAX_COMPLETIONS
-        if not redraft:
+        is_step = drafted.completion >= MAX_COMPLETIONS
+        if not is_step:
             live.unfinished -= drafted.finished
         self._tries.insert(
             drafted.rid,
             live.trie.serial,
-            Source.QUEUE,
+            Source.STEP if is_step else Source.QUEUE,
             # Another sidecar's completion of the same number is another stream.
             drafted.serial * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,
             drafted.start,
             drafted.token_ids,
-            greedy=redraft or (drafted.completion == 0 and live.controls.greedy_first),
+            greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
 
     def _submit_unsent(self) -> None:
@@ -222,7 +222,7 @@ class Speculator:
             message = live.submission
             if not self._link.send(message):
                 return
-            self._strays.begin(rid, message.base_len)
+            self._followed.begin(rid, message.base_len)
             live.unfinished = message.completions
             del self._unsent[rid]
             if not live.waits and self._settings.on_admission == "defer":
@@ -245,8 +245,7 @@ class Speculator:
             rid if drafts and self._follow(rid, output_ids) else None
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
-        if self._link is not None:
-            self._strays.report(self._link, self._live)
+        self._report(rids)
         roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width)
 
@@ -255,19 +254,25 @@ class Speculator:
         live = self._live.get(rid)
         if live is None:
             return False
-        self._commit(rid, live, output_ids)
+        self._commit(rid, live, output_ids[len(live.output_ids) :])
         return live.max_new_tokens - len(output_ids) > 1
 
-    def _commit(self, rid: str, live: Live, output_ids: Sequence[int]) -> None:
-        fresh = list(output_ids[len(live.output_ids) :])
+    def _commit(self, rid: str, live: Live, fresh: Sequence[int]) -> None:
         if fresh:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
 
     def settle(
-        self, rids: Sequence[str], trees: DraftTrees, accepted: Sequence[Sequence[int]]
+        self,
+        rids: Sequence[str],
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
     ) -> None:
-        """A pass over `trees` is done: `accepted` are the nodes that the target confirmed."""
+        """A pass over `trees` is done: `accepted` are the nodes that the target confirmed.
+
+        `bonus_ids` are the tokens that it chose behind them.
+        """
         sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
         for row, rid in enumerate(rids):
             live = self._live.get(rid)
@@ -280,10 +285,22 @@ class Speculator:
             for source in tally.latest:
                 tally.accepted[source] += 1
                 self.accepted[source] += 1
-            if Source.QUEUE not in tally.latest and self._settings.redraft == "idle":
-                self._strays.note(rid)
+            confirmed = trees.token_ids[row, accepted[row]].tolist()
+            self._commit(rid, live, [*confirmed, bonus_ids[row]])
+        self._report(rids)
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count
+
+    def _report(self, rids: Sequence[str]) -> None:
+        """Let the sidecar follow what these requests have committed."""
+        link = self._link
+        if link is not None and link.state is LinkState.READY and self._settings.mode != "queue":
+            self._followed.report(rids, self._live, link, self._settings.step_tokens)
+
+    def _asks_sidecar(self, live: Live) -> bool:
+        """Whether anything that the sidecar drafts may be used for the request."""
+        steps = "step" in live.controls.sources and self._settings.mode != "queue"
+        return steps or "queue" in live.controls.sources
 
     def drop_drafts(self) -> None:
         """Forget all drafts, as when the target's weights change; requests stay live."""

@@ -84,10 +84,11 @@ class QSpecWorker(BaseSpecWorker):
             trees = trees.best(1)
             result = self._decode(batch)
             accepted: list[list[int]] = [[] for _ in batch.reqs]
+            bonus_ids = result.next_token_ids.tolist()
         else:
             trees = trees.best(width)
-            result, accepted = self._verify(batch, trees)
-        self._speculator.settle([req.rid for req in batch.reqs], trees, accepted)
+            result, accepted, bonus_ids = self._verify(batch, trees)
+        self._speculator.settle([req.rid for req in batch.reqs], trees, accepted, bonus_ids)
         return result
 
     def _propose(self, batch: ScheduleBatch) -> DraftTrees:
@@ -147,8 +148,8 @@ class QSpecWorker(BaseSpecWorker):
 
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees
-    ) -> tuple[GenerationBatchResult, list[list[int]]]:
-        """A pass over all trees; also, for each request, the nodes that were accepted."""
+    ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
+        """A pass over all trees; for each request also the accepted nodes and the bonus token."""
         width, layout = trees.width, trees.lay_out()
         verify_input = verify_input_of(
             trees, layout, batch.seq_lens, batch.device, full_mask=not self._on_cpu
@@ -175,7 +176,9 @@ class QSpecWorker(BaseSpecWorker):
         finished = self._finish(
             batch, result, tokens, accept_lens, batch.seq_lens + accept_lens, width
         )
-        return finished, _accepted_nodes(accept_index, accept_lens, width)
+        last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).flatten()
+        bonus_ids: list[int] = predict[last].tolist()
+        return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
         """KV slots [bs * width] behind each request's committed tokens; already allocated."""

@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         slots=options.slots,
         max_completion_tokens=options.max_completion_tokens,
         prefill_tokens=options.prefill_tokens or model.prefill_tokens,
-        firsts_apart=model.device.startswith("cpu"),
+        apart=model.device.startswith("cpu"),
     )
     welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.context_len)
     server = LinkServer(

@@ -18,11 +18,11 @@ class Line:
     Waiting prompts stand in the order in which their servers will serve them; those that are done
     have left. The order of work is:
 
-    1. the first completions of the next LOOKAHEAD prompts, each of which is worth more than all
+    1. step drafts, the oldest first: a target is about to verify them,
+    2. the first completions of the next LOOKAHEAD prompts, each of which is worth more than all
        the others of a prompt together,
-    2. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
+    3. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
        it, and so on down the queue,
-    3. redrafts, the oldest first,
     4. what is left to do for prompts that are served already, the shortest completions first.
 
     So a prompt that is about to be served gets all its completions while prompts far behind have
@@ -36,10 +36,15 @@ class Line:
         self._places: dict[Prompt, Place] = {}
         """Those by which `_waiting` is sorted."""
         self._served: dict[Prompt, None] = {}
-        self._redrafts: dict[Prompt, None] = {}
+        self._steps: dict[Prompt, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._served or self._redrafts)
+        return bool(self._waiting or self._served or self._steps)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a request that is served is drafted for, even if its draft rests just now."""
+        return any(s.step_draft for p in self.prompts.values() for s in p.subscriptions.values())
 
     def add(self, prompt: Prompt) -> None:
         """Queue the prompt's unfinished completions."""
@@ -63,14 +68,14 @@ class Line:
         del self.prompts[prompt.key]
         self._take_out(prompt)
 
-    def begin(self, redraft: Prompt) -> None:
-        """Queue a redraft, behind those that are queued already."""
-        if not redraft.finished:
-            self._redrafts[redraft] = None
+    def begin(self, step: Prompt) -> None:
+        """Queue a step draft, behind those that are queued already."""
+        if not step.finished:
+            self._steps[step] = None
 
-    def withdraw(self, redraft: Prompt) -> None:
-        """A redraft is of no use any more."""
-        self._take_out(redraft)
+    def withdraw(self, step: Prompt) -> None:
+        """A step draft is of no use any more."""
+        self._take_out(step)
 
     def finish(self, completion: Completion) -> None:
         """No more tokens of this completion will come."""
@@ -80,25 +85,25 @@ class Line:
 
     def urgent(self) -> Iterator[Completion]:
         """All unfinished completions, the most urgent first."""
+        for step in self._steps:
+            yield from _first(step)
         for prompt in self._waiting[:LOOKAHEAD]:
             yield from _first(prompt)
         for number, prompt in enumerate(self._waiting):
             yield from _others(prompt)
             yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
-        for redraft in self._redrafts:
-            yield from _first(redraft)
         yield from self._left_to_do()
 
     def patient(self) -> Iterator[Completion]:
         """All unfinished completions, the least urgent first."""
         yield from reversed(self._left_to_do())
-        for redraft in reversed(self._redrafts):
-            yield from _first(redraft)
         for number in reversed(range(len(self._waiting))):
             yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
             yield from reversed(_others(self._waiting[number]))
         for prompt in reversed(self._waiting[:LOOKAHEAD]):
             yield from _first(prompt)
+        for step in reversed(self._steps):
+            yield from _first(step)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless exactly the unfinished completions wait, each once."""
@@ -108,8 +113,8 @@ class Line:
         queued = set(urgent)
         for key, prompt in self.prompts.items():
             assert prompt.key == key, "a prompt under another's key"
-            redrafts = [s.redraft for s in prompt.subscriptions.values() if s.redraft is not None]
-            for completion in itertools.chain(*(p.completions for p in (prompt, *redrafts))):
+            steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
+            for completion in itertools.chain(*(p.completions for p in (prompt, *steps))):
                 assert completion.finished != (completion in queued), "lost, or never finished"
                 queued.discard(completion)
             if not prompt.finished:
@@ -136,7 +141,7 @@ class Line:
             ]
             del self._places[prompt]
         self._served.pop(prompt, None)
-        self._redrafts.pop(prompt, None)
+        self._steps.pop(prompt, None)
 
 
 def _first(prompt: Prompt) -> list[Completion]:

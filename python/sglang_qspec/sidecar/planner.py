@@ -6,13 +6,13 @@ import itertools
 from dataclasses import dataclass, field
 
 from sglang_qspec.sidecar.line import Line
-from sglang_qspec.sidecar.prompt import Completion
+from sglang_qspec.sidecar.prompt import Completion, Kind
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.tenancy import Tenancy
 
-REDRAFT_SLOTS = 8
-"""Completions in a pass with a redraft, at most: a small pass is a quick one, and a redraft is of
-use only while it runs ahead of its target."""
+BESIDE_STEPS = 8
+"""Completions in other passes while there are step drafts, where a larger pass is a slower one:
+the next step may have to wait for such a pass."""
 REACH = 4
 """How many times the slots of completions are looked at to fill a pass."""
 
@@ -42,7 +42,7 @@ class Planner:
         *,
         slots: int,
         prefill_tokens: int,
-        firsts_apart: bool,
+        apart: bool,
     ) -> None:
         """The settings are as in `QueueDrafter`."""
         self._model = model
@@ -50,7 +50,7 @@ class Planner:
         self._tenancy = tenancy
         self._slots = slots
         self._prefill_tokens = prefill_tokens
-        self._firsts_apart = firsts_apart
+        self._apart = apart
 
     def plan(self) -> Plan | None:
         """The next pass; None when even the first completion alone is too large for the KV."""
@@ -64,14 +64,15 @@ class Planner:
 
     def _fill(self) -> Plan:
         plan = Plan()
-        slots = self._slots
+        slots, leader = self._slots, None
+        beside = self._apart and self._line.has_steps
         for completion in itertools.islice(self._line.urgent(), REACH * self._slots):
-            if len(plan) >= slots or (completion.index and self._keeps_apart(plan)):
+            if self._apart and leader is not None and completion.kind is not leader:
                 break
-            if completion.prompt.parent is not None:
-                if len(plan) >= REDRAFT_SLOTS:
-                    continue
-                slots = min(slots, REDRAFT_SLOTS)
+            if beside and completion.kind is not Kind.STEP:
+                slots = min(slots, BESIDE_STEPS)
+            if len(plan) >= slots:
+                break
             if completion.row is None:
                 if plan.to_read >= self._prefill_tokens or self._waits(completion, plan):
                     continue
@@ -83,13 +84,8 @@ class Planner:
             else:
                 plan.prefill.append(completion)
                 plan.to_read += missing
+            leader = completion.kind
         return plan
-
-    def _keeps_apart(self, plan: Plan) -> bool:
-        """Whether the pass is for first completions and redrafts alone."""
-        if not self._firsts_apart:
-            return False
-        return any(completion.index == 0 for completion in (*plan.prefill, *plan.decode))
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
         """Whether one that is being read will soon have KV that this one can share."""

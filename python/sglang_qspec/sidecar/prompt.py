@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
@@ -16,6 +17,15 @@ PromptKey = tuple[Hashable, ...]
 Place = tuple[tuple[int, int], int]
 """Where a request stands in the queue: its rank, then its arrival at the sidecar. The smallest is
 served first."""
+
+
+class Kind(Enum):
+    """What a completion is for."""
+
+    STEP = auto()
+    """It continues what a request that is served has committed."""
+    FIRST = auto()
+    OTHER = auto()
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +45,12 @@ class Completion:
     def __len__(self) -> int:
         """Tokens of the prompt and the completion."""
         return len(self.prompt.token_ids) + len(self.token_ids)
+
+    @property
+    def kind(self) -> Kind:
+        if self.prompt.parent is not None:
+            return Kind.STEP
+        return Kind.OTHER if self.index else Kind.FIRST
 
     def tail(self, start: int, count: int) -> list[int]:
         """At most `count` tokens of prompt and completion from position `start` on."""
@@ -56,9 +72,9 @@ class Subscription:
     """None: it is served already."""
     output_ids: list[int] = field(default_factory=list)
     """Committed behind `base_len`, as far as its server has told."""
-    redraft: Prompt | None = None
-    """The prompt with its output, when that is drafted on anew."""
-    redrafts: int = 0
+    step_draft: Prompt | None = None
+    """The prompt with its output, as far as it was committed when this was begun."""
+    step_drafts: int = 0
     """How many there have been."""
 
 
@@ -77,8 +93,8 @@ class Prompt:
         number: int = 0,
     ) -> None:
         """`stops` end a completion, and so do `limit` tokens. There is one for each of `samplings`,
-        and the first has the number `number` on the wire. A redraft has the prompt that it goes on
-        from as its `parent`."""
+        and the first has the number `number` on the wire. A step draft has the prompt that it goes
+        on from as its `parent`."""
         self.key = key
         self.token_ids = token_ids
         self.stops = stops
@@ -113,10 +129,10 @@ class Prompt:
         places = (s.place for s in self.subscriptions.values() if s.place is not None)
         return min(places, default=None)
 
-    def redrafted(self, subscriber: Subscriber) -> bool:
-        """Whether there is an unfinished redraft for one of its requests."""
-        redraft = self.subscriptions[subscriber].redraft
-        return redraft is not None and not redraft.finished
+    def stepping(self, subscriber: Subscriber) -> bool:
+        """Whether a step draft for one of its requests is being drafted on."""
+        step = self.subscriptions[subscriber].step_draft
+        return step is not None and not step.finished
 
     def overtaken(self) -> list[Completion]:
         """Unfinished completions that all its requests have outrun; only served ones outrun any."""

@@ -1,8 +1,8 @@
-"""Drafts the completions of waiting prompts, many at a time, the most urgent first.
+"""Drafts what servers ask for, many completions at a time, the most urgent first.
 
 Each step decodes one token of the first `slots` unfinished completions in the order of `Line`. A
 newcomer therefore overtakes: a completion that no longer belongs to the first is paused, keeps its
-row, and goes on later. Requests that are served and have left their drafts get a redraft.
+row, and goes on later.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sglang_qspec.link import Peer
 from sglang_qspec.messages import Admit, Close, Commits, Drafted, Submit
 from sglang_qspec.sidecar.line import Line
 from sglang_qspec.sidecar.planner import Planner
-from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, prompt_key
-from sglang_qspec.sidecar.redrafts import Redrafts
+from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Subscriber, prompt_key
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import choose
+from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.tenancy import Tenancy
 
 FLUSH_TOKENS = 4
-"""A completion's tokens are sent in pieces of so many; its first one at once."""
+"""A completion's tokens are sent in pieces of so many; its first one, and steps, at once."""
 
 
 class QueueDrafter:
@@ -35,11 +35,11 @@ class QueueDrafter:
         slots: int = 64,
         max_completion_tokens: int = 512,
         prefill_tokens: int = 256,
-        firsts_apart: bool = False,
+        apart: bool = False,
     ) -> None:
         """`slots`: completions decoded in one pass. `prefill_tokens`: prompt tokens in one pass,
-        between two of which the running completions advance by one token. `firsts_apart`: first
-        completions do not share their passes with others, where a larger pass is a slower one."""
+        between two of which the running completions advance by one token. `apart`: steps, first
+        completions and others do not share passes, since a larger pass is a slower one."""
         self._model = model
         self._max_completion_tokens = max_completion_tokens
         self._prefill_tokens = prefill_tokens
@@ -51,9 +51,9 @@ class QueueDrafter:
             self._tenancy,
             slots=slots,
             prefill_tokens=prefill_tokens,
-            firsts_apart=firsts_apart,
+            apart=apart,
         )
-        self._redrafts = Redrafts(model, self._line, self._tenancy, max_completion_tokens)
+        self._steps = StepDrafter(model, self._line, self._tenancy)
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
         self._outbox: list[tuple[Peer, Drafted]] = []
@@ -64,7 +64,7 @@ class QueueDrafter:
     @property
     def requests(self) -> int:
         """Requests with unfinished completions."""
-        return sum(not p.finished or p.redrafted(s) for s, p in self._wanted.items())
+        return sum(not p.finished or p.stepping(s) for s, p in self._wanted.items())
 
     @property
     def rows(self) -> int:
@@ -110,7 +110,7 @@ class QueueDrafter:
             subscriber = (peer, commit.rid, commit.serial)
             prompt = self._wanted.get(subscriber)
             if prompt is not None:
-                self._redrafts.follow(subscriber, prompt, commit)
+                self._steps.follow(subscriber, prompt, commit)
                 for completion in prompt.overtaken():
                     self._finish(completion)
 
@@ -168,7 +168,7 @@ class QueueDrafter:
         prompt = self._wanted.pop(subscriber, None)
         if prompt is None:
             return
-        self._redrafts.withdraw(prompt.subscriptions.pop(subscriber))
+        self._steps.withdraw(prompt.subscriptions.pop(subscriber))
         if prompt.subscriptions:
             self._line.arrange(prompt)
         else:
@@ -222,7 +222,7 @@ class QueueDrafter:
             size = len(completion.token_ids)
             if token in prompt.stops or size >= prompt.limit:
                 self._finish(completion)
-            elif size == 1 or size % FLUSH_TOKENS == 0:
+            elif size == 1 or size % FLUSH_TOKENS == 0 or completion.kind is Kind.STEP:
                 self._outbox += prompt.news(completion)
 
     def _finish(self, completion: Completion) -> None:

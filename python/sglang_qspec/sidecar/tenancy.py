@@ -22,7 +22,7 @@ class Tenancy:
     """Owns the model's rows: each belongs to a completion, or keeps a prompt for its completions.
 
     The row of a prompt's first completion is kept for the prompt when the completion is finished: a
-    redraft goes on from it. When rows or KV run short, such spare rows go first, those of the
+    step draft goes on from it. When rows or KV run short, such spare rows go first, those of the
     prompts that are served last before others, and then the least urgent completions lose theirs;
     what they have drafted stays, and its KV is computed again when their turn comes.
     """
@@ -77,7 +77,7 @@ class Tenancy:
         self._release(prompt)
 
     def hand_over(self, old: Prompt, new: Prompt) -> None:
-        """Give the row of a redraft to the one that follows it, as far as they agree.
+        """Give the row of a step draft to the one that follows it, as far as they agree.
 
         `new` begins with the prompt of `old`, and both have one completion.
         """
@@ -90,6 +90,13 @@ class Tenancy:
         agreed = min(self._model.length(row), _agreement(new.token_ids, before))
         self._model.truncate(row, min(agreed, len(after) - 1))
         after.row = row
+
+    def take_back(self, step: Prompt) -> None:
+        """A step draft that rested goes on, on the row that was kept for it, if it still is."""
+        (completion,) = step.completions
+        if step.row is not None:
+            self._spare.pop(step, None)
+            completion.row, step.row = step.row, None
 
     def keep(self, prompt: Prompt, row: int) -> None:
         """Keep the KV of a prompt, which `row` holds, until all its completions are seated."""
@@ -118,8 +125,8 @@ class Tenancy:
         self._model.check_integrity()
         open_rows: list[int] = []
         for prompt in self._line.prompts.values():
-            redrafts = [s.redraft for s in prompt.subscriptions.values() if s.redraft is not None]
-            for each in (prompt, *redrafts):
+            steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
+            for each in (prompt, *steps):
                 assert all(c.row is None for c in each.completions if c.finished), "not returned"
                 open_rows += [row for row, _ in _held(each)]
                 assert (each.row is not None) >= (each in self._spare), "spare, but not there"

@@ -92,8 +92,8 @@ class RequestTrie:
         overlap what is there. A refused chunk changes nothing. Raises ValueError for a source
         that is not a draft's.
         """
-        if source not in (Source.QUEUE, Source.GUESS):
-            raise ValueError(f"source is {source.name}, but a draft's is QUEUE or GUESS")
+        if source not in (Source.QUEUE, Source.GUESS, Source.STEP):
+            raise ValueError(f"source is {source.name}, but a draft's is QUEUE, GUESS or STEP")
         return _INSERTIONS[
             self.native.insert(source, stream_id, base_len, start, token_ids, greedy)
         ]

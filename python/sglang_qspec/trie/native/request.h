@@ -156,7 +156,7 @@ class RequestTrie {
   }
 
  private:
-  // (source, stream_id, base_len): a redraft from a later base is a stream of its own.
+  // (source, stream_id, base_len): a draft from a later base is a stream of its own.
   using Key = std::tuple<Source, std::int64_t, std::int64_t>;
 
   // A chain of nodes: the token before the draft, then the draft's tokens.
@@ -188,7 +188,8 @@ class RequestTrie {
     const auto [source, stream_id, base_len] = key;
     Token context = base_len ? output_[base_len - 1] : last_prompt_id_;
     if (context < 0 || context >= limits_.vocab_size) context = 0;  // compared, never proposed
-    const Kind kind = source == kGuess ? kGuessed : greedy ? kGreedy : kSampled;
+    const Kind of_queue = greedy ? kGreedy : kSampled;
+    const Kind kind = source == kGuess ? kGuessed : source == kStep ? kStepped : of_queue;
     const auto number = static_cast<std::int32_t>(kinds_.size());
     kinds_.push_back(kind);
     const NodeId first = arena_.add(context, kNoNode, number);

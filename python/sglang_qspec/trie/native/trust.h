@@ -21,12 +21,13 @@
 namespace qspec {
 
 // Whose token it is: `Source` in Python, with the same numbers.
-enum Source { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kSources = 4 };
+enum Source { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kStep = 4, kSources = 5 };
 
 // What the trust depends on besides the match: a source, with greedy queue drafts apart.
-enum Kind { kGreedy = 0, kSampled, kGuessed, kOfPrompt, kOfOutput, kKinds };
+enum Kind { kGreedy = 0, kSampled, kGuessed, kStepped, kOfPrompt, kOfOutput, kKinds };
 
-constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess, kPrompt, kOutput};
+constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess,
+                                                  kStep,  kPrompt, kOutput};
 
 class Trust {
  public:
@@ -88,6 +89,7 @@ class Trust {
       {{0.28, 0.60, 0.90, 0.87}, {0.85, 0.93, 0.985, 0.80}},
       {{0.18, 0.48, 0.86, 0.87}, {0.58, 0.70, 0.91, 0.80}},
       {{0.25, 0.55, 0.95, 0.80}, {0.40, 0.65, 0.95, 0.75}},
+      {{0.28, 0.60, 0.90, 0.87}, {0.90, 0.95, 0.985, 0.80}},
       {{0.12, 0.45, 0.93, 0.85}, {0.12, 0.45, 0.93, 0.85}},
       {{0.20, 0.52, 0.95, 0.87}, {0.20, 0.52, 0.95, 0.87}},
   };

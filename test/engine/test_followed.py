@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from sglang_qspec.engine.strays import INTERVAL_S, MAX_TOKENS
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.engine.strays import INTERVAL_S, MAX_TOKENS
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Drafted
 from sglang_qspec.trie import Source

@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from sglang_qspec.sidecar.redrafts import REDRAFT_TOKENS
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.sidecar.planner import REDRAFT_SLOTS
-from sglang_qspec.sidecar.redrafts import REDRAFT_TOKENS
 from test.sidecar.scripted import ScriptedModel
 from test.sidecar.test_queue_drafter import ONE, Desk
 

@@ -1,0 +1,57 @@
+"""What the sidecar knows of the output of each request it drafts for, and is yet to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sglang_qspec.engine.live import Live
+from sglang_qspec.link import Link
+from sglang_qspec.messages import Commit, Commits
+
+MAX_REQUESTS = 256
+MAX_TOKENS = 16384
+"""Of one report, about: no request is added to one that has so many. A retracted request or one
+that a full link has kept from the sidecar for long has many."""
+
+
+class Followed:
+    """Reports what requests have committed, so that their step drafts follow.
+
+    Best effort: a report that the link does not take is not repeated, but the next one says all
+    that is not known.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+        """Committed output that the sidecar knows of, in tokens, for each request it works on."""
+
+    def begin(self, rid: str, output_len: int) -> None:
+        """The sidecar works on the request from now on, and knows so much of its output."""
+        self._told[rid] = output_len
+
+    def end(self, rid: str) -> None:
+        """The sidecar works on the request no longer."""
+        self._told.pop(rid, None)
+
+    def report(self, rids: Iterable[str], live: Mapping[str, Live], link: Link, lead: int) -> None:
+        """Tell of all that these requests have committed; drafts are to run `lead` tokens ahead."""
+        commits: list[Commit] = []
+        tokens = 0
+        for rid in rids:
+            told, request = self._told.get(rid), live.get(rid)
+            if told is None or request is None or len(request.output_ids) <= told:
+                continue
+            useful = min(lead, request.longest_draft)
+            if useful < 1 or "step" not in request.controls.sources:
+                continue
+            commits.append(request.commit_since(told, useful))
+            tokens += len(request.output_ids) - told
+            if len(commits) >= MAX_REQUESTS or tokens >= MAX_TOKENS:
+                break
+        if commits and link.send(Commits(commits)):
+            for commit in commits:
+                self._told[commit.rid] = commit.base_len + len(commit.token_ids)
+
+    def __contains__(self, rid: str) -> bool:
+        """Whether the sidecar works on the request."""
+        return rid in self._told

@@ -1,0 +1,103 @@
+"""Drafting for requests that are served, from what their targets have committed."""
+
+from __future__ import annotations
+
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.messages import Commit
+from sglang_qspec.sidecar.line import Line
+from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription
+from sglang_qspec.sidecar.rows import Rows
+from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.tenancy import Tenancy
+
+
+class StepDrafter:
+    """Keeps for each such request one greedy draft that runs ahead of it as far as it is told to.
+
+    A step draft is a prompt of its own, the request's prompt with its output, whose KV comes from
+    rows that hold most of it. One that has run ahead far enough rests, and goes on when the target
+    has followed; one that the target leaves or outruns ends for another.
+    """
+
+    def __init__(self, model: Rows, line: Line, tenancy: Tenancy) -> None:
+        self._model = model
+        self._line = line
+        self._tenancy = tenancy
+
+    def follow(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
+        """The target has committed more for one of the prompt's requests.
+
+        Nothing is begun while a queue draft runs ahead as far in agreement, or when a part of the
+        output is not known.
+        """
+        subscription = prompt.subscriptions[subscriber]
+        if commit.base_len != subscription.base_len + len(subscription.output_ids):
+            return
+        subscription.output_ids += commit.token_ids
+        size = len(prompt.token_ids) + len(subscription.output_ids)
+        wanted = self._wanted(size, commit.max_new_tokens)
+        step = subscription.step_draft
+        if step is not None:
+            ahead = _ahead(step.completions[0], prompt, subscription.output_ids)
+            if ahead is not None:
+                self._extend(step, wanted - ahead)
+                return
+        for completion in prompt.completions:
+            ahead = _ahead(completion, prompt, subscription.output_ids)
+            if ahead and (ahead >= wanted or completion.token_ids[-1] in prompt.stops):
+                return
+        self._begin(subscriber, prompt, wanted)
+
+    def withdraw(self, subscription: Subscription) -> None:
+        """The request has gone, or is to be drafted for from another place."""
+        step, subscription.step_draft = subscription.step_draft, None
+        if step is not None:
+            self._tenancy.clear(step)
+            self._line.withdraw(step)
+
+    def _extend(self, step: Prompt, missing: int) -> None:
+        """Let the draft have `missing` tokens more than it has, if it may go on at all."""
+        (completion,) = step.completions
+        if missing <= 0 or (completion.token_ids and completion.token_ids[-1] in step.stops):
+            return
+        step.limit = len(completion.token_ids) + missing
+        if completion.finished:
+            completion.finished = False
+            self._tenancy.take_back(step)
+            self._line.begin(step)
+
+    def _begin(self, subscriber: Subscriber, prompt: Prompt, wanted: int) -> None:
+        subscription = prompt.subscriptions[subscriber]
+        step = Prompt(
+            (subscriber, subscription.step_drafts),
+            prompt.token_ids + subscription.output_ids,
+            prompt.stops,
+            wanted,
+            [GREEDY],
+            parent=prompt,
+            number=MAX_COMPLETIONS + subscription.step_drafts,
+        )
+        step.subscribe(subscriber, subscription.base_len + len(subscription.output_ids), None)
+        if subscription.step_draft is not None:
+            self._tenancy.hand_over(subscription.step_draft, step)
+        self.withdraw(subscription)
+        subscription.step_draft = step
+        subscription.step_drafts += 1
+        self._line.begin(step)
+
+    def _wanted(self, size: int, max_new_tokens: int) -> int:
+        """Tokens to draft behind a text of so many."""
+        if size >= self._model.total_tokens:
+            return 0
+        return max(0, min(max_new_tokens, self._model.context_len - size))
+
+
+def _ahead(draft: Completion, prompt: Prompt, output_ids: list[int]) -> int | None:
+    """How many tokens a draft for a request of `prompt` runs ahead of its output.
+
+    None if the target has left it or outrun it.
+    """
+    rest = output_ids[len(draft.prompt.token_ids) - len(prompt.token_ids) :]
+    if draft.token_ids[: len(rest)] != rest:
+        return None
+    return len(draft.token_ids) - len(rest)
