@@ -1,12 +1,12 @@
-"""What the sidecar is told of requests that leave their drafts, and what becomes of redrafts."""
+"""What the sidecar is told of requests that are served, and what becomes of step drafts."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sglang_qspec.engine.strays import INTERVAL_S, MAX_TOKENS
 
 from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.engine.followed import MAX_TOKENS
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Drafted
@@ -37,65 +37,52 @@ def serve(link: FakeSidecarLink, clock: Clock, **settings: Any) -> Speculator:
     return active
 
 
-def decode(active: Speculator, output_ids: list[int], accepted: Sequence[int] = ()) -> None:
-    """One pass behind `output_ids` that accepts these nodes of its tree."""
+def decode(
+    active: Speculator, output_ids: list[int], accepted: Sequence[int] = (), bonus_id: int = 0
+) -> list[int]:
+    """One pass behind `output_ids` that accepts these nodes of its tree; the output then."""
     trees = active.propose(["a"], [output_ids], 4)
-    active.settle(["a"], trees, [list(accepted)])
+    active.settle(["a"], trees, [list(accepted)], [bonus_id])
+    return [*output_ids, *(trees[0].token_ids[node] for node in accepted), bonus_id]
 
 
 def commits(link: FakeSidecarLink) -> list[Commit]:
     return [commit for message in link.commits for commit in message.requests]
 
 
-def test_a_request_whose_pass_accepted_no_draft_is_reported_with_all_it_has_committed(
+def test_all_that_a_request_commits_is_reported_at_once_and_only_once(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
-    active = serve(link, clock)
-    decode(active, OUTPUT[:1])
-    decode(active, OUTPUT)
+    active = serve(link, clock, step_tokens=6)
+    output = decode(active, [8], [1, 2], 300)
+    output = decode(active, output, [], 301)
     serial = link.submits[0].serial
-    assert commits(link) == [Commit("a", serial, 0, OUTPUT, 28)]
+    assert output == [8, 9, 10, 300, 301]
+    assert commits(link) == [
+        Commit("a", serial, 0, [8], 6),  # the prompt's own pass
+        Commit("a", serial, 1, [9, 10, 300], 6),
+        Commit("a", serial, 4, [301], 6),
+    ]
 
 
-def test_a_request_that_follows_its_drafts_is_not_reported(
+def test_near_its_end_a_request_asks_for_no_more_than_is_left(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
-    active = serve(link, clock)
-    decode(active, [8], [1, 2])
-    decode(active, [8, 9, 10, 11], [1])
-    decode(active, [8, 9, 10, 11, 12, 13])
-    assert link.commits == []
-
-
-def test_reports_are_rare_and_none_says_again_what_another_said(
-    link: FakeSidecarLink, clock: Clock
-) -> None:
-    active = serve(link, clock)
-    output = list(OUTPUT)
-    decode(active, output)
-    for token in range(200, 210):
-        output.append(token)
-        decode(active, output)
-    assert len(link.commits) == 1
-    clock.now += INTERVAL_S
-    decode(active, [*output, 300])
-    first, second = commits(link)
-    assert first.base_len == 0
-    assert second.base_len == len(first.token_ids)
-    assert first.token_ids + second.token_ids == [*output, 300]
+    active = serve(link, clock, step_tokens=6)
+    decode(active, [8, *range(100, 124)], [], 124)
+    decode(active, [8, *range(100, 129)], [], 129)
+    assert [commit.max_new_tokens for commit in commits(link)] == [5, 4]
 
 
 def test_what_a_full_queue_did_not_take_is_said_in_the_next_report(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
-    decode(active, OUTPUT)
     link.queue_full = True
-    decode(active, [*OUTPUT, 200])
+    output = decode(active, OUTPUT, [], 200)
     link.queue_full = False
-    clock.now += INTERVAL_S
-    decode(active, [*OUTPUT, 200, 201])
-    assert [commit.token_ids for commit in commits(link)] == [[*OUTPUT, 200, 201]]
+    decode(active, output, [], 201)
+    assert [commit.token_ids for commit in commits(link)] == [[*OUTPUT, 200], [201]]
 
 
 def test_a_report_is_bounded(link: FakeSidecarLink, clock: Clock) -> None:
@@ -105,56 +92,63 @@ def test_a_report_is_bounded(link: FakeSidecarLink, clock: Clock) -> None:
     output = [8, *(500 + number % 100 for number in range(MAX_TOKENS // 2))]
     for rid in rids:
         enqueue(active, rid, max_new_tokens=10_000)
-    for _ in range(2):
-        trees = active.propose(rids, [output] * 3, 4)
-        active.settle(rids, trees, [[], [], []])
+    active.propose(rids, [output] * 3, 4)
     assert [commit.rid for commit in commits(link)] == ["a", "b"]
+    active.propose(rids, [output] * 3, 4)
+    assert [commit.rid for commit in commits(link)] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("settings", [{"redraft": "never"}, {"on_admission": "stop"}])
-def test_nothing_is_reported_where_no_redraft_is_wanted(
+@pytest.mark.parametrize("settings", [{"mode": "queue"}, {"on_admission": "stop"}])
+def test_nothing_is_reported_where_no_steps_are_wanted(
     link: FakeSidecarLink, clock: Clock, settings: dict[str, str]
 ) -> None:
     active = serve(link, clock, **settings)
-    for end in range(1, 5):
-        decode(active, [8, 100, 101, 102, 103][:end])
+    decode(active, decode(active, OUTPUT))
     assert link.commits == []
+
+
+def test_a_request_may_do_without_steps_and_another_with_nothing_else(
+    link: FakeSidecarLink, clock: Clock
+) -> None:
+    active = make(link, clock)
+    poll(active)
+    enqueue(active, "a", custom_params={"qspec_sources": ["queue", "prompt"]})
+    enqueue(active, "b", custom_params={"qspec_sources": ["step"]})
+    assert [submit.completions for submit in link.submits] == [8, 0]
+    active.propose(["a", "b"], [[8], [8]], 4)
+    assert [commit.rid for commit in commits(link)] == ["b"]
 
 
 def test_nothing_is_reported_of_a_request_that_has_ended_or_is_new_to_the_sidecar(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
-    decode(active, OUTPUT)
     active.end("a")
-    active.propose([], [], 4)
+    decode(active, OUTPUT)
+    assert link.commits == []
     enqueue(active)
-    decode(active, [8])
+    output = decode(active, [8])
     link.die()
     poll(active)
     link.revive()
     poll(active)
-    decode(active, [8])
-    assert link.commits == []
-    decode(active, OUTPUT)
-    decode(active, [*OUTPUT, 101])
-    assert [commit.serial for commit in commits(link)] == [link.submits[-1].serial]
+    told = len(link.commits)
+    output = decode(active, output, [], 300)
+    resubmitted = link.submits[-1]
+    assert [(c.serial, c.token_ids) for c in commits(link)[told:]] == [(resubmitted.serial, [300])]
 
 
-def test_a_redraft_is_proposed_from_where_it_begins_and_beside_other_drafts(
+def test_a_step_draft_is_proposed_from_where_it_begins_and_beside_other_drafts(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
-    decode(active, OUTPUT)
-    decode(active, [*OUTPUT, 101])
-    (commit,) = commits(link)
+    output = decode(active, OUTPUT, [], 101)
+    serial = commits(link)[-1].serial
     for number, token_ids in enumerate(([300, 301], [400, 401])):
-        link.inject(
-            Drafted("a", commit.serial, MAX_COMPLETIONS + number, 3, 0, token_ids, finished=True)
-        )
+        link.inject(Drafted("a", serial, MAX_COMPLETIONS + number, 3, 0, token_ids, finished=True))
     poll(active)
-    tree = tree_of(active, "a", [*OUTPUT, 101], 6)
+    tree = tree_of(active, "a", output, 6)
     assert {300, 301, 400, 401} <= set(tree.token_ids)
-    assert set(tree.sources[1:]) == {Source.QUEUE}
+    assert set(tree.sources[1:]) == {Source.STEP}
     assert active.describe()["requests_in_flight"] == 1  # as far as its completions are concerned
     active.check_integrity()

@@ -125,10 +125,10 @@ class Requests:
             assert set(tree.token_ids) <= {*COMMON, *own(self.number(rid))}
             self.proposed += len(tree) - 1
             paths.append(follow(tree, rng))
-        self.active.settle(rids, trees, paths)
-        for rid, tree, path in zip(rids, trees, paths, strict=True):
-            self.outputs[rid] += [tree.token_ids[node] for node in path]
-            self.outputs[rid] += text(self.number(rid), 1, rng)
+        bonus_ids = [text(self.number(rid), 1, rng)[0] for rid in rids]
+        self.active.settle(rids, trees, paths, bonus_ids)
+        for rid, tree, path, bonus_id in zip(rids, trees, paths, bonus_ids, strict=True):
+            self.outputs[rid] += [*(tree.token_ids[node] for node in path), bonus_id]
 
     def number(self, rid: str) -> int:
         return number_of(self.prompts[rid])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.live import Tally
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Submit
+from sglang_qspec.messages import Drafted, Submit
 from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
 
 VOCAB = 1000
@@ -126,17 +126,22 @@ def test_a_request_uses_the_sources_that_it_names_and_no_others(
     poll(active)
     output_ids = [8] if source is Source.QUEUE else [300, 8, 500, 300, 8]
     tree = tree_of(active, "a", output_ids, 6)
-    expected = {Source.QUEUE: 9, Source.GUESS: 20, Source.PROMPT: 400, Source.OUTPUT: 500}
+    of_sidecar = source in (Source.QUEUE, Source.STEP)
+    if source is Source.STEP:
+        link.inject(Drafted("a", link.submits[0].serial, MAX_COMPLETIONS, 5, 0, [600]))
+        poll(active)
+        tree = tree_of(active, "a", output_ids, 6)
+    expected = dict(zip(Source, (9, 20, 400, 500, 600), strict=True))
     assert set(tree.sources[1:]) == {source}
     assert expected[source] in tree.token_ids
-    assert len(link.submits) == (source is Source.QUEUE)
+    assert len(link.submits) == of_sidecar
     link.die()
     poll(active)
     link.revive()
     poll(active)
     active.admit("a")
     active.end("a")
-    assert bool(link.closes) == bool(link.admits) == (source is Source.QUEUE)
+    assert bool(link.closes) == bool(link.admits) == of_sidecar
 
 
 def test_controls_that_got_past_the_front_are_ignored_not_fatal(link: FakeSidecarLink) -> None:
@@ -305,14 +310,15 @@ def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> N
     poll(active)
     enqueue(active)
     poll(active)
-    active.settle(["a"], active.propose(["a"], [[8]], 4), [[1, 2]])
-    active.settle(["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]])
+    active.settle(["a"], active.propose(["a"], [[8]], 4), [[1, 2]], [11])
+    active.settle(["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]], [12])
     tally = active.end("a")
     assert tally is not None
     record = tally.record()
     assert (record["passes"], record["proposed_tokens"], record["accepted_tokens"]) == (2, 3, 2)
     assert record["accept_length"] == 2.0
-    assert record["accepted_by_source"] == {"queue": 2, "guess": 0, "prompt": 0, "output": 0}
+    by_source = record["accepted_by_source"]
+    assert by_source == {"queue": 2, "guess": 0, "prompt": 0, "output": 0, "step": 0}
 
 
 def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> None:

@@ -50,17 +50,17 @@ def test_the_next_prompt_gets_the_rest_before_those_far_behind_get_their_first(
     assert order(line)[: lookahead + 1] == [*firsts[1:], "i0", "b1"]
 
 
-def test_redrafts_come_behind_all_that_waits_and_before_what_is_left_of_served_prompts() -> None:
+def test_step_drafts_come_before_all_else() -> None:
     line = Line()
     served = queue(line, "s", None)
     queue(line, "a", ((0, 0), 1), 2)
     for name in "xy":
-        redraft = Prompt((name,), [1], frozenset(), 10, [GREEDY], parent=served)
-        redraft.subscribe((PEER, name, 0), 0, None)
-        line.begin(redraft)
-    assert order(line) == ["a0", "a1", "x0", "y0", "s0", "s1", "s2"]
-    line.withdraw(redraft)
-    assert order(line)[:3] == ["a0", "a1", "x0"]
+        step = Prompt((name,), [1], frozenset(), 10, [GREEDY], parent=served)
+        step.subscribe((PEER, name, 0), 0, None)
+        line.begin(step)
+    assert order(line) == ["x0", "y0", "a0", "a1", "s0", "s1", "s2"]
+    line.withdraw(step)
+    assert order(line)[:3] == ["x0", "a0", "a1"]
 
 
 def test_of_served_prompts_the_first_completions_and_the_shortest_come_first() -> None:

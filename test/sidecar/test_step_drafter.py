@@ -1,12 +1,11 @@
-"""Drafting anew for requests that leave their drafts, over the scripted model."""
+"""Drafting for requests that are served, over the scripted model."""
 
 import random
 
 import pytest
-from sglang_qspec.sidecar.redrafts import REDRAFT_TOKENS
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.sidecar.planner import REDRAFT_SLOTS
+from sglang_qspec.sidecar.planner import BESIDE_STEPS
 from test.sidecar.scripted import ScriptedModel
 from test.sidecar.test_queue_drafter import ONE, Desk
 
@@ -48,21 +47,51 @@ def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
     desk.leave("a")
 
 
-def test_nothing_is_drafted_while_a_draft_runs_ahead_in_agreement() -> None:
+def test_nothing_is_drafted_while_a_queue_draft_runs_ahead_as_far_in_agreement() -> None:
     desk = Desk(ScriptedModel())
     served(desk)
-    desk.commit("a", 0, [4, 5])
+    desk.commit("a", 0, [4, 5], max_new_tokens=8)
     assert desk.drafter.idle
-    desk.commit("a", 2, [50])
-    desk.step(4)
-    desk.commit("a", 3, [51, 52])  # follows the redraft, which goes on
+    desk.commit("a", 2, [6], max_new_tokens=8)
     desk.run()
-    assert desk.told[ONE, "a", FIRST] == list(range(51, 61))
+    assert desk.told[ONE, "a", FIRST] == list(range(7, 15))
+    desk.leave("a")
+
+
+def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_followed() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("a", 0, [50], max_new_tokens=3)
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
+    before = read(desk)
+    desk.commit("a", 1, [51, 52], max_new_tokens=3)
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == [51, 52, 53, 54, 55]
+    desk.commit("a", 3, [53], max_new_tokens=1)  # far enough already
+    assert desk.drafter.idle
+    desk.commit("a", 4, [54, 55], max_new_tokens=2)  # all of it, and no more
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == list(range(51, 58))
+    assert read(desk) == before
     assert (ONE, "a", SECOND) not in desk.told
     desk.leave("a")
 
 
-def test_a_redraft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
+def test_a_draft_that_has_come_to_an_end_of_the_text_does_not_go_on() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3], stop=[53])
+    desk.run()
+    desk.admit("a")
+    desk.commit("a", 0, [50])
+    desk.run()
+    desk.commit("a", 1, [51])
+    assert desk.drafter.idle
+    assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
+    desk.leave("a")
+
+
+def test_a_draft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
     desk = Desk(ScriptedModel())
     served(desk)
     desk.commit("a", 0, [50])
@@ -78,6 +107,16 @@ def test_a_redraft_that_the_request_leaves_or_outruns_ends_for_another() -> None
     desk.leave("a")
 
 
+def test_a_request_without_queue_drafts_is_followed_too() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3], completions=0)
+    assert desk.drafter.idle
+    desk.commit("a", 0, [50])
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == list(range(51, 61))
+    desk.leave("a")
+
+
 def test_output_with_a_gap_and_requests_that_are_not_known_are_ignored() -> None:
     desk = Desk(ScriptedModel())
     served(desk)
@@ -87,37 +126,34 @@ def test_output_with_a_gap_and_requests_that_are_not_known_are_ignored() -> None
     desk.leave("a")
 
 
-def test_a_redraft_is_as_long_as_is_useful() -> None:
+def test_a_draft_is_as_long_as_is_useful() -> None:
     desk = Desk(ScriptedModel(context_len=400))
     served(desk)
     desk.commit("a", 0, [50], max_new_tokens=4)
     desk.run()
     assert desk.told[ONE, "a", FIRST] == [51, 52, 53, 54]
-    desk.commit("a", 1, [200], max_new_tokens=1000)
+    desk.commit("a", 1, [7] * 390, max_new_tokens=1000)
     desk.run()
-    assert len(desk.told[ONE, "a", SECOND]) == REDRAFT_TOKENS
-    desk.commit("a", 2, [7] * 396)
+    assert len(desk.told[ONE, "a", SECOND]) == 400 - 394
+    desk.commit("a", 391, [7] * 6)
     assert desk.drafter.idle  # the context is full
     desk.leave("a")
 
 
-def test_a_redraft_waits_for_those_that_wait_and_its_pass_is_small() -> None:
-    desk = Desk(ScriptedModel())
+@pytest.mark.parametrize("apart", [True, False])
+def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool) -> None:
+    desk = Desk(ScriptedModel(), apart=apart)
     served(desk)
     for number in range(4):
         desk.submit(f"w{number}", [200 + 10 * number, 201 + 10 * number], completions=8)
-    desk.step(2)
-    assert desk.model.passes[-1] == ("step", 32, 32)
+    desk.step(12)
+    rows = 32
+    assert desk.model.passes[-1] == ("step", rows, rows) or apart
     desk.commit("a", 0, [50], max_new_tokens=3)
-    desk.step(2)
-    assert desk.model.passes[-1] == ("step", 32, 32)
-    for number in range(4):
-        desk.admit(f"w{number}")
-    desk.step(2)
-    assert desk.model.passes[-1] == ("step", REDRAFT_SLOTS, REDRAFT_SLOTS)
     desk.run()
+    sizes = [size for verb, size, _ in desk.model.passes if verb == "step"]
     assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
-    assert len(desk.told[ONE, "w3", 7]) == 10
+    assert (max(sizes[-8:]) <= BESIDE_STEPS) is apart
     desk.leave("a", "w0", "w1", "w2", "w3")
 
 
@@ -138,7 +174,7 @@ def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
     desk.leave("a", "b")
 
 
-def test_the_end_of_a_request_ends_its_redraft_and_frees_its_kv() -> None:
+def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
     desk = Desk(ScriptedModel())
     served(desk)
     desk.commit("a", 0, [50])
@@ -164,7 +200,7 @@ def test_kept_rows_give_way_to_those_that_wait() -> None:
     desk.leave("a", *(f"w{number}" for number in range(6)))
 
 
-@pytest.mark.parametrize("seed", [0, *range(2, 13)])  # those of 0 to 12 with a redraft
+@pytest.mark.parametrize("seed", [0, *range(2, 13)])  # those of 0 to 12 with a step draft
 def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left(seed: int) -> None:
     """Requests of any rank come, are served, go astray and end, with more or less KV."""
     rng = random.Random(seed)
