@@ -138,18 +138,18 @@ class QSpecConfig:
         "defer",
         _one_of("defer", "stop", "continue"),
         "what the sidecar does about a request once it is served: defer its drafts to those of "
-        "waiting requests, stop, or continue",
+        "waiting requests, stop (also all that mode ahead would do), or continue",
     )
     mode: str = _setting(
-        "auto",
-        _one_of("queue", "ahead", "auto"),
-        "what the sidecar drafts: for waiting requests alone (queue), or also for served ones, "
-        "ahead of what their target verifies (ahead); auto chooses by measured times",
+        "ahead",
+        _one_of("queue", "ahead"),
+        "what the sidecar drafts for: waiting requests alone (queue), or served ones too and first "
+        "of all, ahead of what their target verifies (ahead)",
     )
     step_tokens: int = _setting(
         16,
         _whole(1, 64),
-        "how far a served request's drafts run ahead of what is committed, in tokens",
+        "how far drafts for a served request run ahead of what is committed, in tokens",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"

@@ -21,7 +21,7 @@ def linear(row: float) -> PassCost:
 
 
 def width_for(policy: WidthPolicy, trees: list[DraftTree]) -> int:
-    return policy.width_for(DraftTrees.of(trees, policy.max_width))
+    return policy.choose(DraftTrees.of(trees, policy.max_width)).width
 
 
 def test_without_drafts_a_pass_is_plain_decoding() -> None:
@@ -76,3 +76,13 @@ def test_settings_out_of_range_are_refused() -> None:
         WidthPolicy(0)
     with pytest.raises(ConfigError, match=r"row is -0\.1, but must be at least 0"):
         PassCost(row=-0.1)
+
+
+def test_the_rate_of_a_pass_follows_the_times_that_passes_took() -> None:
+    policy = WidthPolicy(8)
+    trees = DraftTrees.of([chain()], 8)
+    for _ in range(200):
+        policy.observe(1, 0.1)
+    assert policy.choose(trees).rate == pytest.approx(10.0, rel=0.01)
+    policy.observe(1, 30.0)  # a prompt was read in between
+    assert policy.choose(trees).rate > 9.0

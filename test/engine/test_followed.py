@@ -7,7 +7,7 @@ import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.followed import MAX_TOKENS
-from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.speculator import NEXT_CHANCE, Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Drafted
 from sglang_qspec.trie import Source
@@ -152,3 +152,25 @@ def test_a_step_draft_is_proposed_from_where_it_begins_and_beside_other_drafts(
     assert set(tree.sources[1:]) == {Source.STEP}
     assert active.describe()["requests_in_flight"] == 1  # as far as its completions are concerned
     active.check_integrity()
+
+
+def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
+    link: FakeSidecarLink,
+) -> None:
+    active = make(link, step_tokens=3)
+    poll(active)
+    for rid in "ab":
+        enqueue(active, rid, custom_params={"qspec_sources": ["step"]})
+    trees = active.propose(["a", "b"], [[8], [8]], 8)
+    assert active.awaited(["a", "b"], trees) == pytest.approx(2 * NEXT_CHANCE)
+    assert active.awaited(["a", "unknown"], trees) == pytest.approx(NEXT_CHANCE)
+    serial = link.submits[0].serial
+    assert not active.wait_for_steps(0.001)
+    link.inject(Drafted("a", serial, MAX_COMPLETIONS, 1, 0, [20, 21, 22], finished=True))
+    assert active.wait_for_steps(1.0)
+    trees = active.propose(["a", "b"], [[8], [8]], 8)
+    assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE)  # the other is full
+    link.die()
+    poll(active)
+    assert active.awaited(["a", "b"], trees) == 0.0
+    assert not active.wait_for_steps(0.001)

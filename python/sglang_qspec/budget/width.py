@@ -15,6 +15,10 @@ from sglang_qspec.trie import DraftTrees
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Widths that are used, so that kernels and buffers see few shapes."""
+MEMORY = 0.05
+"""Weight of the latest pass in what passes take."""
+FIRST_UNIT = 0.03
+"""Seconds that a pass is taken for before any was seen."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,15 @@ class PassCost:
         return 1.0 + self.cheap_row * cheap + self.row * (rows - cheap)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The width of a pass, and what it is expected to yield."""
+
+    width: int
+    rate: float
+    """Tokens per second."""
+
+
 class WidthPolicy:
     """Chooses the width of a pass: 1 (plain decoding) to `max_width`.
 
@@ -57,14 +70,16 @@ class WidthPolicy:
         self.cost = cost
         self.fixed = fixed
         self._steps = (*(width for width in LADDER if width < max_width), max_width)
+        self._unit: float | None = None
 
-    def width_for(self, trees: DraftTrees) -> int:
+    def choose(self, trees: DraftTrees) -> Choice:
         """The common width of a pass over a batch, one tree a request."""
-        if self.fixed:
-            return self.max_width
         bs = len(trees)
-        largest = int(trees.sizes.max(initial=1))
+        unit = self._unit or FIRST_UNIT
         tokens = trees.scores.sum(axis=0).cumsum().tolist()
+        if self.fixed:
+            return Choice(self.max_width, tokens[-1] / self.cost.of(bs * self.max_width) / unit)
+        largest = int(trees.sizes.max(initial=1))
         best, best_rate = 1, bs / self.cost.of(bs)
         for width in self._steps[1:]:
             rate = tokens[min(width, len(tokens)) - 1] / self.cost.of(bs * width)
@@ -72,4 +87,13 @@ class WidthPolicy:
                 best, best_rate = width, rate
             if width >= largest:
                 break
-        return best
+        return Choice(best, best_rate / unit)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A pass of so many rows took so long, from the end of the pass before it."""
+        unit = seconds / self.cost.of(rows)
+        if self._unit is None:
+            self._unit = unit
+        # A prompt's pass in between, or a machine that was busy, is no news about passes.
+        unit = min(unit, 2 * self._unit)
+        self._unit += MEMORY * (unit - self._unit)

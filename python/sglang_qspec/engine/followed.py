@@ -52,6 +52,10 @@ class Followed:
             for commit in commits:
                 self._told[commit.rid] = commit.base_len + len(commit.token_ids)
 
+    def told(self, rid: str) -> int | None:
+        """Committed output that the sidecar knows of, in tokens; None if it does not follow."""
+        return self._told.get(rid)
+
     def __contains__(self, rid: str) -> bool:
         """Whether the sidecar works on the request."""
         return rid in self._told

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sglang_qspec import controls
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.controls import Controls
@@ -31,6 +33,10 @@ STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission are numbered below this."""
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
+POLL_S = 0.0002
+"""Between two polls of a wait."""
+NEXT_CHANCE = 0.93
+"""That one more token of a step draft is right if all before it are."""
 
 
 class Speculator:
@@ -59,6 +65,7 @@ class Speculator:
         self._unsent: dict[str, None] = {}
         self._followed = Followed()
         self._generation = 0
+        self._steps_taken = 0
 
     def enqueue(
         self,
@@ -200,6 +207,7 @@ class Speculator:
             self.first_drafts.observe(self._clock() - live.queued_at)
             live.queued_at = None
         is_step = drafted.completion >= MAX_COMPLETIONS
+        self._steps_taken += is_step
         if not is_step:
             live.unfinished -= drafted.finished
         self._tries.insert(
@@ -248,6 +256,36 @@ class Speculator:
         self._report(rids)
         roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width)
+
+    def awaited(self, rids: Sequence[str], trees: DraftTrees) -> float:
+        """How many tokens the next step of the sidecar's drafts is expected to add to these trees.
+
+        Those of requests that it does not draft for just now, or whose trees are full, get none.
+        """
+        if self._link is None or self._link.state is not LinkState.READY:
+            return 0.0
+        full = min(trees.width, self._settings.step_tokens + 1)
+        is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
+        chances = np.where(is_step, trees.scores, 1.0).min(axis=1)
+        awaiting = [
+            size < full
+            and (live := self._live.get(rid)) is not None
+            and self._followed.told(rid) == len(live.output_ids)
+            and live.max_new_tokens - len(live.output_ids) > size
+            for rid, size in zip(rids, trees.sizes.tolist(), strict=True)
+        ]
+        return NEXT_CHANCE * float(chances[awaiting].sum())
+
+    def wait_for_steps(self, seconds: float) -> bool:
+        """Wait for more of any step draft, at most so long; whether it came."""
+        before, until = self._steps_taken, self._clock() + seconds
+        while True:
+            self.poll()
+            if self._steps_taken > before:
+                return True
+            if self._clock() >= until or self._link is None:
+                return False
+            time.sleep(POLL_S)
 
     def _follow(self, rid: str, output_ids: Sequence[int]) -> bool:
         """Commit what is new; whether another draft token may be of use."""

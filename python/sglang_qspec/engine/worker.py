@@ -8,6 +8,7 @@ has one, otherwise an ordinary decode pass.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.budget import WidthPolicy
+from sglang_qspec.budget import Patience, WidthPolicy
 from sglang_qspec.engine import compat, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.startup import open_speculator
@@ -52,6 +53,11 @@ class QSpecWorker(BaseSpecWorker):
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self._draft_token_num
         self._width = WidthPolicy(self._draft_token_num, fixed=not self._on_cpu)
+        self._patience = Patience()
+        self._pass_ended: float | None = None
+        """When the last decode pass did, if there was nothing after it."""
+        self._waited = 0.0
+        """Seconds since then that were spent waiting for drafts."""
         self._speculator = open_speculator(config.from_environment(), gpu_id, target_worker)
         speculator.activate(self._speculator)
 
@@ -77,9 +83,9 @@ class QSpecWorker(BaseSpecWorker):
         """One target pass. The scheduler restores `batch`'s fields after it (forward isolation)."""
         self._speculator.poll()
         if not batch.forward_mode.is_decode():
+            self._pass_ended = None
             return self._extend(batch)
-        trees = self._propose(batch)
-        width = self._width.width_for(trees)
+        trees, width = self._propose(batch)
         if width == 1 or self._needs_plain_decode(batch):
             trees = trees.best(1)
             result = self._decode(batch)
@@ -89,9 +95,39 @@ class QSpecWorker(BaseSpecWorker):
             trees = trees.best(width)
             result, accepted, bonus_ids = self._verify(batch, trees)
         self._speculator.settle([req.rid for req in batch.reqs], trees, accepted, bonus_ids)
+        self._note_end(len(batch.reqs) * trees.width)
         return result
 
-    def _propose(self, batch: ScheduleBatch) -> DraftTrees:
+    def _note_end(self, rows: int) -> None:
+        """A decode pass of so many tokens has ended."""
+        now = time.monotonic()
+        if self._pass_ended is not None:
+            self._width.observe(rows, now - self._pass_ended - self._waited)
+        self._pass_ended, self._waited = now, 0.0
+
+    def _propose(self, batch: ScheduleBatch) -> tuple[DraftTrees, int]:
+        """A tree for each request, once it is worth a pass, and the width that the pass is to have.
+
+        Step drafts that are just being made are waited for as long as that gains more than a pass
+        with what is there (`budget.Patience`).
+        """
+        rids = [req.rid for req in batch.reqs]
+        while True:
+            trees = self._trees(batch)
+            choice = self._width.choose(trees)
+            gain = self._speculator.awaited(rids, trees)
+            patience = self._patience.seconds(len(rids), gain, choice.rate)
+            if not patience:
+                return trees, choice.width
+            began = time.monotonic()
+            came = self._speculator.wait_for_steps(patience)
+            took = time.monotonic() - began
+            self._patience.observe(len(rids), took, came)
+            self._waited += took
+            if not came:
+                return trees, choice.width
+
+    def _trees(self, batch: ScheduleBatch) -> DraftTrees:
         """A tree for each request; the roots alone where none may speculate.
 
         SGLang applies the penalties of the committed text to every node of a tree, which is not
