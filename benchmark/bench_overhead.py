@@ -10,8 +10,8 @@ what QSPEC does in the scheduler's thread in an iteration that decodes:
 - less what a plain decode step spends around the model at as many requests (median): preparing
   the batch and sampling one token a request.
 
-The forward pass itself is not counted, also where it verifies more than one token a request: that
-is what speculation buys. As a check, `whole` compares whole iterations without the forward pass,
+The forward pass itself is not counted, also where it verifies more than one token a request, and
+nor is the time that a pass waits for drafts (`wait` in `parts_ms`): that is what speculation buys. As a check, `whole` compares whole iterations without the forward pass,
 with all that the scheduler does for several tokens a request. Times are wall time of a scheduler
 that shares its core with the server's other processes, as a small server does.
 

@@ -28,9 +28,14 @@ class Iteration:
     """Parts of the worker's call besides the model."""
 
     @property
+    def waited(self) -> float:
+        """For drafts that are worth it; no work, and as with the model it is what tokens cost."""
+        return self.parts.get("wait", 0.0)
+
+    @property
     def around_model(self) -> float:
         """The worker's call without the model: sampling included, also in a plain decode pass."""
-        return self.worker - self.model
+        return self.worker - self.model - self.waited
 
     @property
     def ours(self) -> float:
@@ -40,7 +45,7 @@ class Iteration:
     @property
     def outside_model(self) -> float:
         """The iteration without the model: the scheduler's own work too."""
-        return self.period - self.model
+        return self.period - self.model - self.waited
 
 
 def read(lines: Iterable[str]) -> list[Iteration]:
@@ -117,7 +122,7 @@ def added(iterations: Sequence[Iteration], plain: PlainDecode) -> Added:
 def _parts(iterations: Sequence[Iteration]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for iteration in iterations:
-        rest = iteration.around_model - sum(iteration.parts.values())
+        rest = iteration.around_model + iteration.waited - sum(iteration.parts.values())
         hooks = {f"hook: {name}": time for name, time in iteration.hooks.items()}
         for name, time in (*iteration.parts.items(), *hooks.items(), ("other", rest)):
             totals[name] = totals.get(name, 0.0) + time

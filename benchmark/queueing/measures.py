@@ -65,7 +65,9 @@ def measure(runs: Sequence[BlockRun], plain: Sequence[BlockRun] | None) -> Measu
         passes_per_token=(len(answers) + passes) / tokens,
         accepted=accepted,
         drafted=drafted,
-        wasted=None if drafted is None else drafted - accepted.get("queue", 0),
+        wasted=None
+        if drafted is None
+        else drafted - accepted.get("queue", 0) - accepted.get("step", 0),
         speedup=None if plain is None else tokens_per_s / _tokens_per_s(plain),
         identical=None if plain is None else identical_share(runs, plain),
         retried=sum(run.retried for run in runs),

@@ -179,6 +179,9 @@ class Speculator:
 
     def poll(self) -> None:
         """Take in what the sidecar sent, and send what could not be sent before."""
+        self._exchange()
+
+    def _exchange(self) -> None:
         if self._link is None:
             return
         for message in self._link.receive(MESSAGES_PER_POLL):
@@ -280,7 +283,7 @@ class Speculator:
         """Wait for more of any step draft, at most so long; whether it came."""
         before, until = self._steps_taken, self._clock() + seconds
         while True:
-            self.poll()
+            self._exchange()
             if self._steps_taken > before:
                 return True
             if self._clock() >= until or self._link is None:
