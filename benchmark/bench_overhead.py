@@ -11,9 +11,10 @@ what QSPEC does in the scheduler's thread in an iteration that decodes:
   the batch and sampling one token a request.
 
 The forward pass itself is not counted, also where it verifies more than one token a request, and
-nor is the time that a pass waits for drafts (`wait` in `parts_ms`): that is what speculation buys. As a check, `whole` compares whole iterations without the forward pass,
-with all that the scheduler does for several tokens a request. Times are wall time of a scheduler
-that shares its core with the server's other processes, as a small server does.
+nor is the time that a pass waits for drafts (`wait` in `parts_ms`): that is what speculation buys.
+As a check, `whole` compares whole iterations without the forward pass and such waits, with all that
+the scheduler does for several tokens a request. Times are wall time of a scheduler that shares its
+core with the server's other processes, as a small server does.
 
     python -m benchmark.bench_overhead
 

@@ -54,6 +54,7 @@ def measure(runs: Sequence[BlockRun], plain: Sequence[BlockRun] | None) -> Measu
     proposed = sum(answer.proposed for answer in answers)
     accepted = _by_source(answer.accepted for answer in answers)
     drafted = _drafted(runs)
+    used = accepted.get("queue", 0) + accepted.get("step", 0)
     tokens_per_s = _tokens_per_s(runs)
     return Measures(
         tokens=tokens,
@@ -65,9 +66,7 @@ def measure(runs: Sequence[BlockRun], plain: Sequence[BlockRun] | None) -> Measu
         passes_per_token=(len(answers) + passes) / tokens,
         accepted=accepted,
         drafted=drafted,
-        wasted=None
-        if drafted is None
-        else drafted - accepted.get("queue", 0) - accepted.get("step", 0),
+        wasted=None if drafted is None else drafted - used,
         speedup=None if plain is None else tokens_per_s / _tokens_per_s(plain),
         identical=None if plain is None else identical_share(runs, plain),
         retried=sum(run.retried for run in runs),
