@@ -490,13 +490,18 @@ def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
 def test_a_sidecar_killed_in_the_middle_changes_nothing(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
-    """The last test of the module: the server is not given its sidecar back."""
+    """And the server starts another, which drafts for what comes then."""
     with ThreadPoolExecutor(1) as pool:
         answers = pool.submit(all_at_once, server, prompts)
         until(lambda: state(server)["drafting_rows"] > 0)
         sidecar_process(server).kill()
         assert [a["output_ids"] for a in answers.result()] == [e["output_ids"] for e in expected]
-    until(lambda: state(server)["sidecar"] == "lost")
+    until(lambda: state(server)["sidecar_restarts"] == 1)
+    until(lambda: state(server)["sidecar"] == "ready", 240)
+    before = state(server)["accepted_tokens"]
+    answers = all_at_once(server, prompts)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    assert of_sidecar(state(server)["accepted_tokens"]) > of_sidecar(before)
 
 
 def test_sglang_serve_starts_the_same_and_leaves_no_process_and_no_socket(

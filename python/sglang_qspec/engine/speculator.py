@@ -25,6 +25,7 @@ from sglang_qspec.errors import GuessError, RequestError
 from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
 from sglang_qspec.link import Link, LinkState
 from sglang_qspec.messages import Admit, Close, Drafted
+from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, Insertion, Source, TrieStore
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,10 @@ NEXT_CHANCE = 0.93
 
 
 class Speculator:
-    """See the module. `link` is None when there is neither a draft model nor an endpoint."""
+    """See the module. `link` is None when there is neither a draft model nor an endpoint.
+
+    `sidecar` is the one at its other end, where the server has started it and keeps it alive.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,8 @@ class Speculator:
         tries: TrieStore,
         link: Link | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        sidecar: SidecarProcess | None = None,
     ) -> None:
         self.proposed = dict.fromkeys(Source, 0)
         """Draft tokens that the target verified since the start, by source."""
@@ -60,6 +66,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._tries = tries
         self._link = link
+        self._sidecar = sidecar
         self._live: dict[str, Live] = {}
         self._serials = itertools.count(1)
         self._unsent: dict[str, None] = {}
@@ -179,6 +186,8 @@ class Speculator:
 
     def poll(self) -> None:
         """Take in what the sidecar sent, and send what could not be sent before."""
+        if self._sidecar is not None:
+            self._sidecar.keep_alive()
         self._exchange()
 
     def _exchange(self) -> None:
@@ -362,6 +371,7 @@ class Speculator:
         in_flight = sum(live.unfinished > 0 for live in self._live.values())
         return {
             "sidecar": "none" if link is None else link.state.value,
+            "sidecar_restarts": self._sidecar.restarts if self._sidecar is not None else 0,
             "live_requests": len(self._live),
             "requests_in_flight": in_flight if ready else 0,
             "drafting_requests": heartbeat.requests if heartbeat and ready else 0,

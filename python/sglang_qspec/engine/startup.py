@@ -37,7 +37,7 @@ def open_speculator(settings: QSpecConfig, gpu_id: int, target_worker: Any) -> S
         max_request_tokens=settings.max_request_tokens,
         max_total_tokens=settings.max_total_tokens,
     )
-    link = None
+    link, sidecar = None, None
     draft_model = get_spec().speculative_draft_model_path
     if settings.endpoint:
         hello = _hello()
@@ -45,8 +45,8 @@ def open_speculator(settings: QSpecConfig, gpu_id: int, target_worker: Any) -> S
         link = _join(settings.endpoint, hello, key_pair)
     elif draft_model is not None:
         hello = _hello()
-        link = _start_own(settings, draft_model, hello, gpu_id)
-    return Speculator(settings, vocab_size, TrieStore(limits), link)
+        link, sidecar = _start_own(settings, draft_model, hello, gpu_id)
+    return Speculator(settings, vocab_size, TrieStore(limits), link, sidecar=sidecar)
 
 
 def _hello() -> Hello:
@@ -76,7 +76,9 @@ def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
     return link
 
 
-def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int) -> SidecarLink:
+def _start_own(
+    settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int
+) -> tuple[SidecarLink, SidecarProcess]:
     """Start a sidecar as a child of this process; it loads its weights while the target does."""
     private = private_endpoint()
     spec = get_spec()
@@ -92,7 +94,7 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
     process.start()
     atexit.register(private.close)
     atexit.register(process.stop)
-    return SidecarLink(private.address, hello)
+    return SidecarLink(private.address, hello), process
 
 
 def _default_device(gpu_id: int) -> str:

@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 from sglang_qspec.config import QSpecConfig
 
@@ -13,6 +15,12 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """Time to stop in an orderly way before it is killed."""
+LOOK_S = 0.25
+"""Between two looks at whether it is alive."""
+BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""Before each restart in a row. There is no other: what fails so often will fail again."""
+SETTLED_S = 120.0
+"""One that ran for so long does not count as a failure in a row."""
 
 
 class SidecarProcess:
@@ -31,6 +39,7 @@ class SidecarProcess:
         endpoint: str,
         device: str,
         trust_remote_code: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`device`: `cpu`, `cuda` or `cuda:N`, counted among those that this process may see."""
         self.command = [
@@ -53,7 +62,17 @@ class SidecarProcess:
             self.command.append(f"--key-file={settings.key_file}")
         if trust_remote_code:
             self.command.append("--trust-remote-code")
+        self.restarts = 0
+        """How often it was started again after it had died."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._wanted = False
+        """It was started, and not stopped."""
+        self._clock = clock
+        self._started_at = 0.0
+        self._failures = 0
+        """In a row."""
+        self._next_look = 0.0
+        self._restart_at: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -70,6 +89,7 @@ class SidecarProcess:
 
     def start(self) -> None:
         """Start it, unless it is alive. Its model takes seconds to load; this does not wait."""
+        self._wanted = True
         if self.alive:
             return
         self._process = subprocess.Popen(
@@ -80,10 +100,39 @@ class SidecarProcess:
             # too, but the kernel shares processors out by session first, and by niceness within.
             process_group=0,
         )
+        self._started_at = self._clock()
         logger.info("started the sidecar as process %d", self._process.pid)
+
+    def keep_alive(self) -> None:
+        """Start it again if it has died, after a while that grows with each time in a row.
+
+        To be called often, by the thread that started it: it ends with its parent's thread.
+        """
+        now = self._clock()
+        if now < self._next_look or not self._wanted:
+            return
+        self._next_look = now + LOOK_S
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self._restart_at = None
+                self.restarts += 1
+                self.start()
+        elif not self.alive and self._failures <= len(BACKOFF_S):
+            if now - self._started_at >= SETTLED_S:
+                self._failures = 0
+            self._failures += 1
+            if self._failures > len(BACKOFF_S):
+                logger.error("the sidecar died with %s again: giving it up", self.exit_code)
+                return
+            wait_s = BACKOFF_S[self._failures - 1]
+            self._restart_at = now + wait_s
+            logger.warning(
+                "the sidecar died with %s; it is started again in %g s", self.exit_code, wait_s
+            )
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """End it, by force after `grace_s` seconds; returns when it is gone. May be repeated."""
+        self._wanted = False
         if self._process is None:
             return
         self._process.terminate()
