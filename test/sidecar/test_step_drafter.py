@@ -5,7 +5,7 @@ import random
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.sidecar.planner import BESIDE_STEPS
+from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
 from test.sidecar.scripted import ScriptedModel
 from test.sidecar.test_queue_drafter import ONE, Desk
 
@@ -155,6 +155,19 @@ def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool)
     assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
     assert (max(sizes[-8:]) <= BESIDE_STEPS) is apart
     desk.leave("a", "w0", "w1", "w2", "w3")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_prompts_are_read_in_small_pieces_where_a_step_may_have_to_wait(apart: bool) -> None:
+    desk = Desk(ScriptedModel(), apart=apart, prefill_tokens=200)
+    served(desk)
+    desk.submit("w", list(range(100, 250)))
+    desk.commit("a", 0, [50])
+    desk.run()
+    longest = max(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    assert longest == READ_BESIDE_STEPS if apart else longest >= 150
+    assert desk.told[ONE, "w", 0] == list(range(250, 260))
+    desk.leave("a", "w")
 
 
 def test_completions_that_all_requests_have_outrun_are_given_up() -> None:

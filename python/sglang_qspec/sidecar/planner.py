@@ -13,6 +13,8 @@ from sglang_qspec.sidecar.tenancy import Tenancy
 BESIDE_STEPS = 8
 """Completions in other passes while there are step drafts, where a larger pass is a slower one:
 the next step may have to wait for such a pass."""
+READ_BESIDE_STEPS = 32
+"""Prompt tokens in such passes, for the same reason."""
 REACH = 4
 """How many times the slots of completions are looked at to fill a pass."""
 
@@ -26,6 +28,8 @@ class Plan:
     decode: list[Completion] = field(default_factory=list)
     to_read: int = 0
     """Tokens that `prefill` lacks."""
+    most_read: int = 0
+    """How many of them the pass is to read."""
 
     def __len__(self) -> int:
         return len(self.prefill) + len(self.decode)
@@ -56,14 +60,14 @@ class Planner:
         """The next pass; None when even the first completion alone is too large for the KV."""
         while True:
             plan = self._fill()
-            needed = len(plan.decode) + min(plan.to_read, self._prefill_tokens)
+            needed = len(plan.decode) + min(plan.to_read, plan.most_read)
             if needed <= self._model.free_tokens:
                 return plan
             if not self._tenancy.make_room(next(self._line.urgent())):
                 return None
 
     def _fill(self) -> Plan:
-        plan = Plan()
+        plan = Plan(most_read=self._prefill_tokens)
         slots, leader = self._slots, None
         beside = self._apart and self._line.has_steps
         for completion in itertools.islice(self._line.urgent(), REACH * self._slots):
@@ -71,10 +75,11 @@ class Planner:
                 break
             if beside and completion.kind is not Kind.STEP:
                 slots = min(slots, BESIDE_STEPS)
+                plan.most_read = min(plan.most_read, READ_BESIDE_STEPS)
             if len(plan) >= slots:
                 break
             if completion.row is None:
-                if plan.to_read >= self._prefill_tokens or self._waits(completion, plan):
+                if plan.to_read >= plan.most_read or self._waits(completion, plan):
                     continue
                 if not self._tenancy.seat(completion, len(plan), plan.to_read):
                     break

@@ -42,7 +42,6 @@ class QueueDrafter:
         completions and others do not share passes, since a larger pass is a slower one."""
         self._model = model
         self._max_completion_tokens = max_completion_tokens
-        self._prefill_tokens = prefill_tokens
         self._line = Line()
         self._tenancy = Tenancy(model, self._line)
         self._planner = Planner(
@@ -137,7 +136,7 @@ class QueueDrafter:
                 return
         self._advanced = len(plan)
         if plan.prefill:
-            self._prefill(plan.prefill)
+            self._prefill(plan.prefill, plan.most_read)
         if plan.decode:
             rows = [completion.row for completion in plan.decode if completion.row is not None]
             last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
@@ -175,9 +174,8 @@ class QueueDrafter:
             self._tenancy.clear(prompt)
             self._line.remove(prompt)
 
-    def _prefill(self, completions: list[Completion]) -> None:
-        """Read a piece of the prompts, the most urgent first, and draft where one is complete."""
-        budget = self._prefill_tokens
+    def _prefill(self, completions: list[Completion], budget: int) -> None:
+        """Read `budget` tokens of prompts, the most urgent first; draft where one is complete."""
         rows: list[int] = []
         parts: list[list[int]] = []
         complete: list[tuple[int, Completion]] = []
