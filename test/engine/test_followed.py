@@ -169,7 +169,9 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     link.inject(Drafted("a", serial, MAX_COMPLETIONS, 1, 0, [20, 21, 22], finished=True))
     assert active.wait_for_steps(1.0)
     trees = active.propose(["a", "b"], [[8], [8]], 8)
-    assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE)  # the other is full
+    assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE)  # the other rests
+    trees = active.propose(["a", "b"], [[8, 20], [8]], 8)
+    assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE * (1 + 0.9), rel=0.1)
     link.die()
     poll(active)
     assert active.awaited(["a", "b"], trees) == 0.0

@@ -70,6 +70,8 @@ class Live:
     """It is not served yet, or waits again."""
     unfinished: int = 0
     """Completions of the latest submission that the sidecar has not finished."""
+    rests: bool = False
+    """Its step draft goes no further until more is committed."""
     tally: Tally = field(default_factory=Tally)
 
     @property

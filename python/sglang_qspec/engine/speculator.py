@@ -220,7 +220,9 @@ class Speculator:
             live.queued_at = None
         is_step = drafted.completion >= MAX_COMPLETIONS
         self._steps_taken += is_step
-        if not is_step:
+        if is_step:
+            live.rests = drafted.finished
+        else:
             live.unfinished -= drafted.finished
         self._tries.insert(
             drafted.rid,
@@ -282,6 +284,7 @@ class Speculator:
         awaiting = [
             size < full
             and (live := self._live.get(rid)) is not None
+            and not live.rests
             and self._followed.told(rid) == len(live.output_ids)
             and live.max_new_tokens - len(live.output_ids) > size
             for rid, size in zip(rids, trees.sizes.tolist(), strict=True)
@@ -309,6 +312,7 @@ class Speculator:
 
     def _commit(self, rid: str, live: Live, fresh: Sequence[int]) -> None:
         if fresh:
+            live.rests = False
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
 

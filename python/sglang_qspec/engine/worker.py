@@ -86,7 +86,7 @@ class QSpecWorker(BaseSpecWorker):
             self._pass_ended = None
             return self._extend(batch)
         trees, width = self._propose(batch)
-        if width == 1 or self._needs_plain_decode(batch):
+        if width == 1:
             trees = trees.best(1)
             result = self._decode(batch)
             accepted: list[list[int]] = [[] for _ in batch.reqs]
@@ -112,8 +112,14 @@ class QSpecWorker(BaseSpecWorker):
         with what is there (`budget.Patience`).
         """
         rids = [req.rid for req in batch.reqs]
+        outputs = [req.output_ids for req in batch.reqs]
+        if self._needs_plain_decode(batch):
+            return self._speculator.propose(rids, outputs, 1, drafts=False), 1
+        if _is_penalized(batch):
+            trees = self._speculator.propose(rids, outputs, self._draft_token_num, drafts=False)
+            return trees, self._width.choose(trees).width
         while True:
-            trees = self._trees(batch)
+            trees = self._speculator.propose(rids, outputs, self._draft_token_num)
             choice = self._width.choose(trees)
             gain = self._speculator.awaited(rids, trees)
             patience = self._patience.seconds(len(rids), gain, choice.rate)
@@ -126,23 +132,6 @@ class QSpecWorker(BaseSpecWorker):
             self._waited += took
             if not came:
                 return trees, choice.width
-
-    def _trees(self, batch: ScheduleBatch) -> DraftTrees:
-        """A tree for each request; the roots alone where none may speculate.
-
-        SGLang applies the penalties of the committed text to every node of a tree, which is not
-        what the target alone would do behind a draft token; such requests advance by one token.
-        """
-        info = batch.sampling_info
-        penalized = (
-            info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
-        )
-        return self._speculator.propose(
-            [req.rid for req in batch.reqs],
-            [req.output_ids for req in batch.reqs],
-            self._draft_token_num,
-            drafts=not penalized,
-        )
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter of this batch."""
@@ -279,6 +268,16 @@ class QSpecWorker(BaseSpecWorker):
             next_draft_input=carried,
             speculative_num_draft_tokens=width,
         )
+
+
+def _is_penalized(batch: ScheduleBatch) -> bool:
+    """Whether tokens are penalized by the text before them: such requests advance by one token.
+
+    SGLang applies the penalties of the committed text to every node of a tree, which is not what
+    the target alone would do behind a draft token.
+    """
+    info = batch.sampling_info
+    return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
 
 
 def _last_id(req: Any) -> int:
