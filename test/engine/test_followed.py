@@ -166,7 +166,7 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     assert active.awaited(["a", "unknown"], trees) == pytest.approx(NEXT_CHANCE)
     serial = link.submits[0].serial
     assert not active.wait_for_steps(0.001)
-    link.inject(Drafted("a", serial, MAX_COMPLETIONS, 1, 0, [20, 21, 22], finished=True))
+    link.inject(Drafted("a", serial, MAX_COMPLETIONS, 1, 0, [20, 21], finished=True))
     assert active.wait_for_steps(1.0)
     trees = active.propose(["a", "b"], [[8], [8]], 8)
     assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE)  # the other rests
