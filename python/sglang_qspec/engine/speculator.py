@@ -8,27 +8,22 @@ never waits: a message that cannot be sent now is sent at a later poll, or never
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sglang_qspec import controls
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.followed import Followed
 from sglang_qspec.engine.live import Live, Tally
-from sglang_qspec.errors import GuessError, RequestError
-from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
+from sglang_qspec.engine.wishes import read_controls, read_guesses
 from sglang_qspec.link import Link, LinkState
 from sglang_qspec.messages import Admit, Close, Drafted
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, Insertion, Source, TrieStore
-
-logger = logging.getLogger(__name__)
 
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission are numbered below this."""
@@ -91,7 +86,7 @@ class Speculator:
         A retracted request keeps its trie, and drafts are asked for anew from its longer prefix.
         Requests of a smaller `rank` are served sooner, and those of one rank as they come.
         """
-        wanted = self._read_controls(custom_params)
+        wanted = read_controls(custom_params, self._settings)
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
             return
         live = self._live.get(rid)
@@ -122,27 +117,12 @@ class Speculator:
             self._unsent[rid] = None
             self._submit_unsent()
 
-    def _read_controls(self, custom_params: Mapping[str, Any] | None) -> Controls:
-        """Like guesses, they were checked when the request came in."""
-        try:
-            return controls.read(custom_params, self._settings)
-        except RequestError as error:
-            logger.warning("Ignored the controls of a request: %s", error)
-            return controls.of_server(self._settings)
-
     def _insert_guesses(
         self, rid: str, live: Live, custom_params: Mapping[str, Any] | None
     ) -> None:
-        """Guesses were checked when the request came in; here they are only read."""
-        value = (custom_params or {}).get(GUESS_IDS_KEY)
-        if value is None or "guess" not in live.controls.sources:
+        if "guess" not in live.controls.sources:
             return
-        limits = GuessLimits(self._settings.max_guesses, self._settings.max_guess_tokens)
-        try:
-            guesses = check_guess_ids(value, limits, self._vocab_size)
-        except GuessError as error:
-            logger.warning("Ignored the guesses of a request: %s", error)
-            return
+        guesses = read_guesses(custom_params, self._settings, self._vocab_size)
         for number, token_ids in enumerate(guesses):
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 
