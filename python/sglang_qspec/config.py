@@ -22,6 +22,9 @@ from sglang_qspec.errors import ConfigError
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 MAX_COMPLETIONS = 64
+PIPELINES = ("sequential", "halves", "ahead")
+"""How the drafting of steps and their verification can interleave."""
+MODES = ("queue", *PIPELINES, "auto")
 
 Parser = Callable[[str], Any]
 """Reads a setting from text; raises ValueError with what is allowed."""
@@ -138,18 +141,27 @@ class QSpecConfig:
         "defer",
         _one_of("defer", "stop", "continue"),
         "what the sidecar does about a request once it is served: defer its drafts to those of "
-        "waiting requests, stop (also all that mode ahead would do), or continue",
+        "waiting requests, stop (also all that the mode would do), or continue",
     )
     mode: str = _setting(
-        "ahead",
-        _one_of("queue", "ahead"),
+        "auto",
+        _one_of(*MODES),
         "what the sidecar drafts for: waiting requests alone (queue), or served ones too and first "
-        "of all, ahead of what their target verifies (ahead)",
+        "of all: between two passes of the target (sequential), for one half of them while the "
+        "target verifies the other (halves), ahead of what it verifies (ahead), or what of these "
+        "is fastest by the times that are measured (auto)",
     )
     step_tokens: int = _setting(
         16,
         _whole(1, 64),
-        "how far drafts for a served request run ahead of what is committed, in tokens",
+        "how far drafts for a served request run ahead of what is committed, in tokens; in "
+        "sequential and halves no further than a pass verifies",
+    )
+    width: str = _setting(
+        "adaptive",
+        _one_of("adaptive", "fixed"),
+        "tokens that a pass verifies for each request: as many as pay, or always "
+        "--speculative-num-draft-tokens; a GPU with CUDA graphs has only fixed",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"

@@ -146,6 +146,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Messages that a slow server's full queue has cost since the sidecar started."""
     answers: int = 0
     """The `number` of the Ping that this answers: all that was sent before it has been read."""
+    step_passes: int = 0
+    """Passes of the draft model that advanced step drafts, since the sidecar started."""
+    step_tokens: int = 0
+    """Step draft tokens that they gave."""
+    step_seconds: float = 0.0
+    """Seconds that they took together."""
+    step_times: list[tuple[float, float]] = []
+    """What such a pass takes lately: (completions advanced, seconds), from small to large."""
 
 
 ToSidecar = Hello | Submit | Admit | Commits | Close | Ping

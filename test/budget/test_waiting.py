@@ -1,7 +1,11 @@
 """How long a pass waits for step drafts."""
 
-from sglang_qspec.budget import Patience
-from sglang_qspec.budget.waiting import PROBE_AFTER
+import numpy as np
+import pytest
+
+from sglang_qspec.budget import Patience, Punctuality, expected_gain
+from sglang_qspec.budget.waiting import FIRST_WAIT, LATE, NEXT_CHANCE, PROBE_AFTER
+from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 RATE = 50.0
 """Tokens per second without a wait."""
@@ -39,3 +43,42 @@ def test_each_size_of_batch_is_remembered_by_itself() -> None:
     patience.observe(16, 1.0, came=True)
     assert patience.seconds(16, 0.9, RATE) == 0.0
     assert patience.seconds(1, 0.9, RATE) > 0.0
+
+
+def test_a_token_gains_its_chance_on_each_draft_that_is_awaited() -> None:
+    short = DraftTree((5,), (0,), (Source.STEP,), (1.0,))
+    long = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.5))
+    trees = DraftTrees.of([short, long], 4)
+    assert expected_gain(trees, np.array([True, True])) == pytest.approx(NEXT_CHANCE * 1.5)
+    assert expected_gain(trees, np.array([False, True])) == pytest.approx(NEXT_CHANCE * 0.5)
+    assert expected_gain(trees, np.array([False, False])) == 0.0
+
+
+def test_drafts_that_a_pass_is_made_for_are_waited_for_until_they_are_late() -> None:
+    punctuality = Punctuality()
+    assert punctuality.seconds(4) == LATE * FIRST_WAIT
+    punctuality.observe(4, 0.01, came=True)
+    assert punctuality.seconds(4) == pytest.approx(LATE * 0.01)
+
+
+def test_a_sidecar_that_is_late_is_waited_for_less_and_less_often() -> None:
+    punctuality = Punctuality()
+    waits = []
+    for _ in range(4 * PROBE_AFTER):
+        seconds = punctuality.seconds(1)
+        waits.append(bool(seconds))
+        if seconds:
+            punctuality.observe(1, seconds, came=False)
+    assert waits[:6] == [True, False, True, False, False, True]
+    assert sum(waits) <= 10
+    assert any(waits[-PROBE_AFTER - 1 :])
+
+
+def test_one_that_is_back_in_time_is_waited_for_as_before() -> None:
+    punctuality = Punctuality()
+    for _ in range(5):
+        punctuality.observe(1, 0.2, came=False)
+    while not punctuality.seconds(1):
+        pass
+    punctuality.observe(1, 0.01, came=True)
+    assert [bool(punctuality.seconds(1)) for _ in range(20)] == [True] * 20

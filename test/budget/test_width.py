@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_qspec.budget import LADDER, PassCost, WidthPolicy
+from sglang_qspec.budget import LADDER, PassCost, PassTimes, WidthPolicy
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -16,8 +16,8 @@ def chain(*scores: float) -> DraftTree:
     )
 
 
-def linear(row: float) -> PassCost:
-    return PassCost(cheap_rows=0, row=row)
+def linear(row: float) -> PassTimes:
+    return PassTimes(PassCost(cheap_rows=0, row=row))
 
 
 def width_for(policy: WidthPolicy, trees: list[DraftTree]) -> int:
@@ -42,9 +42,9 @@ def test_the_width_is_a_step_of_the_ladder_or_the_maximum() -> None:
 
 
 def test_a_draft_that_is_not_worth_its_row_is_left_out() -> None:
-    assert width_for(WidthPolicy(8, cost=linear(0.05)), [chain(0.9, 0.8, 0.02, 0.01)]) == 3
-    assert width_for(WidthPolicy(8, cost=linear(0.05)), [chain(0.04)]) == 1
-    assert width_for(WidthPolicy(8, cost=linear(0.0)), [chain(0.04)]) == 2
+    assert width_for(WidthPolicy(8, times=linear(0.05)), [chain(0.9, 0.8, 0.02, 0.01)]) == 3
+    assert width_for(WidthPolicy(8, times=linear(0.05)), [chain(0.04)]) == 1
+    assert width_for(WidthPolicy(8, times=linear(0.0)), [chain(0.04)]) == 2
 
 
 def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
@@ -54,7 +54,7 @@ def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
 
 
 def test_the_more_requests_the_likelier_must_a_draft_be() -> None:
-    policy, doubtful = WidthPolicy(8, cost=linear(0.03)), chain(*[0.2] * 7)
+    policy, doubtful = WidthPolicy(8, times=linear(0.03)), chain(*[0.2] * 7)
     assert width_for(policy, [doubtful]) == 8
     assert width_for(policy, [doubtful] * 12) == 1
 
@@ -74,15 +74,20 @@ def test_rows_that_cost_next_to_nothing_are_used_and_dear_ones_only_where_they_p
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_width is 0, but must be at least 1"):
         WidthPolicy(0)
-    with pytest.raises(ConfigError, match=r"row is -0\.1, but must be at least 0"):
-        PassCost(row=-0.1)
 
 
 def test_the_rate_of_a_pass_follows_the_times_that_passes_took() -> None:
     policy = WidthPolicy(8)
     trees = DraftTrees.of([chain()], 8)
     for _ in range(200):
-        policy.observe(1, 0.1)
+        policy.times.observe(1, 0.1)
     assert policy.choose(trees).rate == pytest.approx(10.0, rel=0.01)
-    policy.observe(1, 30.0)  # a prompt was read in between
-    assert policy.choose(trees).rate > 9.0
+
+
+def test_a_limit_holds_from_then_on() -> None:
+    policy = WidthPolicy(8)
+    policy.limit(3)
+    assert width_for(policy, [chain(*[0.9] * 2)]) == 3
+    assert policy.choose(DraftTrees.of([chain(*[0.9] * 7)], 8)).width == 3
+    with pytest.raises(ConfigError, match="max_width is 0"):
+        policy.limit(0)

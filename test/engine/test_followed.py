@@ -7,7 +7,7 @@ import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.followed import MAX_TOKENS
-from sglang_qspec.engine.speculator import NEXT_CHANCE, Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Drafted
 from sglang_qspec.trie import Source
@@ -161,18 +161,30 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     poll(active)
     for rid in "ab":
         enqueue(active, rid, custom_params={"qspec_sources": ["step"]})
-    trees = active.propose(["a", "b"], [[8], [8]], 8)
-    assert active.awaited(["a", "b"], trees) == pytest.approx(2 * NEXT_CHANCE)
-    assert active.awaited(["a", "unknown"], trees) == pytest.approx(NEXT_CHANCE)
-    serial = link.submits[0].serial
+
+    def awaited(*rids: str) -> list[bool]:
+        trees = active.propose(rids, [[8] for _ in rids], 8)
+        answer: list[bool] = active.awaited(rids, trees).tolist()
+        return answer
+
+    assert awaited("a", "b") == [False, False]  # their prompts may not be read yet
+    a, b = (submit.serial for submit in link.submits)
     assert not active.wait_for_steps(0.001)
-    link.inject(Drafted("a", serial, MAX_COMPLETIONS, 1, 0, [20, 21], finished=True))
+    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 0, [20]))
     assert active.wait_for_steps(1.0)
-    trees = active.propose(["a", "b"], [[8], [8]], 8)
-    assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE)  # the other rests
+    assert awaited("a", "b") == [True, False]
+    assert awaited("a", "unknown") == [True, False]
+    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 1, [21], finished=True))
+    link.inject(Drafted("b", b, MAX_COMPLETIONS, 1, 0, [30]))
+    assert active.wait_for_steps(1.0)
+    assert awaited("a", "b") == [False, True]  # one rests
+    active.propose(["a"], [[8, 20]], 8)
     trees = active.propose(["a", "b"], [[8, 20], [8]], 8)
-    assert active.awaited(["a", "b"], trees) == pytest.approx(NEXT_CHANCE * (1 + 0.9), rel=0.1)
+    assert active.awaited(["a", "b"], trees).all()  # it is told to go on
+    active.lead = 1
+    assert not active.awaited(["a", "b"], trees).any()  # both have as much as is wanted
     link.die()
     poll(active)
-    assert active.awaited(["a", "b"], trees) == 0.0
+    active.lead = 8
+    assert not active.awaited(["a", "b"], trees).any()
     assert not active.wait_for_steps(0.001)

@@ -1,13 +1,31 @@
-"""How long a pass waits for more of its step drafts: as long as that gains, and no longer."""
+"""How long a pass waits for more of its step drafts, which depends on the pipeline."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_qspec.trie import DraftTrees, Source
+
+NEXT_CHANCE = 0.93
+"""That one more token of a step draft is right if all before it are."""
 PROBE_AFTER = 64
 """Passes without a wait after which one is tried again, however long the last ones took."""
 MEMORY = 0.2
 """Weight of the latest wait."""
 MARGIN = 1.3
 """How much more a wait has to gain than it is expected to cost."""
+LATE = 4.0
+"""How many times as long as it usually takes a token is waited for where a pass is made for it."""
+FIRST_WAIT = 0.05
+"""Seconds that the next token is taken for before any came."""
+
+
+def expected_gain(trees: DraftTrees, awaited: NDArray[np.bool_]) -> float:
+    """Tokens that one more of the step drafts of the `awaited` [bs] trees is expected to add."""
+    is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
+    chances = np.where(is_step, trees.scores, 1.0).min(axis=1)
+    return NEXT_CHANCE * float(chances[awaited].sum())
 
 
 class Patience:
@@ -50,3 +68,36 @@ class Patience:
         took = waited if came else 2 * waited
         before = self._seconds.get(key, took)
         self._seconds[key] = before + MEMORY * (took - before)
+
+
+class Punctuality:
+    """How late the drafts may be that a pass is made for, as in sequential speculation and halves.
+
+    The next token of a draft is waited for some times as long as such tokens took to come. When
+    none has come by then the pass goes on without, and so do the next ones: twice as many each time
+    until one comes again.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        """Until a token came, by the binary order of magnitude of the requests."""
+        self._misses = 0
+        self._left_out = 0
+
+    def seconds(self, requests: int) -> float:
+        """How long to wait for the next token at most; 0 if not at all."""
+        if self._left_out:
+            self._left_out -= 1
+            return 0.0
+        return LATE * self._seconds.get(requests.bit_length(), FIRST_WAIT)
+
+    def observe(self, requests: int, waited: float, came: bool) -> None:
+        """A wait of `waited` seconds has ended, because something came or was given up."""
+        if not came:
+            self._left_out = min(1 << self._misses, PROBE_AFTER)
+            self._misses += 1
+            return
+        self._misses = 0
+        key = requests.bit_length()
+        before = self._seconds.get(key, waited)
+        self._seconds[key] = before + MEMORY * (waited - before)

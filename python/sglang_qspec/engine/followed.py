@@ -52,9 +52,14 @@ class Followed:
             for commit in commits:
                 self._told[commit.rid] = commit.base_len + len(commit.token_ids)
 
-    def told(self, rid: str) -> int | None:
-        """Committed output that the sidecar knows of, in tokens; None if it does not follow."""
-        return self._told.get(rid)
+    def awaits(self, live: Live, drafted: int) -> bool:
+        """Whether more than the `drafted` tokens of the request's step draft are about to come."""
+        return (
+            live.steps
+            and not live.rests
+            and self._told.get(live.rid) == len(live.output_ids)
+            and live.max_new_tokens - len(live.output_ids) > drafted + 1
+        )
 
     def __contains__(self, rid: str) -> bool:
         """Whether the sidecar works on the request."""

@@ -70,9 +70,17 @@ class Live:
     """It is not served yet, or waits again."""
     unfinished: int = 0
     """Completions of the latest submission that the sidecar has not finished."""
+    steps: bool = False
+    """A step draft has come since the latest submission: the sidecar has read the prompt."""
     rests: bool = False
     """Its step draft goes no further until more is committed."""
     tally: Tally = field(default_factory=Tally)
+
+    def renew(self, serial: int) -> None:
+        """It is submitted anew under another serial; what the earlier one gave is kept."""
+        self.serial = serial
+        self.unfinished = 0
+        self.steps = self.rests = False
 
     @property
     def longest_draft(self) -> int:

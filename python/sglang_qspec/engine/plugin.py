@@ -34,7 +34,7 @@ def load() -> None:
 def _hook_front() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    from sglang_qspec.engine import arguments, prompts, report
+    from sglang_qspec.engine import arguments, internal_state, prompts, report
 
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
     hooks = (
@@ -46,20 +46,22 @@ def _hook_front() -> None:
         (prompts.generate, HookType.BEFORE),
         (report.settle_meta_info, HookType.AFTER),
         (report.correct_rates, HookType.AFTER),
+        (internal_state.check_update, HookType.BEFORE),
     )
     for target, (hook, kind) in zip(touched.HOOKED, hooks, strict=True):
         HookRegistry.register(target, hook, kind)
 
 
 def _hook_scheduler() -> None:
-    from sglang_qspec.engine import lifecycle, report
+    from sglang_qspec.engine import internal_state, lifecycle, report
 
     hooks = (
         (lifecycle.enqueued, HookType.AFTER),
         (lifecycle.aborted, HookType.AFTER),
         (report.output_streamer_class, HookType.AFTER),
         (lifecycle.polled, HookType.AFTER),
-        (report.add_internal_state, HookType.AFTER),
+        (internal_state.describe, HookType.AFTER),
+        (internal_state.add_handlers, HookType.AFTER),
     )
     for target, (hook, kind) in zip(touched.HOOKED_IN_SCHEDULER, hooks, strict=True):
         HookRegistry.register(target, hook, kind)

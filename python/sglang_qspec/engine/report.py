@@ -45,13 +45,6 @@ def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]
     return [] if tally is None else [tally.record()]
 
 
-def add_internal_state(result: None, controller: Any, state: dict[str, Any]) -> None:
-    """After `SchedulerInternalStateController._add_speculative`: our part of /server_info."""
-    active = speculator.active()
-    if active is not None:
-        state[KEY] = active.describe()
-
-
 def settle_meta_info(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:
     """After `TokenizerManager.update_request_meta_info`: the one record instead of a list."""
     records = meta_info.pop(KEY, None)

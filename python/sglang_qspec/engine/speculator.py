@@ -13,17 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.followed import Followed
 from sglang_qspec.engine.live import Live, Tally
+from sglang_qspec.engine.totals import Totals
 from sglang_qspec.engine.wishes import read_controls, read_guesses
 from sglang_qspec.link import Link, LinkState
 from sglang_qspec.messages import Admit, Close, Drafted
 from sglang_qspec.sidecar.process import SidecarProcess
-from sglang_qspec.trie import DraftTrees, Insertion, Source, TrieStore
+from sglang_qspec.trie import DraftTrees, Source, TrieStore
 
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission are numbered below this."""
@@ -31,8 +33,6 @@ MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
 POLL_S = 0.0002
 """Between two polls of a wait."""
-NEXT_CHANCE = 0.93
-"""That one more token of a step draft is right if all before it are."""
 
 
 class Speculator:
@@ -51,11 +51,10 @@ class Speculator:
         *,
         sidecar: SidecarProcess | None = None,
     ) -> None:
-        self.proposed = dict.fromkeys(Source, 0)
-        """Draft tokens that the target verified since the start, by source."""
-        self.accepted = dict.fromkeys(Source, 0)
-        """Those of them that became output, by source."""
+        self.totals = Totals()
         self.first_drafts = FirstDrafts()
+        self.lead = settings.step_tokens if settings.mode != "queue" else 0
+        """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
         self._clock = clock
         self._settings = settings
         self._vocab_size = vocab_size
@@ -92,7 +91,7 @@ class Speculator:
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
             self._forget_at_sidecar(rid, live)
-            live.serial = next(self._serials)
+            live.renew(next(self._serials))
             live.waits = True
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
@@ -153,8 +152,7 @@ class Speculator:
         self._tries.close(rid)
         self._forget_at_sidecar(rid, live)
         if output_len is not None:
-            for source in live.tally.clip(output_len):
-                self.accepted[source] -= 1
+            self.totals.take_back(live.tally.clip(output_len))
         return live.tally
 
     def _forget_at_sidecar(self, rid: str, live: Live) -> None:
@@ -182,8 +180,7 @@ class Speculator:
             # A new sidecar knows nothing of the requests that the old one was drafting.
             self._generation = self._link.generation
             for rid, live in self._live.items():
-                live.unfinished = 0
-                live.serial = next(self._serials)
+                live.renew(next(self._serials))
                 self._followed.end(rid)
                 stopped = not live.waits and self._settings.on_admission == "stop"
                 if self._asks_sidecar(live) and not stopped:
@@ -201,7 +198,7 @@ class Speculator:
         is_step = drafted.completion >= MAX_COMPLETIONS
         self._steps_taken += is_step
         if is_step:
-            live.rests = drafted.finished
+            live.steps, live.rests = True, drafted.finished
         else:
             live.unfinished -= drafted.finished
         self._tries.insert(
@@ -251,25 +248,20 @@ class Speculator:
         roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width)
 
-    def awaited(self, rids: Sequence[str], trees: DraftTrees) -> float:
-        """How many tokens the next step of the sidecar's drafts is expected to add to these trees.
+    def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
+        """For which of these requests more of a step draft is to come that its tree has room for.
 
-        Those of requests that it does not draft for just now, or whose trees are full, get none.
+        bool [bs]
         """
+        awaited = np.zeros(len(rids), dtype=np.bool_)
         if self._link is None or self._link.state is not LinkState.READY:
-            return 0.0
-        full = min(trees.width, self._settings.step_tokens + 1)
-        is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
-        chances = np.where(is_step, trees.scores, 1.0).min(axis=1)
-        awaiting = [
-            size < full
-            and (live := self._live.get(rid)) is not None
-            and not live.rests
-            and self._followed.told(rid) == len(live.output_ids)
-            and live.max_new_tokens - len(live.output_ids) > size
-            for rid, size in zip(rids, trees.sizes.tolist(), strict=True)
-        ]
-        return NEXT_CHANCE * float(chances[awaiting].sum())
+            return awaited
+        full = min(trees.width, self.lead + 1)
+        for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
+            live = self._live.get(rid)
+            if live is not None and size < full:
+                awaited[row] = self._followed.awaits(live, size - 1)
+        return awaited
 
     def wait_for_steps(self, seconds: float) -> bool:
         """Wait for more of any step draft, at most so long; whether it came."""
@@ -307,6 +299,7 @@ class Speculator:
 
         `bonus_ids` are the tokens that it chose behind them.
         """
+        self.totals.settle(trees, accepted)
         sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
         for row, rid in enumerate(rids):
             live = self._live.get(rid)
@@ -318,23 +311,21 @@ class Speculator:
             tally.latest = [Source(sources[row][node]) for node in accepted[row]]
             for source in tally.latest:
                 tally.accepted[source] += 1
-                self.accepted[source] += 1
             confirmed = trees.token_ids[row, accepted[row]].tolist()
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
         self._report(rids)
-        for source, count in trees.count_by_source().items():
-            self.proposed[source] += count
 
     def _report(self, rids: Sequence[str]) -> None:
         """Let the sidecar follow what these requests have committed."""
         link = self._link
-        if link is not None and link.state is LinkState.READY and self._settings.mode != "queue":
-            self._followed.report(rids, self._live, link, self._settings.step_tokens)
+        if link is not None and link.state is LinkState.READY and self.lead:
+            self._followed.report(rids, self._live, link, self.lead)
 
     def _asks_sidecar(self, live: Live) -> bool:
         """Whether anything that the sidecar drafts may be used for the request."""
-        steps = "step" in live.controls.sources and self._settings.mode != "queue"
-        return steps or "queue" in live.controls.sources
+        return (
+            self.lead > 0 and "step" in live.controls.sources
+        ) or "queue" in live.controls.sources
 
     def drop_drafts(self) -> None:
         """Forget all drafts, as when the target's weights change; requests stay live."""
@@ -342,6 +333,12 @@ class Speculator:
             self._forget_at_sidecar(rid, live)
             live.trie = self._tries.open(rid, live.prompt_ids, sources=_sources(live.controls))
             self._tries.commit(rid, live.output_ids)
+
+    @property
+    def step_times(self) -> list[tuple[float, float]]:
+        """(completions, seconds) of the sidecar's passes for steps, from small to large."""
+        heartbeat = self._link.heartbeat if self._link is not None else None
+        return heartbeat.step_times if heartbeat is not None else []
 
     def describe(self) -> dict[str, Any]:
         """For /server_info and /metrics: the sidecar's state, what is kept, what it has earned.
@@ -362,11 +359,17 @@ class Speculator:
             "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
-            "proposed_tokens": _by_name(self.proposed),
-            "accepted_tokens": _by_name(self.accepted),
+            "step_passes": heartbeat.step_passes if heartbeat else 0,
+            "step_tokens": heartbeat.step_tokens if heartbeat else 0,
+            "step_seconds": heartbeat.step_seconds if heartbeat else 0.0,
+            **self.totals.describe(),
             "trie_tokens": self._tries.size,
             "evictions": self._tries.evictions,
-            "refused_chunks": _by_name({i: n for i, n in self._tries.refused.items() if i.refused}),
+            "refused_chunks": {
+                reason.name.lower(): count
+                for reason, count in self._tries.refused.items()
+                if reason.refused
+            },
             "dropped_messages": {
                 "to_sidecar": link.dropped if link is not None else 0,
                 "from_sidecar": heartbeat.dropped_messages if heartbeat else 0,
@@ -381,10 +384,6 @@ class Speculator:
             raise RuntimeError("the open tries are not those of the live requests")
         if not self._unsent.keys() <= self._live.keys():
             raise RuntimeError("a request that is over waits to be submitted")
-
-
-def _by_name(counts: Mapping[Source, int] | Mapping[Insertion, int]) -> dict[str, int]:
-    return {key.name.lower(): count for key, count in counts.items()}
 
 
 def _sources(wanted: Controls) -> frozenset[Source]:

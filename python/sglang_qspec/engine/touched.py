@@ -18,6 +18,7 @@ HOOKED = (
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.set_internal_state",
 )
 """Wrapped in the process that serves HTTP or `sgl.Engine`."""
 
@@ -27,6 +28,7 @@ HOOKED_IN_SCHEDULER = (
     "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class",
     "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load",
     _INTERNAL_STATE + "._add_speculative",
+    _INTERNAL_STATE + "._update_handlers",
 )
 """Wrapped in the scheduler's process."""
 
@@ -92,6 +94,7 @@ _IMPORTED = {
     "sglang.srt.managers.scheduler_components.output_streamer": (
         "SchedulerOutputStreamer.build_additional_customized_info",
     ),
+    "sglang.srt.managers.scheduler_components.internal_state": ("_UpdateHandler",),
     "sglang.srt.managers.tp_worker": ("TpModelWorker",),
     "sglang.srt.managers.utils": ("is_health_check_generate_req",),
     "sglang.srt.mem_cache.memory_pool": ("KVWriteLoc", "MHATokenToKVPool"),

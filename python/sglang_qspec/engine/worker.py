@@ -8,7 +8,6 @@ has one, otherwise an ordinary decode pass.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,11 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.budget import Patience, WidthPolicy
-from sglang_qspec.engine import compat, speculator, touched
+from sglang_qspec.engine import compat, internal_state, parts, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
+from sglang_qspec.engine.halves import Halves
+from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.startup import open_speculator
 from sglang_qspec.engine.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTrees, TreeLayout
@@ -52,13 +53,12 @@ class QSpecWorker(BaseSpecWorker):
         self._on_cpu = str(get_device().device).startswith("cpu")
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self._draft_token_num
-        self._width = WidthPolicy(self._draft_token_num, fixed=not self._on_cpu)
-        self._patience = Patience()
-        self._pass_ended: float | None = None
-        """When the last decode pass did, if there was nothing after it."""
-        self._waited = 0.0
-        """Seconds since then that were spent waiting for drafts."""
-        self._speculator = open_speculator(config.from_environment(), gpu_id, target_worker)
+        settings = config.from_environment()
+        self._knobs = Knobs.of(settings, self._draft_token_num, graphs=not self._on_cpu)
+        self._speculator = open_speculator(settings, gpu_id, target_worker)
+        self._proposer = Proposer(self._speculator, self._knobs, on_cpu=self._on_cpu)
+        self._halves = Halves()
+        internal_state.expose(self._speculator, self._knobs)
         speculator.activate(self._speculator)
 
     # What SGLang asks of an NGRAM-like worker.
@@ -80,76 +80,48 @@ class QSpecWorker(BaseSpecWorker):
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
     ) -> GenerationBatchResult:
-        """One target pass. The scheduler restores `batch`'s fields after it (forward isolation)."""
+        """One round of decoding, or a prompt's pass.
+
+        The scheduler restores `batch`'s fields after it (forward isolation).
+        """
         self._speculator.poll()
         if not batch.forward_mode.is_decode():
-            self._pass_ended = None
+            self._proposer.interrupt()
             return self._extend(batch)
-        trees, width = self._propose(batch)
-        if width == 1:
-            trees = trees.best(1)
+        pipeline = self._pipeline(batch)
+        self._speculator.lead = self._knobs.lead(pipeline)
+        if pipeline != "halves":
+            return self._pass(batch, pipeline)
+        rows = self._halves.split([req.rid for req in batch.reqs])
+        results = [self._pass(parts.take(batch, half), pipeline) for half in rows]
+        return parts.join(rows, results)
+
+    def _pipeline(self, batch: ScheduleBatch) -> str:
+        """The one for this round; a batch that has no halves is drafted ahead."""
+        pipeline = self._knobs.mode
+        if pipeline == "halves" and (len(batch.reqs) < 2 or not parts.can_split(batch)):
+            return "ahead"
+        return pipeline
+
+    def _pass(self, batch: ScheduleBatch, pipeline: str) -> GenerationBatchResult:
+        """One pass of the target over a decoding batch; what it commits is drafted on from."""
+        trees = self._proposer.propose(batch, pipeline)
+        if trees.width == 1:
             result = self._decode(batch)
             accepted: list[list[int]] = [[] for _ in batch.reqs]
             bonus_ids = result.next_token_ids.tolist()
         else:
-            trees = trees.best(width)
             result, accepted, bonus_ids = self._verify(batch, trees)
         self._speculator.settle([req.rid for req in batch.reqs], trees, accepted, bonus_ids)
-        self._note_end(len(batch.reqs) * trees.width)
+        self._proposer.end_pass(pipeline, trees)
         return result
-
-    def _note_end(self, rows: int) -> None:
-        """A decode pass of so many tokens has ended."""
-        now = time.monotonic()
-        if self._pass_ended is not None:
-            self._width.observe(rows, now - self._pass_ended - self._waited)
-        self._pass_ended, self._waited = now, 0.0
-
-    def _propose(self, batch: ScheduleBatch) -> tuple[DraftTrees, int]:
-        """A tree for each request, once it is worth a pass, and the width that the pass is to have.
-
-        Step drafts that are just being made are waited for as long as that gains more than a pass
-        with what is there (`budget.Patience`).
-        """
-        rids = [req.rid for req in batch.reqs]
-        outputs = [req.output_ids for req in batch.reqs]
-        if self._needs_plain_decode(batch):
-            return self._speculator.propose(rids, outputs, 1, drafts=False), 1
-        if _is_penalized(batch):
-            trees = self._speculator.propose(rids, outputs, self._draft_token_num, drafts=False)
-            return trees, self._width.choose(trees).width
-        while True:
-            trees = self._speculator.propose(rids, outputs, self._draft_token_num)
-            choice = self._width.choose(trees)
-            gain = self._speculator.awaited(rids, trees)
-            patience = self._patience.seconds(len(rids), gain, choice.rate)
-            if not patience:
-                return trees, choice.width
-            began = time.monotonic()
-            came = self._speculator.wait_for_steps(patience)
-            took = time.monotonic() - began
-            self._patience.observe(len(rids), took, came)
-            self._waited += took
-            if not came:
-                return trees, choice.width
-
-    def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
-        """Whether tree verification would ignore a sampling parameter of this batch."""
-        info = batch.sampling_info
-        return bool(
-            info.has_custom_logit_processor
-            or info.has_watermark_candidates
-            or (info.need_min_p_sampling and not self._on_cpu)
-        )
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Prefill, or an idle batch: the target alone."""
         for req in batch.reqs:
             self._speculator.admit(req.rid)
         result = self._target_worker.forward_batch_generation(batch)
-        return self._finish(
-            batch, result, result.next_token_ids, accept_lens=None, seq_lens=batch.seq_lens.clone()
-        )
+        return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """An ordinary decode pass: one token a request, sampled as without speculation."""
@@ -168,8 +140,7 @@ class QSpecWorker(BaseSpecWorker):
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(bs, 1)
-        ones = torch.ones(bs, dtype=torch.int32, device=batch.device)
-        return self._finish(batch, result, result.next_token_ids, ones, batch.seq_lens)
+        return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
 
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees
@@ -198,9 +169,7 @@ class QSpecWorker(BaseSpecWorker):
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
         tokens = predict[accept_index].flatten()
-        finished = self._finish(
-            batch, result, tokens, accept_lens, batch.seq_lens + accept_lens, width
-        )
+        finished = _finished(result, tokens, accept_lens, batch.seq_lens + accept_lens, width)
         last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).flatten()
         bonus_ids: list[int] = predict[last].tolist()
         return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
@@ -240,44 +209,26 @@ class QSpecWorker(BaseSpecWorker):
             barrier=None,
         )
 
-    def _finish(
-        self,
-        batch: ScheduleBatch,
-        result: GenerationBatchResult,
-        next_token_ids: torch.Tensor,
-        accept_lens: torch.Tensor | None,
-        seq_lens: torch.Tensor,
-        width: int = 1,
-    ) -> GenerationBatchResult:
-        """The result as the scheduler reads it, with rows of `width` tokens."""
-        if accept_lens is None:
-            accept_lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
-        # Between passes SGLang filters and merges this; without overlap nothing else is read.
-        carried = NgramVerifyInput(
-            draft_token_num=1,
-            new_seq_lens=seq_lens,
-            accept_tokens=torch.zeros(len(batch.reqs), dtype=torch.int32, device=batch.device),
-            accept_lens=accept_lens,
-        )
-        return GenerationBatchResult(
-            logits_output=result.logits_output,
-            next_token_ids=next_token_ids,
-            can_run_cuda_graph=result.can_run_cuda_graph,
-            accept_lens=accept_lens,
-            new_seq_lens=seq_lens,
-            next_draft_input=carried,
-            speculative_num_draft_tokens=width,
-        )
+
+def _finished(
+    result: GenerationBatchResult,
+    next_token_ids: torch.Tensor,
+    accept_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    width: int,
+) -> GenerationBatchResult:
+    return parts.finished(
+        result.logits_output,
+        next_token_ids,
+        accept_lens,
+        seq_lens,
+        width,
+        can_run_cuda_graph=result.can_run_cuda_graph,
+    )
 
 
-def _is_penalized(batch: ScheduleBatch) -> bool:
-    """Whether tokens are penalized by the text before them: such requests advance by one token.
-
-    SGLang applies the penalties of the committed text to every node of a tree, which is not what
-    the target alone would do behind a draft token.
-    """
-    info = batch.sampling_info
-    return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
+def _ones(batch: ScheduleBatch) -> torch.Tensor:
+    return torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
 
 
 def _last_id(req: Any) -> int:

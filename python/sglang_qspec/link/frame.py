@@ -31,6 +31,8 @@ MAX_LENGTH = (1 << 31) - 1
 """Lengths and positions, in tokens, fit a signed 32-bit integer."""
 MAX_COMMITS = 1024
 """Requests in one Commits, at most."""
+MAX_STEP_TIMES = 64
+"""Sizes of passes in one Heartbeat, at most."""
 MAX_NAME_CHARS = 4096
 """A rid, a fingerprint or any other name is no longer than this."""
 
@@ -84,8 +86,7 @@ def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
         case Refusal():
             _check_name("Refusal.reason", message.reason)
         case Heartbeat():
-            for name in Heartbeat.__struct_fields__:
-                _check_range(f"Heartbeat.{name}", getattr(message, name), 0)
+            _check_heartbeat(message)
     return message
 
 
@@ -136,13 +137,23 @@ def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
     return message
 
 
+def _check_heartbeat(message: Heartbeat) -> None:
+    for name in Heartbeat.__struct_fields__:
+        if name != "step_times":
+            _check_range(f"Heartbeat.{name}", getattr(message, name), 0)
+    _check_range("the length of Heartbeat.step_times", len(message.step_times), 0, MAX_STEP_TIMES)
+    for size, seconds in message.step_times:
+        _check_range("a size in Heartbeat.step_times", size, 1)
+        _check_range("a time in Heartbeat.step_times", seconds, 0)
+
+
 def _check_size(frame: bytes) -> None:
     if len(frame) > MAX_MESSAGE_BYTES:
         raise LinkError(f"a frame of {len(frame)} bytes, but at most {MAX_MESSAGE_BYTES} are read")
 
 
-def _check_range(field: str, value: int, low: int, high: int | None = None) -> None:
-    if value < low or (high is not None and value > high):
+def _check_range(field: str, value: float, low: int, high: int | None = None) -> None:
+    if not low <= value < math.inf or (high is not None and value > high):
         allowed = f"at least {low}" if high is None else f"from {low} to {high}"
         raise LinkError(f"{field} is {value}, but must be {allowed}")
 

@@ -82,7 +82,16 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         options.endpoint,
         welcome,
         model.fingerprint(),
-        lambda: Heartbeat(drafter.requests, drafter.rows, drafter.drafted_tokens, server.dropped),
+        lambda: Heartbeat(
+            drafter.requests,
+            drafter.rows,
+            drafter.drafted_tokens,
+            server.dropped,
+            step_passes=drafter.step_times.passes,
+            step_tokens=drafter.step_times.tokens,
+            step_seconds=drafter.step_times.seconds,
+            step_times=drafter.step_times.by_size,
+        ),
         key_pair,
     )
     logger.info(

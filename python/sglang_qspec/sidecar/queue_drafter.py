@@ -8,6 +8,7 @@ row, and goes on later.
 from __future__ import annotations
 
 import itertools
+import time
 
 import torch
 
@@ -19,6 +20,7 @@ from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Subscriber, pr
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter
+from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.tenancy import Tenancy
 
 FLUSH_TOKENS = 4
@@ -58,7 +60,9 @@ class QueueDrafter:
         self._outbox: list[tuple[Peer, Drafted]] = []
         self.drafted_tokens = 0
         """Tokens drafted so far."""
+        self.step_times = StepTimes()
         self._advanced = 0
+        self._step_tokens = 0
 
     @property
     def requests(self) -> int:
@@ -129,6 +133,13 @@ class QueueDrafter:
 
     def step(self) -> None:
         """Advance the most urgent completions by one token, and new prompts by a piece."""
+        began, self._step_tokens = time.monotonic(), 0
+        self._advance()
+        if self._step_tokens:
+            seconds = time.monotonic() - began
+            self.step_times.observe(self._advanced, self._step_tokens, seconds)
+
+    def _advance(self) -> None:
         self._advanced = 0
         while (plan := self._planner.plan()) is None:
             self._finish(next(self._line.urgent()))  # with what it has
@@ -216,6 +227,7 @@ class QueueDrafter:
         self.drafted_tokens += len(tokens)
         for completion, token in zip(completions, tokens, strict=True):
             prompt = completion.prompt
+            self._step_tokens += completion.kind is Kind.STEP
             completion.token_ids.append(token)
             size = len(completion.token_ids)
             if token in prompt.stops or size >= prompt.limit:

@@ -1,0 +1,83 @@
+"""Settings that may be changed while the server runs, through SGLang's `/set_internal_state`.
+
+That endpoint carries numbers only, so a mode is named by its place among `config.MODES` and a
+switch is 0 or 1. Values are checked where the request comes in, while an error still is a 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sglang_qspec.config import MODES, QSpecConfig
+from sglang_qspec.errors import RequestError
+
+PREFIX = "qspec_"
+
+
+@dataclass
+class Knobs:
+    """The values in force. Owned by the worker; its speculator reads them too."""
+
+    mode: str
+    step_tokens: int
+    draft_token_num: int
+    """Tokens of a verify pass for each request, at most."""
+    fixed_width: bool
+
+    @classmethod
+    def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> Knobs:
+        """As the server was started; with captured `graphs` there is one width."""
+        fixed = graphs or settings.width == "fixed"
+        return cls(settings.mode, settings.step_tokens, draft_token_num, fixed)
+
+    def lead(self, pipeline: str) -> int:
+        """How far step drafts are to run ahead of what is committed, in tokens."""
+        match pipeline:
+            case "queue":
+                return 0
+            case "ahead":
+                return self.step_tokens
+        return min(self.step_tokens, self.draft_token_num - 1)
+
+    def set(self, name: str, value: float) -> None:
+        """Turn one knob, named with its prefix, to a value that `check` has let through."""
+        match name.removeprefix(PREFIX):
+            case "mode":
+                self.mode = MODES[int(value)]
+            case "fixed_width":
+                self.fixed_width = bool(value)
+            case field:
+                setattr(self, field, int(value))
+
+
+NAMES = tuple(PREFIX + field.name for field in fields(Knobs))
+
+
+def check(given: Mapping[str, Any], draft_token_num: int, *, graphs: bool) -> None:
+    """Check those of `given` that are ours; `draft_token_num` is the server's own.
+
+    With captured `graphs` it is the only one.
+
+    Raises RequestError that names the knob, the value, and what is allowed.
+    """
+    allowed: dict[str, tuple[int, int]] = {
+        "mode": (0, len(MODES) - 1),
+        "step_tokens": (1, 64),
+        "draft_token_num": (draft_token_num if graphs else 1, draft_token_num),
+        "fixed_width": (int(graphs), 1),
+    }
+    for name, value in given.items():
+        if not name.startswith(PREFIX):
+            continue
+        bounds = allowed.get(name.removeprefix(PREFIX))
+        if bounds is None:
+            known = ", ".join(PREFIX + known for known in allowed)
+            raise RequestError(f"{name} cannot be set; what can be is {known}")
+        low, high = bounds
+        if not (low <= value <= high and float(value).is_integer()):
+            meaning = f" ({', '.join(MODES)})" if name == PREFIX + "mode" else ""
+            raise RequestError(
+                f"{name} is {value}, but must be a whole number from {low} to {high}{meaning}"
+            )

@@ -1,0 +1,117 @@
+"""What a pass verifies: draft trees, as wide as they deserve, waited for as long as that pays."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sglang_qspec.budget import (
+    Choice,
+    PassTimes,
+    Patience,
+    Punctuality,
+    WidthPolicy,
+    expected_gain,
+)
+from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.trie import DraftTrees
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+class Proposer:
+    """Asks the speculator for trees, and keeps the time of passes and waits."""
+
+    def __init__(self, active: Speculator, knobs: Knobs, *, on_cpu: bool) -> None:
+        self.times = PassTimes()
+        self._speculator = active
+        self._knobs = knobs
+        self._on_cpu = on_cpu
+        self._width = WidthPolicy(knobs.draft_token_num, times=self.times)
+        self._patience = Patience()
+        self._punctuality = Punctuality()
+        self._pass_ended: float | None = None
+        """When the last decode pass did, if there was nothing after it."""
+        self._waited = 0.0
+        """Seconds since then that were spent waiting for drafts."""
+
+    def propose(self, batch: ScheduleBatch, pipeline: str) -> DraftTrees:
+        """A tree for each request, of the width that the pass is to have.
+
+        Width 1 is plain decoding. Step drafts that are just being made are waited for: in `ahead`
+        for as long as that gains more than a pass with what is there (`budget.Patience`), in the
+        other pipelines, whose passes are made for them, unless they are late (`Punctuality`).
+        """
+        rids = [req.rid for req in batch.reqs]
+        outputs = [req.output_ids for req in batch.reqs]
+        if self._knobs.draft_token_num != self._width.max_width:
+            self._width.limit(self._knobs.draft_token_num)
+        self._width.fixed = self._knobs.fixed_width
+        widest = self._width.max_width
+        if widest == 1 or self._needs_plain_decode(batch):
+            return self._speculator.propose(rids, outputs, 1, drafts=False)
+        if is_penalized(batch):
+            trees = self._speculator.propose(rids, outputs, widest, drafts=False)
+            return trees.best(self._width.choose(trees).width)
+        while True:
+            trees = self._speculator.propose(rids, outputs, widest)
+            choice = self._width.choose(trees)
+            if not self._wait(rids, trees, choice, pipeline):
+                return trees.best(choice.width)
+
+    def end_pass(self, pipeline: str, trees: DraftTrees) -> None:
+        """A decode pass over these trees has ended."""
+        now = time.monotonic()
+        if self._pass_ended is not None:
+            rows = len(trees) * trees.width
+            seconds = now - self._pass_ended - self._waited
+            self.times.observe(rows, seconds)
+            totals = self._speculator.totals
+            totals.note_pass(pipeline, len(trees), rows, seconds, self._waited)
+        self._pass_ended, self._waited = now, 0.0
+
+    def interrupt(self) -> None:
+        """The next decode pass does not follow the last one at once."""
+        self._pass_ended = None
+
+    def _wait(self, rids: list[str], trees: DraftTrees, choice: Choice, pipeline: str) -> bool:
+        """Wait for more of these trees' step drafts if that pays; whether any came."""
+        awaited = self._speculator.awaited(rids, trees)
+        if not awaited.any():
+            return False
+        policy: Patience | Punctuality
+        if pipeline == "ahead":
+            policy = self._patience
+            seconds = policy.seconds(len(rids), expected_gain(trees, awaited), choice.rate)
+        else:
+            policy = self._punctuality
+            seconds = policy.seconds(len(rids))
+        if not seconds:
+            return False
+        began = time.monotonic()
+        came = self._speculator.wait_for_steps(seconds)
+        took = time.monotonic() - began
+        policy.observe(len(rids), took, came)
+        self._waited += took
+        return came
+
+    def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
+        """Whether tree verification would ignore a sampling parameter of this batch."""
+        info = batch.sampling_info
+        return bool(
+            info.has_custom_logit_processor
+            or info.has_watermark_candidates
+            or (info.need_min_p_sampling and not self._on_cpu)
+        )
+
+
+def is_penalized(batch: ScheduleBatch) -> bool:
+    """Whether tokens are penalized by the text before them: such requests advance by one token.
+
+    SGLang applies the penalties of the committed text to every node of a tree, which is not what
+    the target alone would do behind a draft token.
+    """
+    info = batch.sampling_info
+    return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
