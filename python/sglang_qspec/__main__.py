@@ -4,6 +4,7 @@ qspec models demo                          build the demo models and print their
 qspec models quantize --model M --bits 8   write a quantized draft of a local checkpoint
 qspec sidecar ...                          run the drafting process by hand
 qspec keys PATH                            write a key file for a tcp link
+qspec theory --alpha A --k K ...           what each pipeline is expected to yield
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from sglang_qspec import __version__
 from sglang_qspec.errors import QSpecError
+from sglang_qspec.theory import command as theory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "keys":
             _keys(options.path)
+        elif options.command == "theory":
+            print(theory.run(options))
         elif options.task == "demo":
             _demo()
         else:
@@ -96,6 +100,14 @@ def _parser() -> argparse.ArgumentParser:
 
     keys = commands.add_parser("keys", help="write a key file for a tcp link")
     keys.add_argument("path", type=Path, help="a new file, for the sidecar's and the servers' end")
+
+    theory.add_options(
+        commands.add_parser(
+            "theory",
+            help="predict the pipelines' throughput, or fit the model to a measured run",
+            description=theory.DESCRIPTION,
+        )
+    )
 
     commands.add_parser("sidecar", help="run the drafting process by hand", add_help=False)
     return parser

@@ -5,7 +5,8 @@ QSpecError
 ├── RequestError      a request asks for what is not allowed: HTTP 400 for that request
 │   └── GuessError    its guesses are malformed or over a cap
 ├── LinkError         a peer broke the protocol, or refused the handshake
-└── DraftModelError   the draft model cannot be loaded, or does not fit the target
+├── DraftModelError   the draft model cannot be loaded, or does not fit the target
+└── TheoryError       a figure is none that the model knows, or a measured run cannot be fitted
 """
 
 
@@ -31,3 +32,7 @@ class LinkError(QSpecError):
 
 class DraftModelError(QSpecError):
     """The draft model cannot be loaded, or its vocabulary or tokenizer is not the target's."""
+
+
+class TheoryError(QSpecError, ValueError):
+    """A figure given to the model of the pipelines is not possible, or a run cannot be fitted."""

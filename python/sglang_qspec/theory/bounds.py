@@ -1,0 +1,54 @@
+"""What overlapping drafting with verification can gain, whatever is accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+NEWTON_STEPS = 60
+
+
+class Halving(NamedTuple):
+    """Throughput of two alternating halves over that of drafting and verifying in turn."""
+
+    doubled: float
+    """Halves of m requests each against m requests in turn: the paper's comparison, at most 2."""
+    same: float
+    """Halves of m requests each against the same 2m requests in turn."""
+
+
+def bound(verify: float, draft: float) -> float:
+    """(V + D) / max(V, D): the gain of hiding the shorter of the two; 2 where they are equal."""
+    longer = max(verify, draft)
+    return (verify + draft) / longer if longer > 0.0 else 1.0
+
+
+def halves_over_sequential(
+    m: int, verify_seconds: Callable[[int], float], draft_seconds: Callable[[int], float]
+) -> Halving:
+    """For halves of m requests each, at one width.
+
+    Both halves have their pass within 2 max(V(m), D(m)). Where V and D are flat in b, the second
+    figure is half the first: splitting a batch that costs no more than its half gains nothing.
+    """
+    longer = max(verify_seconds(m), draft_seconds(m))
+    in_turn = verify_seconds(2 * m) + draft_seconds(2 * m)
+    return Halving(bound(verify_seconds(m), draft_seconds(m)), in_turn / (2 * longer))
+
+
+def sd_over_psd(alpha_v: float) -> float:
+    """T_SD / T_PSD where each drafts for as long as is best for it (MineDraft, arXiv 2603.18016).
+
+    Theorem 1 takes drafts that are verified with success 1 - exp(-alpha t) after a drafting time
+    t. In turn, a success costs min over t of (V + t) / f(t); overlapped, min of max(V, t) / f(t).
+    With v = alpha V the first is at the x = alpha t that solves e^x = 1 + x + v, where it is
+    e^x / alpha; the second is at t = V. So the ratio depends on v alone.
+    """
+    x = math.log1p(alpha_v) + 1.0  # right of the root, whence Newton's method falls to it
+    for _ in range(NEWTON_STEPS):
+        over = math.expm1(x) - x - alpha_v
+        if over <= 1e-14 * (1.0 + alpha_v):
+            break
+        x -= over / math.expm1(x)
+    return math.exp(x) * -math.expm1(-alpha_v) / alpha_v

@@ -1,0 +1,202 @@
+"""What `qspec theory` prints: a table of the pipelines, or a measured run against the model."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sglang_qspec.errors import TheoryError
+from sglang_qspec.theory.curve import Curve
+from sglang_qspec.theory.fit import Comparison, Fit, compare, fit
+from sglang_qspec.theory.pipelines import estimates
+from sglang_qspec.theory.rows import read_rows
+
+NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
+"""Options that the table of the pipelines cannot do without."""
+DESCRIPTION = """Expected tokens per pass, seconds per round and speedup of the pipelines, from how
+often target and drafter agree and how long both take; or, with --fit, the model fitted to a run of
+benchmark.bench_batch_parallel, against what was measured. docs/theory.md has the model.
+Times are milliseconds: one number, or one for each of several numbers of requests, such as
+1:30,8:45, with straight lines between."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add = parser.add_argument
+    add("--alpha", type=_number(0.0, 1.0), metavar="A", help="agreement per token, 0 to 1")
+    add("--k", type=_count, metavar="N", help="draft tokens verified per request and pass")
+    add("--verify-ms", type=_milliseconds, metavar="MS", help="of a pass of width k + 1")
+    add(
+        "--plain-ms",
+        type=_milliseconds,
+        metavar="MS",
+        help="of a pass of width 1, for plain decoding; by default that of --verify-ms",
+    )
+    add("--draft-ms", type=_milliseconds, metavar="MS", help="of drafting k tokens")
+    add("--in-flight", type=_count, metavar="N", help="requests that are served at the same time")
+    add(
+        "--lead",
+        type=_count,
+        metavar="N",
+        help="tokens that drafts run ahead of what is committed (ahead); by default 2k + 1",
+    )
+    add(
+        "--again",
+        type=_number(0.0, 1.0),
+        metavar="P",
+        default=0.5,
+        help="chance that a text which has left its queue drafts is found in one at the next pass "
+        "(queue); by default 0.5",
+    )
+    add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
+    add("--plot", type=Path, metavar="PNG", help="with --fit: a picture to write")
+
+
+def run(options: argparse.Namespace) -> str:
+    """The text to print."""
+    if options.fit is not None:
+        return _fitted(options)
+    if options.plot is not None:
+        raise TheoryError(f"--plot is {options.plot}, but is allowed with --fit only")
+    missing = [_flag(name) for name in NEEDED if getattr(options, name) is None]
+    if missing:
+        raise TheoryError(f"{', '.join(missing)} must be given, unless --fit is")
+    if options.lead is not None and options.lead < options.k:
+        raise TheoryError(f"--lead is {options.lead}, but must be at least --k, {options.k}")
+    return _pipelines(options)
+
+
+def _pipelines(options: argparse.Namespace) -> str:
+    plain = options.plain_ms or options.verify_ms
+    found = estimates(
+        options.alpha,
+        options.k,
+        options.in_flight,
+        lambda b, width: (plain if width == 1 else options.verify_ms)(b) / 1e3,
+        lambda b: options.draft_ms(b) / 1e3,
+        lead=options.lead,
+        again=options.again,
+    )
+    none, sequential = found["none"].rate, found["sequential"].rate
+    rows = [
+        (
+            name,
+            f"{estimate.tokens:.2f}",
+            f"{1e3 * estimate.seconds:.1f}",
+            f"{estimate.rate:.1f}",
+            f"{estimate.rate / none:.2f}",
+            f"{estimate.rate / sequential:.2f}",
+        )
+        for name, estimate in found.items()
+    ]
+    head = ("pipeline", "tokens/pass", "round ms", "tokens/s", "x none", "x sequential")
+    return _table([head, *rows])
+
+
+def _fitted(options: argparse.Namespace) -> str:
+    rows = read_rows(options.fit)
+    model = fit(rows)
+    compared = compare(model, rows)
+    if options.plot is not None:
+        from sglang_qspec.theory import plot
+
+        plot.write(compared, options.plot)
+    parts = [_figures(model), _table(_comparisons(compared)), _errors(compared)]
+    if len(compared) < len(rows):
+        parts.append(f"{len(rows) - len(compared)} rows are of pipelines without a model.")
+    return "\n\n".join(parts)
+
+
+def _figures(model: Fit) -> str:
+    alphas = ", ".join(f"{alpha:.3f} (k={k})" for k, alpha in sorted(model.alphas.items()))
+    passes = (
+        f"V, width {width}: "
+        + ", ".join(f"{1e3 * v:.1f} ms (b={b})" for b, v in zip(c.places, c.values, strict=True))
+        for width, c in sorted(model.verify_at.items())
+    )
+    step = f"{1e3 * model.step_base:.2f} ms + {1e3 * model.step_request:.2f} ms per request"
+    return "\n".join([f"alpha: {alphas}", *passes, f"draft step: {step}"])
+
+
+def _comparisons(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    rows = [("pipeline", "k", "in flight", "accept", "model", "tokens/s", "model", "error", "")]
+    for each in compared:
+        row = each.row
+        rows.append(
+            (
+                row.pipeline,
+                str(row.k),
+                str(row.in_flight),
+                "" if row.accept_len is None else f"{row.accept_len:.2f}",
+                f"{each.estimate.tokens:.2f}",
+                f"{row.tokens_per_s:.1f}",
+                f"{each.estimate.rate:.1f}",
+                f"{100 * each.error:+.1f} %",
+                "fitted" if each.fitted else "",
+            )
+        )
+    return rows
+
+
+def _errors(compared: Sequence[Comparison]) -> str:
+    errors = [abs(each.error) for each in compared if not each.fitted]
+    if not errors:
+        return "No row is predicted: all were fitted."
+    median, worst = 100 * statistics.median(errors), 100 * max(errors)
+    return f"Error of {len(errors)} predicted rows: median {median:.1f} %, worst {worst:.1f} %."
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, the first to the left and numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = low - 1.0
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be an integer from 1 up")
+    return int(text)
+
+
+def _milliseconds(text: str) -> Curve:
+    """A curve over requests: `40`, or `1:30,8:45`."""
+    points = []
+    for part in text.split(","):
+        place, colon, value = part.rpartition(":")
+        try:
+            point = (_count(place) if colon else 1, float(value))
+        except (ValueError, argparse.ArgumentTypeError):
+            point = (1, 0.0)
+        if not 0.0 < point[1] < float("inf") or (not colon and "," in text):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} must be milliseconds above 0, or requests:milliseconds pairs such as "
+                "1:30,8:45"
+            )
+        points.append(point)
+    return Curve(points)

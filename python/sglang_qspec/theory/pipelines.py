@@ -1,0 +1,118 @@
+"""Each pipeline's expected tokens, seconds and tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_qspec.errors import TheoryError
+from sglang_qspec.theory.acceptance import expected_tokens, hit_share, queue_tokens
+from sglang_qspec.theory.ahead import ahead
+
+VerifySeconds = Callable[[int, int], float]
+"""V(b, w): of one pass over w tokens for each of b requests."""
+DraftSeconds = Callable[[int], float]
+"""D(b): of drafting k tokens for each of b requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a pipeline yields in a round, in which each request has one pass."""
+
+    requests: int
+    tokens: float
+    """Of a request in a round, expected."""
+    seconds: float
+    """From the start of a round to that of the next."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, of all requests."""
+        return self.requests * self.tokens / self.seconds
+
+
+def estimates(
+    alpha: float,
+    k: int,
+    b: int,
+    verify_seconds: VerifySeconds,
+    draft_seconds: DraftSeconds,
+    *,
+    lead: int | None = None,
+    again: float | None = None,
+    overhead: float = 0.0,
+) -> dict[str, Estimate]:
+    """The pipelines none, sequential, halves and ahead, for b requests in flight.
+
+    `lead` is how far a draft of `ahead` may run ahead of what is committed, 2k + 1 by default: what
+    a pass verifies, the target's own token, and as much again. With `again`, the chance that a text
+    which has left all drafts is found in one at the next pass, queue speculation is there too.
+    `overhead` is the seconds of a round in which nothing is verified and nothing waited for.
+    """
+    _check(alpha, k, b, lead, again)
+    verify, draft = verify_seconds(b, k + 1), draft_seconds(b)
+    plain = verify_seconds(b, 1)
+    tokens = expected_tokens(alpha, k)
+    found = {
+        "none": Estimate(b, 1.0, plain + overhead),
+        "sequential": Estimate(b, tokens, verify + draft + overhead),
+        "halves": Estimate(b, tokens, overhead + _halves(k, b, verify_seconds, draft_seconds)),
+        "ahead": _ahead(alpha, k, b, verify + overhead, draft, lead or 2 * k + 1),
+    }
+    if again is not None:
+        drafted = 1.0 - (1.0 - hit_share(alpha, k, again)) ** b  # in a pass, for any request
+        seconds = drafted * verify + (1.0 - drafted) * plain + overhead
+        found["queue"] = Estimate(b, queue_tokens(alpha, k, again), seconds)
+    return found
+
+
+def rates(
+    alpha: float,
+    k: int,
+    b: int,
+    verify_seconds: VerifySeconds,
+    draft_seconds: DraftSeconds,
+    *,
+    lead: int | None = None,
+) -> dict[str, float]:
+    """Tokens per second of none, sequential, halves and ahead, for b requests in flight.
+
+    Cheap enough to be asked while serving: a fraction of a millisecond.
+    """
+    found = estimates(alpha, k, b, verify_seconds, draft_seconds, lead=lead)
+    return {name: estimate.rate for name, estimate in found.items()}
+
+
+def _halves(k: int, b: int, verify_seconds: VerifySeconds, draft_seconds: DraftSeconds) -> float:
+    """Seconds in which one half is verified while the other is drafted for, and the reverse.
+
+    One request cannot be halved: it is drafted for and verified in turn.
+    """
+    small = b // 2
+    large = b - small
+    if small == 0:
+        return verify_seconds(b, k + 1) + draft_seconds(b)
+    verify, draft = verify_seconds(large, k + 1), draft_seconds(large)
+    if small == large:
+        return 2 * max(verify, draft)
+    return max(verify, draft_seconds(small)) + max(verify_seconds(small, k + 1), draft)
+
+
+def _ahead(alpha: float, k: int, b: int, verify: float, draft: float, lead: int) -> Estimate:
+    if k == 0:
+        return Estimate(b, 1.0, verify)
+    tokens, seconds = ahead(alpha, k, b, verify, draft / k, max(lead, k))
+    return Estimate(b, tokens, seconds)
+
+
+def _check(alpha: float, k: int, b: int, lead: int | None, again: float | None) -> None:
+    if not 0.0 <= alpha <= 1.0:
+        raise TheoryError(f"alpha is {alpha}, but must be from 0 to 1")
+    if k < 0:
+        raise TheoryError(f"k is {k}, but must be at least 0")
+    if b < 1:
+        raise TheoryError(f"the number of requests is {b}, but must be at least 1")
+    if lead is not None and lead < max(k, 1):
+        raise TheoryError(f"lead is {lead}, but must be at least k, which is {k}")
+    if again is not None and not 0.0 <= again <= 1.0:
+        raise TheoryError(f"again is {again}, but must be from 0 to 1")

@@ -1,0 +1,80 @@
+"""Measured rows, as `benchmark.bench_batch_parallel` writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_qspec.errors import TheoryError
+
+PLAIN = ("none", "plain")
+"""Names of the pipeline that drafts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pipeline, measured with one k and so many requests in flight."""
+
+    pipeline: str
+    k: int
+    in_flight: int
+    tokens_per_s: float
+    """Of all requests together."""
+    accept_len: float | None = None
+    """Tokens of a request in a pass."""
+    verify_s: float | None = None
+    """V: seconds of a pass, waits left out."""
+    draft_s: float | None = None
+    """D: seconds of the drafter for a pass."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a results.json; a TheoryError says what is wrong with it."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TheoryError(f"{path} cannot be read as JSON: {error}") from None
+    rows = content.get("rows") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise TheoryError(f"{path} has no list of rows under the key 'rows'")
+    return [_row(row, f"row {number} of {path}") for number, row in enumerate(rows, 1)]
+
+
+def _row(row: object, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise TheoryError(f"{where} is {row!r}, but must be an object")
+    pipeline = row.get("pipeline")
+    if not isinstance(pipeline, str):
+        raise TheoryError(f"pipeline in {where} is {pipeline!r}, but must be a name")
+    return Row(
+        pipeline=pipeline,
+        k=0 if pipeline in PLAIN else _whole(row, "k", where),
+        in_flight=_whole(row, "in_flight", where),
+        tokens_per_s=_positive(row, "tokens_per_s", where),
+        accept_len=_optional(row, "accept_len", where),
+        verify_s=_optional(row, "verify_s", where),
+        draft_s=_optional(row, "draft_s", where),
+    )
+
+
+def _whole(row: Mapping[str, object], key: str, where: str) -> int:
+    value = row.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise TheoryError(f"{key} in {where} is {value!r}, but must be an integer from 1 up")
+    return value
+
+
+def _positive(row: Mapping[str, object], key: str, where: str) -> float:
+    value = row.get(key)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise TheoryError(f"{key} in {where} is {value!r}, but must be a number above 0")
+    return float(value)
+
+
+def _optional(row: Mapping[str, object], key: str, where: str) -> float | None:
+    """A time or a length that the pipeline may not have: absent, null or 0."""
+    return _positive(row, key, where) if row.get(key) else None
