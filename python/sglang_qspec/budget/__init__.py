@@ -1,6 +1,7 @@
 """How many draft tokens the next pass verifies, for whom, and how long it waits for them."""
 
 from sglang_qspec.budget.pass_times import PassCost, PassTimes
+from sglang_qspec.budget.pilot import Pilot
 from sglang_qspec.budget.waiting import Patience, Punctuality, expected_gain
 from sglang_qspec.budget.width import LADDER, Choice, WidthPolicy
 
@@ -10,6 +11,7 @@ __all__ = [
     "PassCost",
     "PassTimes",
     "Patience",
+    "Pilot",
     "Punctuality",
     "WidthPolicy",
     "expected_gain",

@@ -8,7 +8,7 @@ from sglang_qspec.errors import ConfigError
 
 MEMORY = 0.05
 """Weight of the latest pass in what passes of its size take."""
-NEWS = 0.005
+NEWS = 0.001
 """Its weight in what those of other sizes take: what is never used must not be condemned forever by
 its last pass."""
 FIRST_UNIT = 0.03

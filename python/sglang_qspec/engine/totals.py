@@ -39,6 +39,8 @@ class Totals:
         self.accepted = dict.fromkeys(Source, 0)
         """Those of them that became output."""
         self.pipelines = {name: PassTotals() for name in ("queue", *PIPELINES)}
+        self.pipeline = "none"
+        """That of the latest round."""
         self.agreement = FIRST_AGREEMENT
         """Share of the step draft tokens that are right, of those whose predecessors were."""
 
@@ -79,6 +81,7 @@ class Totals:
             "proposed_tokens": {source.name.lower(): n for source, n in self.proposed.items()},
             "accepted_tokens": {source.name.lower(): n for source, n in self.accepted.items()},
             "step_agreement": self.agreement,
+            "pipeline": self.pipeline,
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},
         }
 

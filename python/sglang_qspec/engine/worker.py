@@ -29,6 +29,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
+from sglang_qspec.budget import Pilot
 from sglang_qspec.engine import compat, internal_state, parts, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.halves import Halves
@@ -57,6 +58,7 @@ class QSpecWorker(BaseSpecWorker):
         self._knobs = Knobs.of(settings, self._draft_token_num, graphs=not self._on_cpu)
         self._speculator = open_speculator(settings, gpu_id, target_worker)
         self._proposer = Proposer(self._speculator, self._knobs, on_cpu=self._on_cpu)
+        self._pilot = Pilot(self._proposer.times)
         self._halves = Halves()
         internal_state.expose(self._speculator, self._knobs)
         speculator.activate(self._speculator)
@@ -99,8 +101,17 @@ class QSpecWorker(BaseSpecWorker):
     def _pipeline(self, batch: ScheduleBatch) -> str:
         """The one for this round; a batch that has no halves is drafted ahead."""
         pipeline = self._knobs.mode
+        if pipeline == "auto":
+            pipeline = self._pilot.choose(
+                len(batch.reqs),
+                widest=self._knobs.draft_token_num,
+                lead=self._knobs.step_tokens,
+                agreement=self._speculator.totals.agreement,
+                step_times=self._speculator.step_times,
+            )
         if pipeline == "halves" and (len(batch.reqs) < 2 or not parts.can_split(batch)):
-            return "ahead"
+            pipeline = "ahead"
+        self._speculator.totals.pipeline = pipeline
         return pipeline
 
     def _pass(self, batch: ScheduleBatch, pipeline: str) -> GenerationBatchResult:

@@ -1,0 +1,166 @@
+"""The pipelines on a running server, changed between requests: real models, float32, greedy."""
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from benchmark.demo import render, wait_for_sidecar
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server, ServerError
+from sglang_qspec.config import MODES, PIPELINES
+from sglang_qspec.models import DemoModels
+from test.engine.test_server import cores
+
+pytestmark = pytest.mark.server
+
+SLOTS = 4
+GREEDY = {"temperature": 0, "max_new_tokens": 40}
+STEPS = {"custom_params": {"qspec_sources": ["step"]}}
+
+
+@pytest.fixture(scope="module")
+def prompts(models: DemoModels) -> list[str]:
+    return render(models.target, PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels) -> Iterator[Server]:
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
+        *("--max-total-tokens", "8192", "--context-length", "2048", "--log-level", "warning"),
+        *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as server:
+        wait_for_sidecar(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server, prompts: list[str]) -> list[list[int]]:
+    """What the target says without any draft."""
+    off = {"custom_params": {"qspec_enabled": False}}
+    return [answer["output_ids"] for answer in generate(server, prompts, **off)]
+
+
+def generate(server: Server, prompts: list[str], **params: Any) -> list[dict[str, Any]]:
+    body = {"text": prompts, "sampling_params": {**GREEDY, **params}}
+    answers: list[dict[str, Any]] = server.post("/generate", body)
+    return answers
+
+
+def turn(server: Server, **knobs: int) -> None:
+    values = {f"qspec_{name}": value for name, value in knobs.items()}
+    assert server.post("/set_internal_state", {"server_args": values}) == [True]
+
+
+def state(server: Server) -> dict[str, Any]:
+    described: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
+    return described
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_pipeline_gives_what_the_target_gives(
+    server: Server, prompts: list[str], expected: list[list[int]], mode: str
+) -> None:
+    turn(server, mode=MODES.index(mode), draft_token_num=6, fixed_width=0)
+    before = state(server)
+    assert before["mode"] == mode
+    answers = generate(server, prompts)
+    assert [answer["output_ids"] for answer in answers] == expected
+    after = state(server)
+    passes = {
+        name: totals["passes"] - before["pipelines"][name]["passes"]
+        for name, totals in after["pipelines"].items()
+    }
+    if mode == "auto":
+        assert passes["queue"] == 0 < sum(passes.values())
+    else:
+        # The last request left has no half, and is drafted ahead.
+        allowed = {mode, "ahead"} if mode == "halves" else {mode}
+        assert passes[mode] > 0
+        assert all(name in allowed for name, count in passes.items() if count)
+    steps = {
+        name: after["accepted_tokens"][name] - before["accepted_tokens"][name]
+        for name in ("step", "queue")
+    }
+    assert steps["step"] == 0 if mode == "queue" else steps["step"] > 0
+
+
+@pytest.mark.parametrize("mode", PIPELINES)
+def test_step_drafts_alone_are_accepted_in_every_pipeline(
+    server: Server, prompts: list[str], expected: list[list[int]], mode: str
+) -> None:
+    turn(server, mode=MODES.index(mode), draft_token_num=5, fixed_width=1)
+    answers = generate(server, prompts, **STEPS)
+    assert [answer["output_ids"] for answer in answers] == expected
+    records = [answer["meta_info"]["qspec"] for answer in answers]
+    passes = sum(record["passes"] for record in records)
+    accepted = sum(record["accepted_by_source"]["step"] for record in records)
+    assert accepted > passes  # at least one of four a pass; it is nearly three where undisturbed
+    if mode != "ahead":
+        assert state(server)["pipelines"][mode]["waited_seconds"] > 0
+
+
+def test_log_probabilities_are_the_same_while_others_are_served_in_halves(
+    server: Server, prompts: list[str]
+) -> None:
+    """A batch with them is not split; the ones before and after it are."""
+
+    def logprobs() -> list[list[float]]:
+        body = {"text": prompts[:2], "sampling_params": GREEDY, "return_logprob": True}
+        answers = server.post("/generate", body)
+        return [[p for p, *_ in a["meta_info"]["output_token_logprobs"]] for a in answers]
+
+    turn(server, mode=MODES.index("ahead"), draft_token_num=6, fixed_width=0)
+    alone = logprobs()
+    turn(server, mode=MODES.index("halves"))
+    with ThreadPoolExecutor(2) as pool:
+        others = pool.submit(generate, server, prompts[2:6])
+        beside = pool.submit(logprobs).result()
+        others.result()
+    for one, other in zip(alone, beside, strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_clients_that_hang_up_leave_balanced_halves_that_go_on(
+    server: Server, prompts: list[str], expected: list[list[int]]
+) -> None:
+    turn(server, mode=MODES.index("halves"), draft_token_num=6, fixed_width=0)
+    dice = random.Random(7)
+    with ThreadPoolExecutor(8) as pool:
+        staying = [pool.submit(generate, server, [text]) for text in prompts]
+        for text in prompts:
+            pool.submit(hang_up, server, text, dice.uniform(0.05, 0.6))
+        answers = [future.result()[0]["output_ids"] for future in staying]
+    assert answers == expected
+
+
+def hang_up(server: Server, text: str, seconds: float) -> None:
+    """Ask, and close the connection before the answer is complete."""
+    body = {"text": text, "sampling_params": {**GREEDY, "max_new_tokens": 400}}
+    with contextlib.suppress(ServerError, TimeoutError, socket.timeout, OSError):
+        server.post("/generate", body, timeout=seconds)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "message"),
+    [
+        ("qspec_mode", 9, "qspec_mode is 9, but must be a whole number from 0 to 4"),
+        ("qspec_draft_token_num", 7, "qspec_draft_token_num is 7, but must be .* from 1 to 6"),
+        ("qspec_sped", 1, "qspec_sped cannot be set"),
+    ],
+)
+def test_a_wrong_setting_is_a_400_and_changes_nothing(
+    server: Server, knob: str, value: int, message: str
+) -> None:
+    before = {name: state(server)[name] for name in ("mode", "step_tokens", "draft_token_num")}
+    with pytest.raises(ServerError, match=f"HTTP 400.*{message}"):
+        server.post("/set_internal_state", {"server_args": {"qspec_step_tokens": 3, knob: value}})
+    assert {name: state(server)[name] for name in before} == before
