@@ -23,7 +23,7 @@ def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
     """After `SchedulerInternalStateController._add_speculative`."""
     if _exposed is not None:
         active, current = _exposed
-        state[KEY] = {**vars(current), **active.describe()}
+        state[KEY] = {**active.describe(), "settings": vars(current)}
 
 
 def add_handlers(handlers: dict[str, Any], controller: Any) -> None:

@@ -25,8 +25,9 @@ def can_split(batch: ScheduleBatch) -> bool:
         or batch.has_grammar
         or info.has_custom_logit_processor
         or info.has_watermark_candidates
-        or info.penalizer_orchestrator.is_required
-        or info.return_sampling_masks is not None
+        or info.acc_additive_penalties is not None
+        or info.acc_scaling_penalties is not None
+        or any(info.return_sampling_masks or ())
     )
 
 
@@ -34,9 +35,19 @@ def take(batch: ScheduleBatch, rows: Sequence[int]) -> ScheduleBatch:
     """Some rows of a batch as a batch; the requests and their memory are the same ones."""
     part = copy.copy(batch)
     part.sampling_info = copy.copy(batch.sampling_info)
+    part.sampling_info.penalizer_orchestrator = _NoPenalties()
     part.spec_info = part.input_ids = None
     part.filter_batch(keep_indices=list(rows))
     return part
+
+
+class _NoPenalties:
+    """Filtered along with a batch's sampling; a forward pass has no orchestrator of penalties."""
+
+    is_required = False
+
+    def filter(self, keep_indices: torch.Tensor) -> None:
+        """There is nothing to filter."""
 
 
 def join(
