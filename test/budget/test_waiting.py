@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_qspec.budget import Patience, Punctuality, expected_gain
-from sglang_qspec.budget.waiting import FIRST_WAIT, LATE, NEXT_CHANCE, PROBE_AFTER
+from sglang_qspec.budget.waiting import FIRST_STEP, LATE, NEXT_CHANCE, PROBE_AFTER, SHORTEST_STEP
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 RATE = 50.0
@@ -56,19 +56,18 @@ def test_a_token_gains_its_chance_on_each_draft_that_is_awaited() -> None:
 
 def test_drafts_that_a_pass_is_made_for_are_waited_for_until_they_are_late() -> None:
     punctuality = Punctuality()
-    assert punctuality.seconds(4) == LATE * FIRST_WAIT
-    punctuality.observe(4, 0.01, came=True)
-    assert punctuality.seconds(4) == pytest.approx(LATE * 0.01)
+    assert punctuality.seconds(None) == LATE * FIRST_STEP
+    assert punctuality.seconds(0.01) == LATE * 0.01
+    assert punctuality.seconds(0.0) == LATE * SHORTEST_STEP
 
 
 def test_a_sidecar_that_is_late_is_waited_for_less_and_less_often() -> None:
     punctuality = Punctuality()
     waits = []
     for _ in range(4 * PROBE_AFTER):
-        seconds = punctuality.seconds(1)
-        waits.append(bool(seconds))
-        if seconds:
-            punctuality.observe(1, seconds, came=False)
+        waits.append(bool(punctuality.seconds(0.01)))
+        if waits[-1]:
+            punctuality.observe(came=False)
     assert waits[:6] == [True, False, True, False, False, True]
     assert sum(waits) <= 10
     assert any(waits[-PROBE_AFTER - 1 :])
@@ -77,8 +76,8 @@ def test_a_sidecar_that_is_late_is_waited_for_less_and_less_often() -> None:
 def test_one_that_is_back_in_time_is_waited_for_as_before() -> None:
     punctuality = Punctuality()
     for _ in range(5):
-        punctuality.observe(1, 0.2, came=False)
-    while not punctuality.seconds(1):
+        punctuality.observe(came=False)
+    while not punctuality.seconds(0.01):
         pass
-    punctuality.observe(1, 0.01, came=True)
-    assert [bool(punctuality.seconds(1)) for _ in range(20)] == [True] * 20
+    punctuality.observe(came=True)
+    assert [bool(punctuality.seconds(0.01)) for _ in range(20)] == [True] * 20

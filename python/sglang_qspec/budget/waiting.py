@@ -16,9 +16,13 @@ MEMORY = 0.2
 MARGIN = 1.3
 """How much more a wait has to gain than it is expected to cost."""
 LATE = 4.0
-"""How many times as long as it usually takes a token is waited for where a pass is made for it."""
-FIRST_WAIT = 0.05
-"""Seconds that the next token is taken for before any came."""
+"""How many times as long as a step takes its tokens are waited for where a pass is made for them:
+the sidecar may have to end another pass first, or to read what the target has put in their place.
+"""
+FIRST_STEP = 0.05
+"""Seconds that a step is taken for before any was measured."""
+SHORTEST_STEP = 0.002
+"""Seconds; that of a fast device, on a machine that is busy for a moment."""
 
 
 def expected_gain(trees: DraftTrees, awaited: NDArray[np.bool_]) -> float:
@@ -73,31 +77,29 @@ class Patience:
 class Punctuality:
     """How late the drafts may be that a pass is made for, as in sequential speculation and halves.
 
-    The next token of a draft is waited for some times as long as such tokens took to come. When
-    none has come by then the pass goes on without, and so do the next ones: twice as many each time
-    until one comes again.
+    Their next token is waited for some times as long as the sidecar takes for a step. When none has
+    come by then the pass goes on without, and so do the next ones: twice as many each time until
+    one comes again.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        """Until a token came, by the binary order of magnitude of the requests."""
         self._misses = 0
         self._left_out = 0
 
-    def seconds(self, requests: int) -> float:
-        """How long to wait for the next token at most; 0 if not at all."""
+    def seconds(self, step_seconds: float | None) -> float:
+        """How long to wait for the next token at most; 0 if not at all.
+
+        `step_seconds` is what a step takes; None before any was measured.
+        """
         if self._left_out:
             self._left_out -= 1
             return 0.0
-        return LATE * self._seconds.get(requests.bit_length(), FIRST_WAIT)
+        return LATE * max(SHORTEST_STEP, FIRST_STEP if step_seconds is None else step_seconds)
 
-    def observe(self, requests: int, waited: float, came: bool) -> None:
-        """A wait of `waited` seconds has ended, because something came or was given up."""
-        if not came:
-            self._left_out = min(1 << self._misses, PROBE_AFTER)
-            self._misses += 1
+    def observe(self, came: bool) -> None:
+        """A wait has ended, because something came or was given up."""
+        if came:
+            self._misses = 0
             return
-        self._misses = 0
-        key = requests.bit_length()
-        before = self._seconds.get(key, waited)
-        self._seconds[key] = before + MEMORY * (waited - before)
+        self._left_out = min(1 << self._misses, PROBE_AFTER)
+        self._misses += 1

@@ -15,6 +15,7 @@ from sglang_qspec.budget import (
 )
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.theory import Curve
 from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:
@@ -81,21 +82,28 @@ class Proposer:
         awaited = self._speculator.awaited(rids, trees)
         if not awaited.any():
             return False
-        policy: Patience | Punctuality
-        if pipeline == "ahead":
-            policy = self._patience
-            seconds = policy.seconds(len(rids), expected_gain(trees, awaited), choice.rate)
+        ahead = pipeline == "ahead"
+        if ahead:
+            gain = expected_gain(trees, awaited)
+            seconds = self._patience.seconds(len(rids), gain, choice.rate)
         else:
-            policy = self._punctuality
-            seconds = policy.seconds(len(rids))
+            seconds = self._punctuality.seconds(self._step_seconds(int(awaited.sum())))
         if not seconds:
             return False
         began = time.monotonic()
         came = self._speculator.wait_for_steps(seconds)
         took = time.monotonic() - began
-        policy.observe(len(rids), took, came)
+        if ahead:
+            self._patience.observe(len(rids), took, came)
+        else:
+            self._punctuality.observe(came)
         self._waited += took
         return came
+
+    def _step_seconds(self, requests: int) -> float | None:
+        """What the sidecar takes to draft one token for each of so many requests."""
+        measured = self._speculator.step_times
+        return Curve(measured)(requests) if measured else None
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter of this batch."""
