@@ -64,7 +64,7 @@ def in_turn(alpha: float, k: int, verify: float, draft: float, rounds: int) -> t
 
 
 def alternating(verify: float, draft: float, rounds: int) -> float:
-    """Seconds of a round in which two halves are drafted for and verified, each by one at a time."""
+    """Seconds of a round in which two halves are drafted for and verified, one at a time."""
     target = drafter = 0.0  # when each is free
     committed = [0.0, 0.0]  # when each half's last pass ended
     for number in range(2 * rounds):

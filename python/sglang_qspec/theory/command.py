@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -121,7 +122,9 @@ def _figures(model: Fit) -> str:
 
 
 def _comparisons(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    rows = [("pipeline", "k", "in flight", "accept", "model", "tokens/s", "model", "error", "")]
+    rows: list[tuple[str, ...]] = [
+        ("pipeline", "k", "in flight", "accept", "model", "tokens/s", "model", "error", "")
+    ]
     for each in compared:
         row = each.row
         rows.append(
@@ -186,17 +189,17 @@ def _count(text: str) -> int:
 
 def _milliseconds(text: str) -> Curve:
     """A curve over requests: `40`, or `1:30,8:45`."""
-    points = []
-    for part in text.split(","):
-        place, colon, value = part.rpartition(":")
-        try:
-            point = (_count(place) if colon else 1, float(value))
-        except (ValueError, argparse.ArgumentTypeError):
-            point = (1, 0.0)
-        if not 0.0 < point[1] < float("inf") or (not colon and "," in text):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} must be milliseconds above 0, or requests:milliseconds pairs such as "
-                "1:30,8:45"
-            )
-        points.append(point)
-    return Curve(points)
+    try:
+        if ":" not in text:
+            points = {1: float(text)}
+        else:
+            pairs = (part.split(":") for part in text.split(","))
+            points = {_count(requests): float(value) for requests, value in pairs}
+    except (ValueError, argparse.ArgumentTypeError):
+        points = {1: 0.0}
+    if not all(0.0 < value < math.inf for value in points.values()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be milliseconds above 0, or requests:milliseconds pairs such as "
+            "1:30,8:45"
+        )
+    return Curve.through(points)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 FLOOR = 0.5
 """Of the outermost value, which a line that is continued never falls below."""
 
 
+@dataclass(frozen=True, slots=True)
 class Curve:
     """Straight lines between points, continued beyond the first and the last.
 
-    A single point is a constant. Of several values at one place the last counts.
+    A single point is a constant.
     """
 
-    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        ordered = sorted(dict(points).items())
-        if not ordered:
-            raise ValueError("a curve needs a point")
-        self.places = tuple(place for place, _ in ordered)
-        self.values = tuple(value for _, value in ordered)
+    places: tuple[float, ...]
+    """From the left to the right."""
+    values: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Mapping[int, float]) -> Curve:
+        """Through a value at each of some places, at least one."""
+        return cls(*zip(*sorted(points.items()), strict=True))
 
     def __call__(self, place: float) -> float:
         places, values = self.places, self.values

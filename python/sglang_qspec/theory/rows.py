@@ -69,10 +69,9 @@ def _whole(row: Mapping[str, object], key: str, where: str) -> int:
 
 def _positive(row: Mapping[str, object], key: str, where: str) -> float:
     value = row.get(key)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise TheoryError(f"{key} in {where} is {value!r}, but must be a number above 0")
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise TheoryError(f"{key} in {where} is {value!r}, but must be a number above 0")
 
 
 def _optional(row: Mapping[str, object], key: str, where: str) -> float | None:
