@@ -144,9 +144,9 @@ def test_without_sequential_rows_nothing_is_fitted(rows: list[Row]) -> None:
 
 
 def test_a_curve_goes_through_its_points_and_on_in_their_direction() -> None:
-    curve = Curve.through({8: 45.0, 1: 30.0, 4: 30.0})
+    curve = Curve.through([(8, 45.0), (1, 30.0), (4, 30.0)])
     assert [curve(b) for b in (1, 2, 4, 6, 8, 16)] == [30.0, 30.0, 30.0, 37.5, 45.0, 75.0]
-    assert Curve.through({1: 10.0, 2: 1.0})(8) == 0.5  # not below half of the last
+    assert Curve.through([(1, 10.0), (2, 1.0)])(8) == 0.5  # not below half of the last
 
 
 def test_rows_are_read_from_results(tmp_path: Path) -> None:

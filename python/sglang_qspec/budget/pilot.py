@@ -62,7 +62,7 @@ class Pilot:
         course = self._courses.setdefault(requests.bit_length(), _Course())
         course.rounds += 1
         if course.rounds % PERIOD == 0:
-            expected = self._expected(requests, widest, lead, agreement, Curve(step_times))
+            expected = self._expected(requests, widest, lead, agreement, Curve.through(step_times))
             self._steer(course, expected)
         return course.pipeline
 

@@ -202,4 +202,4 @@ def _milliseconds(text: str) -> Curve:
             f"{text!r} must be milliseconds above 0, or requests:milliseconds pairs such as "
             "1:30,8:45"
         )
-    return Curve.through(points)
+    return Curve.through(points.items())

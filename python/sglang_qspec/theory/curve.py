@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FLOOR = 0.5
@@ -22,9 +22,9 @@ class Curve:
     values: tuple[float, ...]
 
     @classmethod
-    def through(cls, points: Mapping[int, float]) -> Curve:
-        """Through a value at each of some places, at least one."""
-        return cls(*zip(*sorted(points.items()), strict=True))
+    def through(cls, points: Iterable[tuple[float, float]]) -> Curve:
+        """Through at least one point; of several at one place the last counts."""
+        return cls(*zip(*sorted(dict(points).items()), strict=True))
 
     def __call__(self, place: float) -> float:
         places, values = self.places, self.values

@@ -112,7 +112,7 @@ def fit(rows: Sequence[Row]) -> Fit:
             "no row of the pipeline 'sequential' has accept_len, verify_s and draft_s, "
             "so there is nothing to fit"
         )
-    overhead = Curve.through(_medians((seen.b, seen.overhead) for seen in rounds))
+    overhead = Curve.through(_medians((seen.b, seen.overhead) for seen in rounds).items())
     passes = [(seen.b, seen.k + 1, seen.verify) for seen in rounds]
     for row in rows:
         if row.pipeline in PLAIN:
@@ -125,10 +125,10 @@ def fit(rows: Sequence[Row]) -> Fit:
             for k, tokens in _medians((seen.k, seen.tokens) for seen in rounds).items()
         },
         verify_at={
-            width: Curve.through(_medians((b, v) for b, w, v in passes if w == width))
+            width: Curve.through(_medians((b, v) for b, w, v in passes if w == width).items())
             for width in {w for _, w, _ in passes}
         },
-        verify_rows=Curve.through(_medians((b * w, v) for b, w, v in passes)),
+        verify_rows=Curve.through(_medians((b * w, v) for b, w, v in passes).items()),
         step_base=base,
         step_request=request,
         overhead=overhead,
