@@ -137,6 +137,14 @@ def test_a_draft_step_never_gets_a_time_below_0() -> None:
     assert 0.001 < model.step_request < 0.002
 
 
+def test_errors_of_a_draft_step_count_relative_to_it() -> None:
+    seen = ((1, 0.001), (8, 0.004), (8, 0.006))
+    model = fit([Row("sequential", 1, b, 10.0, 1.9, 0.03, step) for b, step in seen])
+    assert model.draft_seconds(1, 1) == pytest.approx(0.001)
+    best = (1 / 0.004 + 1 / 0.006) / (1 / 0.004**2 + 1 / 0.006**2)
+    assert model.draft_seconds(8, 1) == pytest.approx(best)
+
+
 @pytest.mark.parametrize("rows", [[], [Row("ahead", 4, 8, 100.0, 4.0, 0.04, 0.01)]])
 def test_without_sequential_rows_nothing_is_fitted(rows: list[Row]) -> None:
     with pytest.raises(TheoryError, match="no row of the pipeline 'sequential'"):
@@ -147,6 +155,7 @@ def test_a_curve_goes_through_its_points_and_on_in_their_direction() -> None:
     curve = Curve.through([(8, 45.0), (1, 30.0), (4, 30.0)])
     assert [curve(b) for b in (1, 2, 4, 6, 8, 16)] == [30.0, 30.0, 30.0, 37.5, 45.0, 75.0]
     assert Curve.through([(1, 10.0), (2, 1.0)])(8) == 0.5  # not below half of the last
+    assert Curve.through([(4, 10.0), (8, 90.0)])(1) == 5.0
 
 
 def test_rows_are_read_from_results(tmp_path: Path) -> None:

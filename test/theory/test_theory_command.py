@@ -54,6 +54,7 @@ def test_a_measured_run_is_compared_with_its_fit(
     printed = capsys.readouterr().out
     assert "alpha: 0.950 (k=3), 0.920 (k=7)" in printed
     assert "draft step: 2.00 ms + 0.30 ms per request" in printed
+    assert "overhead of a round: 4.0 ms (b=1), 4.0 ms (b=2)" in printed
     assert "Error of 16 predicted rows: median 0.0 %, worst 0.0 %." in printed
 
 

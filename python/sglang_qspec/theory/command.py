@@ -113,12 +113,16 @@ def _fitted(options: argparse.Namespace) -> str:
 def _figures(model: Fit) -> str:
     alphas = ", ".join(f"{alpha:.3f} (k={k})" for k, alpha in sorted(model.alphas.items()))
     passes = (
-        f"V, width {width}: "
-        + ", ".join(f"{1e3 * v:.1f} ms (b={b})" for b, v in zip(c.places, c.values, strict=True))
-        for width, c in sorted(model.verify_at.items())
+        f"V, width {width}: {_points(curve)}" for width, curve in sorted(model.verify_at.items())
     )
     step = f"{1e3 * model.step_base:.2f} ms + {1e3 * model.step_request:.2f} ms per request"
-    return "\n".join([f"alpha: {alphas}", *passes, f"draft step: {step}"])
+    overhead = f"overhead of a round: {_points(model.overhead)}"
+    return "\n".join([f"alpha: {alphas}", *passes, f"draft step: {step}", overhead])
+
+
+def _points(curve: Curve) -> str:
+    points = zip(curve.places, curve.values, strict=True)
+    return ", ".join(f"{1e3 * seconds:.1f} ms (b={requests})" for requests, seconds in points)
 
 
 def _comparisons(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
