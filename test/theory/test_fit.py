@@ -97,6 +97,17 @@ def test_the_error_is_above_0_where_the_model_is_too_hopeful() -> None:
     assert found.error > 0
 
 
+def test_drafts_run_as_far_ahead_as_a_row_says() -> None:
+    model = fit(made())
+    leads = [2, 3, 7, 16, None]
+    rates = [
+        compare(model, [Row("ahead", 3, 1, 100.0, step_tokens=lead)])[0].estimate.rate
+        for lead in leads
+    ]
+    assert rates[0] == rates[1] < rates[2] == rates[4]  # never less than a pass verifies
+    assert rates[3] == pytest.approx(rates[2])  # all that two passes need is enough
+
+
 def test_auto_is_predicted_as_the_best_of_the_three() -> None:
     rows = made()
     model = fit(rows)

@@ -29,6 +29,8 @@ class Row:
     """V: seconds of a pass, waits left out."""
     draft_s: float | None = None
     """D: seconds of the drafter for a pass."""
+    step_tokens: int | None = None
+    """How far drafts ran ahead of what was committed; 2k + 1 where it is not said."""
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -57,6 +59,7 @@ def _row(row: object, where: str) -> Row:
         accept_len=_optional(row, "accept_len", where),
         verify_s=_optional(row, "verify_s", where),
         draft_s=_optional(row, "draft_s", where),
+        step_tokens=_whole(row, "step_tokens", where) if row.get("step_tokens") else None,
     )
 
 
