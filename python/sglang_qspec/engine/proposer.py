@@ -103,7 +103,7 @@ class Proposer:
     def _step_seconds(self, requests: int) -> float | None:
         """What the sidecar takes to draft one token for each of so many requests."""
         measured = self._speculator.step_times
-        return Curve(measured)(requests) if measured else None
+        return Curve.through(measured)(requests) if measured else None
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter of this batch."""
