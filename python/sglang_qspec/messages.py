@@ -12,6 +12,8 @@ draft for a finished request cannot reach a new one that happens to have the sam
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 PROTOCOL = 1
@@ -28,6 +30,21 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     vocab_size: int
     fingerprint: str
     """Digest of the target's tokenizer (`link.fingerprint`)."""
+
+
+class Dice(msgspec.Struct, frozen=True):
+    """How the target draws the tokens of a sampled request: a step draft is drawn alike.
+
+    Both take the Gumbel maximum with the noise that `seed` and a token's position give
+    (`verify.sample`), so that they agree wherever their distributions nearly do.
+    """
+
+    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+    temperature: Annotated[float, msgspec.Meta(gt=0)]
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1 << 30
+    """Likeliest tokens that are drawn from; the default stands for all."""
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -55,6 +72,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     rank: tuple[int, int] = (0, 0)
     """Requests of a smaller rank are served sooner, whenever they came; those of one rank in the
     order of their Submits."""
+    dice: Dice | None = None
+    """Of its step drafts; without, they are greedy."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -122,8 +141,8 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     serial: int
     completion: int
     """Which of the request's completions; 0 is the greedy one, if any is. Numbers from
-    `config.MAX_COMPLETIONS` on are greedy step drafts, each of which takes the place of the last;
-    what follows `Commits`."""
+    `config.MAX_COMPLETIONS` on are step drafts, each of which takes the place of the last; what
+    follows `Commits`."""
     base_len: int
     """Committed output length that the completion continues from."""
     start: int

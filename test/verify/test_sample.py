@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from sglang_qspec.verify.accept import accept
-from sglang_qspec.verify.sample import sample_targets
-from sglang_qspec.verify.seeded import murmur_hash32
+from sglang_qspec.verify.race import race
+from sglang_qspec.verify.sample import Draws, sample_targets
+from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _DRAWS = 100_000
 _LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
@@ -44,26 +45,36 @@ def _chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
         (1.3, 5, 0.9, 0.05),
     ],
 )
+@pytest.mark.parametrize("seeded", [False, True])
 def test_draws_follow_the_filtered_distribution(
-    temperature: float, top_k: int, top_p: float, min_p: float
+    temperature: float, top_k: int, top_p: float, min_p: float, seeded: bool
 ) -> None:
     torch.manual_seed(7)
     rows = torch.ones(_DRAWS)
     drawn = sample_targets(
         _LOGITS.expand(_DRAWS, -1),
         rows * temperature,
-        (rows * top_k).int() if top_k < 6 else None,
-        rows * top_p if top_p < 1 else None,
-        rows * min_p if min_p > 0 else None,
+        Draws(
+            (rows * top_k).int() if top_k < 6 else None,
+            rows * top_p if top_p < 1 else None,
+            rows * min_p if min_p > 0 else None,
+            torch.full((_DRAWS,), 5) if seeded else None,
+            torch.arange(_DRAWS),
+        ),
     )
     expected = _expected(temperature, top_k, top_p, min_p)
     assert _chi_square(torch.bincount(drawn, minlength=6), expected) < 4.0
 
 
-def test_the_shortlist_gives_way_to_the_whole_vocabulary_when_filters_reach_further() -> None:
+@pytest.mark.parametrize("seeded", [False, True])
+def test_the_shortlist_gives_way_to_the_whole_vocabulary_when_filters_reach_further(
+    seeded: bool,
+) -> None:
     torch.manual_seed(1)
     logits = torch.zeros(2000, 3000)
-    drawn = sample_targets(logits, torch.ones(2000), top_ps=torch.full((2000,), 0.99))
+    seeds = torch.arange(2000) if seeded else None
+    draws = Draws(top_ps=torch.full((2000,), 0.99), seeds=seeds, positions=torch.arange(2000))
+    drawn = sample_targets(logits, torch.ones(2000), draws)
     assert int((drawn >= 0).sum()) == 2000
     assert drawn.unique().numel() > 1200
 
@@ -71,7 +82,7 @@ def test_the_shortlist_gives_way_to_the_whole_vocabulary_when_filters_reach_furt
 def test_a_greedy_request_in_a_mixed_batch_gets_the_argmax() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     top_ks = torch.tensor([1, 50, 1, 50, 1])
-    drawn = sample_targets(logits, torch.ones(5), top_ks)
+    drawn = sample_targets(logits, torch.ones(5), Draws(top_ks))
     assert torch.equal(drawn[::2], logits[::2].argmax(-1))
 
 
@@ -79,7 +90,7 @@ def test_rows_are_filtered_by_their_own_settings() -> None:
     torch.manual_seed(3)
     logits = _LOGITS.expand(4000, -1)
     top_ks = torch.tensor([2, 6]).repeat(2000)
-    drawn = sample_targets(logits, torch.ones(4000), top_ks).view(2000, 2)
+    drawn = sample_targets(logits, torch.ones(4000), Draws(top_ks)).view(2000, 2)
     assert set(drawn[:, 0].tolist()) == {0, 1}
     assert set(drawn[:, 1].tolist()) == set(range(6))
 
@@ -89,22 +100,51 @@ def test_a_seed_repeats_its_draw_and_ignores_its_neighbours() -> None:
     seeds, positions = torch.tensor([9, 9, 4, 9]), torch.tensor([3, 3, 3, 8])
     same = logits.clone()
     same[1] = same[0]
-    drawn = sample_targets(same, torch.ones(4), seeds=seeds, positions=positions)
+    # The last row is filtered, which the others must not notice.
+    draws = Draws(torch.tensor([64, 64, 64, 3]), seeds=seeds, positions=positions)
+    drawn = sample_targets(same, torch.ones(4), draws)
     assert drawn[0] == drawn[1]
-    alone = sample_targets(same[2:3], torch.ones(1), seeds=seeds[2:3], positions=positions[2:3])
-    assert drawn[2] == alone[0]
+    alone = Draws(seeds=seeds[2:3], positions=positions[2:3])
+    assert drawn[2] == sample_targets(same[2:3], torch.ones(1), alone)[0]
 
 
-def test_seeded_draws_follow_the_distribution_over_positions() -> None:
-    rows = 50_000
-    drawn = sample_targets(
-        _LOGITS.expand(rows, -1),
-        torch.ones(rows),
-        seeds=torch.full((rows,), 11),
-        positions=torch.arange(rows),
-    )
-    expected = _expected(1.0, 6, 1.0, 0.0)
-    assert _chi_square(torch.bincount(drawn, minlength=6), expected) < 4.0
+def _gumbel_maxima(weights: torch.Tensor, seeds: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """As SGLang's `multinomial_with_seed` draws: noise for every column, then the largest sum."""
+    noise = gumbel(murmur_hash32(seeds, at, torch.arange(weights.shape[1])))
+    return (noise + weights.double().log()).argmax(-1)
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 0.3, 3.0, 30.0])
+def test_a_race_has_the_winner_of_the_gumbel_maximum(sharpness: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.softmax(torch.randn(400, 2500, generator=generator) * sharpness, -1)
+    weights[::3, 40:] = 0.0
+    seeds = torch.randint(-(2**63), 2**63 - 1, (400,), generator=generator)
+    at = torch.arange(400) * 7
+    assert torch.equal(race(weights, seeds, at), _gumbel_maxima(weights, seeds, at))
+
+
+def test_a_race_of_what_are_no_numbers_ends() -> None:
+    assert len(race(torch.full((1, 9), torch.nan), torch.tensor([1]), torch.tensor([1]))) == 1
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_equal_dice_draw_alike_from_distributions_that_are_alike(top_p: float) -> None:
+    rows = 20_000
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(4)) * 2
+    near = logits + torch.randn(50, generator=torch.Generator().manual_seed(5)) * 0.3
+
+    def draw(logits: torch.Tensor, seed: int) -> torch.Tensor:
+        top_ps = torch.full((rows,), top_p) if top_p < 1 else None
+        draws = Draws(top_ps=top_ps, seeds=torch.full((rows,), seed), positions=torch.arange(rows))
+        return sample_targets(logits.expand(rows, -1), torch.ones(rows), draws)
+
+    distance = (torch.softmax(logits, -1) - torch.softmax(near, -1)).abs().sum() / 2
+    assert 0.05 < distance < 0.3
+    alike = (draw(logits, 1) == draw(near, 1)).float().mean()
+    apart = (draw(logits, 1) == draw(near, 2)).float().mean()
+    assert alike > (1 - distance) / (1 + distance) - 0.02
+    assert apart < 0.5 * alike
 
 
 def test_the_hash_is_murmur3_of_sixteen_bytes() -> None:
@@ -128,6 +168,8 @@ def test_the_hash_is_murmur3_of_sixteen_bytes() -> None:
     assert hashed.tolist() == [
         [reference(s, p, c) for c in (0, 49151)] for p, s in enumerate(seeds)
     ]
+    own = murmur_hash32(torch.tensor(seeds), torch.arange(4), torch.tensor([[5], [6], [7], [8]]))
+    assert own[:, 0].tolist() == [reference(s, p, 5 + p) for p, s in enumerate(seeds)]
 
 
 def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
@@ -140,7 +182,7 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
     tree = torch.tensor([[0, 3, 1, 2, 0]]).expand(rows, -1)
     parents = torch.tensor([[0, 0, 0, 2, 1]]).expand(rows, -1)
     logits = table[tree.flatten()]
-    targets = sample_targets(logits, torch.ones(rows * 5)).view(rows, 5)
+    targets = sample_targets(logits, torch.ones(rows * 5), Draws()).view(rows, 5)
     if broken:
         likely = torch.softmax(table, -1)[tree.gather(1, parents), tree] > 0.2
         lucky = likely & (torch.rand(rows, 5) < 0.3) & (parents != torch.arange(5))
@@ -159,7 +201,7 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
         middle = torch.where(result.on_path[:, node], targets[:, node], middle)
     follow = torch.where(deep, middle, follow)
     # Where only the bonus token came out, the next step draws the second token plainly.
-    plain = sample_targets(table[first], torch.ones(rows))
+    plain = sample_targets(table[first], torch.ones(rows), Draws())
     second = torch.where(result.accept_lens > 1, follow, plain)
     return torch.bincount(first * 4 + second, minlength=16)
 

@@ -12,6 +12,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import metrics, speculator
+from sglang_qspec.engine.dice import dice_of
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -31,6 +32,7 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         ignore_eos=params.ignore_eos,
         custom_params=params.custom_params,
         rank=rank(scheduler, req),
+        dice=dice_of(req),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_qspec.controls import Controls
-from sglang_qspec.messages import Commit, Submit
+from sglang_qspec.messages import Commit, Dice, Submit
 from sglang_qspec.trie import RequestTrie, Source
 
 
@@ -74,6 +74,8 @@ class Live:
     """A step draft has come since the latest submission: the sidecar has read the prompt."""
     rests: bool = False
     """Its step draft goes no further until more is committed."""
+    dice: Dice | None = None
+    """Its target's, if that draws with any."""
     tally: Tally = field(default_factory=Tally)
 
     def renew(self, serial: int) -> None:
@@ -104,6 +106,7 @@ class Live:
             top_p=self.controls.top_p,
             greedy_first=self.controls.greedy_first,
             rank=self.rank,
+            dice=self.dice,
         )
 
     def commit_since(self, output_len: int, wanted: int) -> Commit:

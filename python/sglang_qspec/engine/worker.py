@@ -30,7 +30,7 @@ from sglang.srt.speculative.spec_utils import (
 
 from sglang_qspec import config
 from sglang_qspec.budget import Pilot
-from sglang_qspec.engine import compat, internal_state, parts, speculator, touched
+from sglang_qspec.engine import compat, dice, internal_state, parts, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.halves import Halves
 from sglang_qspec.engine.knobs import Knobs
@@ -62,6 +62,8 @@ class QSpecWorker(BaseSpecWorker):
         self._halves = Halves()
         internal_state.expose(self._speculator, self._knobs)
         speculator.activate(self._speculator)
+        if self._on_cpu:
+            dice.install()
 
     # What SGLang asks of an NGRAM-like worker.
 
@@ -131,7 +133,8 @@ class QSpecWorker(BaseSpecWorker):
         """Prefill, or an idle batch: the target alone."""
         for req in batch.reqs:
             self._speculator.admit(req.rid)
-        result = self._target_worker.forward_batch_generation(batch)
+        with dice.rolled(batch):
+            result = self._target_worker.forward_batch_generation(batch)
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
@@ -147,7 +150,8 @@ class QSpecWorker(BaseSpecWorker):
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.orig_seq_lens = batch.orig_seq_lens + 1
         batch.seq_lens_sum = None
-        result = self._target_worker.forward_batch_generation(batch)
+        with dice.rolled(batch):
+            result = self._target_worker.forward_batch_generation(batch)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(bs, 1)
@@ -167,12 +171,11 @@ class QSpecWorker(BaseSpecWorker):
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         sample = cpu_eagle_sample if self._on_cpu else eagle_utils.eagle_sample
-        predict, accept_lens, accept_index = sample(
-            verify_input,
-            batch,
-            result.logits_output,
-            self._grammar_mask(batch, trees, layout, verify_input),
-        )
+        grammar_mask = self._grammar_mask(batch, trees, layout, verify_input)
+        with dice.rolled(batch):
+            predict, accept_lens, accept_index = sample(
+                verify_input, batch, result.logits_output, grammar_mask
+            )
         if not (self._on_cpu and _is_prefix(accept_index)):
             move_accept_tokens_to_target_kvcache(
                 batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Drafted, Submit
+from sglang_qspec.messages import Dice, Drafted, Submit
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
 
 Subscriber = tuple[Peer, str, int]
@@ -35,7 +35,7 @@ class Completion:
     prompt: Prompt
     index: int
     """Its place in `prompt.completions`."""
-    sampling: Sampling
+    sampling: Sampling | Dice
     seed: int
     token_ids: list[int] = field(default_factory=list)
     row: int | None = None
@@ -51,6 +51,12 @@ class Completion:
         if self.prompt.parent is not None:
             return Kind.STEP
         return Kind.OTHER if self.index else Kind.FIRST
+
+    @property
+    def position(self) -> int:
+        """What its next draw depends on besides its seed."""
+        # The target numbers its draws by the position of the token before.
+        return len(self) - 1 if isinstance(self.sampling, Dice) else len(self.token_ids)
 
     def tail(self, start: int, count: int) -> list[int]:
         """At most `count` tokens of prompt and completion from position `start` on."""
@@ -70,6 +76,8 @@ class Subscription:
     told_finished: list[bool]
     place: Place | None
     """None: it is served already."""
+    dice: Dice | None = None
+    """How its step drafts are drawn; None takes the likeliest tokens."""
     output_ids: list[int] = field(default_factory=list)
     """Committed behind `base_len`, as far as its server has told."""
     step_draft: Prompt | None = None
@@ -87,7 +95,7 @@ class Prompt:
         token_ids: list[int],
         stops: frozenset[int],
         limit: int,
-        samplings: Sequence[Sampling],
+        samplings: Sequence[Sampling | Dice],
         *,
         parent: Prompt | None = None,
         number: int = 0,
@@ -104,7 +112,13 @@ class Prompt:
         self.row: int | None = None
         """A KV row that holds the prompt and maybe the beginning of its first completion."""
         self.completions = [
-            Completion(self, index, sampling, seed_of(token_ids, index), finished=limit == 0)
+            Completion(
+                self,
+                index,
+                sampling,
+                sampling.seed if isinstance(sampling, Dice) else seed_of(token_ids, index),
+                finished=limit == 0,
+            )
             for index, sampling in enumerate(samplings)
         ]
         self.subscriptions: dict[Subscriber, Subscription] = {}
@@ -142,9 +156,17 @@ class Prompt:
         )
         return [c for c in self.completions if not c.finished and len(c.token_ids) < behind]
 
-    def subscribe(self, subscriber: Subscriber, base_len: int, place: Place | None) -> None:
+    def subscribe(
+        self,
+        subscriber: Subscriber,
+        base_len: int,
+        place: Place | None,
+        dice: Dice | None = None,
+    ) -> None:
         count = len(self.completions)
-        self.subscriptions[subscriber] = Subscription(base_len, [0] * count, [False] * count, place)
+        self.subscriptions[subscriber] = Subscription(
+            base_len, [0] * count, [False] * count, place, dice
+        )
 
     def news(self, completion: Completion) -> list[tuple[Peer, Drafted]]:
         """What the subscribers have not been sent of one completion; it counts as sent now."""

@@ -93,7 +93,8 @@ class QueueDrafter:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
             prompt = Prompt.submitted(key, message, eos.union(message.stop_token_ids), limit)
             self._line.add(prompt)
-        prompt.subscribe(subscriber, message.base_len, (message.rank, next(self._arrivals)))
+        place = (message.rank, next(self._arrivals))
+        prompt.subscribe(subscriber, message.base_len, place, message.dice)
         self._line.arrange(prompt)
         self._wanted[subscriber] = prompt
         for completion in prompt.completions:
@@ -222,7 +223,7 @@ class QueueDrafter:
             logits,
             [completion.sampling for completion in completions],
             [completion.seed for completion in completions],
-            [len(completion.token_ids) for completion in completions],
+            [completion.position for completion in completions],
         )
         self.drafted_tokens += len(tokens)
         for completion, token in zip(completions, tokens, strict=True):

@@ -12,11 +12,12 @@ from sglang_qspec.sidecar.tenancy import Tenancy
 
 
 class StepDrafter:
-    """Keeps for each such request one greedy draft that runs ahead of it as far as it is told to.
+    """Keeps for each such request one draft that runs ahead of it as far as it is told to.
 
     A step draft is a prompt of its own, the request's prompt with its output, whose KV comes from
     rows that hold most of it. One that has run ahead far enough rests, and goes on when the target
-    has followed; one that the target leaves or outruns ends for another.
+    has followed; one that the target leaves or outruns ends for another. It is greedy where the
+    target is, and otherwise drawn with the target's own dice.
     """
 
     def __init__(self, model: Rows, line: Line, tenancy: Tenancy) -> None:
@@ -27,8 +28,8 @@ class StepDrafter:
     def follow(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
         """The target has committed more for one of the prompt's requests.
 
-        Nothing is begun while a queue draft runs ahead as far in agreement, or when a part of the
-        output is not known.
+        Nothing is begun while a queue draft runs ahead of a greedy target as far in agreement, or
+        when a part of the output is not known.
         """
         subscription = prompt.subscriptions[subscriber]
         if commit.base_len != subscription.base_len + len(subscription.output_ids):
@@ -42,7 +43,8 @@ class StepDrafter:
             if ahead is not None:
                 self._extend(step, wanted - ahead)
                 return
-        for completion in prompt.completions:
+        # With a target that draws, a queue draft agrees by chance.
+        for completion in prompt.completions if subscription.dice is None else ():
             ahead = _ahead(completion, prompt, subscription.output_ids)
             if ahead and (ahead >= wanted or completion.token_ids[-1] in prompt.stops):
                 return
@@ -73,7 +75,7 @@ class StepDrafter:
             prompt.token_ids + subscription.output_ids,
             prompt.stops,
             wanted,
-            [GREEDY],
+            [subscription.dice or GREEDY],
             parent=prompt,
             number=MAX_COMPLETIONS + subscription.step_drafts,
         )

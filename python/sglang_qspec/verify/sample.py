@@ -4,81 +4,135 @@ The filters are SGLang's, in its order: temperature, softmax, top-k, top-p over 
 without renormalising in between, then min-p against the likeliest token. A draw from what remains
 is one from the target's distribution, so `sglang_qspec.verify.accept` over these draws is
 lossless.
+
+A drafter that draws from its own distribution with the same seeds and positions gets the same token
+with a probability of at least (1 - d) / (1 + d), where d is the total variation distance between
+the two distributions: Daliri, Musco and Suresh 2024, "Coupling without communication and
+drafter-invariant speculative decoding" (arXiv:2408.07978).
 """
 
-import math
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sglang_qspec.verify.seeded import murmur_hash32
+from sglang_qspec.verify.likeliest import likeliest
+from sglang_qspec.verify.race import race
+from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _SHORTLIST = 1024
 """Tokens that are ranked at first; the whole vocabulary only if the filters reach beyond."""
 
 
-def sample_targets(
-    logits: Tensor,
-    temperatures: Tensor,
-    top_ks: Tensor | None = None,
-    top_ps: Tensor | None = None,
-    min_ps: Tensor | None = None,
-    seeds: Tensor | None = None,
-    positions: Tensor | None = None,
-) -> Tensor:
-    """Draw one token per row of `logits` float [N, V]; returns int64 [N].
+class Draws(NamedTuple):
+    """How the rows of a batch of N are drawn; None leaves a filter out.
 
-    `temperatures`, `top_ps`, `min_ps` are float [N] and `top_ks` int [N]; None leaves a filter
-    out, and a `top_ks` of at least V keeps all tokens, one of 1 gives the argmax. Rows with
-    `seeds` int [N] draw the number that SGLang's own sampler would use at `positions` int [N],
-    all others from torch's global generator.
+    `top_ks` is int [N], of which V and more keeps all tokens and 1 gives the argmax; `top_ps` and
+    `min_ps` are float [N]. With `seeds` and `positions`, int [N], a row's draw depends on these two
+    and its distribution alone; without, numbers come from torch's global generator.
     """
-    probs = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
-    if top_ks is None and top_ps is None and min_ps is None:
-        return _draw(probs, seeds, positions)
+
+    top_ks: Tensor | None = None
+    top_ps: Tensor | None = None
+    min_ps: Tensor | None = None
+    seeds: Tensor | None = None
+    positions: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Draws:
+        """Those of some rows."""
+        return Draws(*(None if values is None else values[rows] for values in self))
+
+
+def sample_targets(logits: Tensor, temperatures: Tensor, draws: Draws) -> Tensor:
+    """Draw one token per row of `logits` float [N, V] at `temperatures` float [N]: int64 [N]."""
+    if draws.top_ks is None:
+        return sample_probs(_softmax(logits, temperatures), draws)
+    drawn = likeliest(logits)
+    rows = (draws.top_ks != 1).nonzero()[:, 0]
+    if len(rows):
+        drawn[rows] = sample_probs(_softmax(logits[rows], temperatures[rows]), draws.of(rows))
+    return drawn
+
+
+def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
+    """Draw one token per row of `probs` float32 [N, V], which no filter has touched: int64 [N].
+
+    A token's number is that of its id, so that equal seeds draw alike from distributions that
+    differ a little. (SGLang numbers the tokens of a filtered row, and of its neighbours, by rank.)
+    """
+    filtered = _filtered(probs, draws)
+    if not filtered.any():
+        return _draw(probs, draws)
+    drawn = torch.empty(len(probs), dtype=torch.int64)
+    for rows, draw in ((filtered, _draw_filtered), (~filtered, _draw)):
+        index = rows.nonzero()[:, 0]
+        if len(index):
+            drawn[index] = draw(probs[index], draws.of(index))
+    return drawn
+
+
+def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
+    return torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
+
+
+def _filtered(probs: Tensor, draws: Draws) -> Tensor:
+    """Whether any filter may drop a token of the row: bool [N]."""
+    filtered = torch.zeros(len(probs), dtype=torch.bool)
+    if draws.top_ks is not None:
+        filtered |= draws.top_ks < probs.shape[1]
+    if draws.top_ps is not None:
+        filtered |= draws.top_ps < 1
+    if draws.min_ps is not None:
+        filtered |= draws.min_ps > 0
+    return filtered
+
+
+def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
     vocab = probs.shape[1]
-    size = min(_SHORTLIST, vocab)
-    while True:
-        ranked, tokens = probs.topk(size, dim=-1)
-        kept, complete = _filter(ranked, top_ks, top_ps, min_ps)
-        if complete or size == vocab:
-            break
-        size = vocab
-    rank = _draw(kept, seeds, positions)
-    drawn = tokens.gather(1, rank.unsqueeze(1)).squeeze(1)
-    return drawn if top_ks is None else torch.where(top_ks == 1, logits.argmax(-1), drawn)
+    ranked, tokens = probs.topk(min(_SHORTLIST, vocab), dim=-1)
+    kept, complete = _filter(ranked, draws)
+    if not complete and ranked.shape[1] < vocab:
+        ranked, tokens = probs.sort(dim=-1, descending=True)
+        kept, _ = _filter(ranked, draws)
+        return _draw(torch.zeros_like(probs).scatter_(1, tokens, kept), draws)
+    if draws.seeds is None or draws.positions is None:
+        rank = _draw(kept, draws)
+    else:
+        noise = gumbel(murmur_hash32(draws.seeds, draws.positions, tokens))
+        rank = noise.add_(kept.double().log_()).argmax(-1)
+    return tokens.gather(1, rank.unsqueeze(1)).squeeze(1)
 
 
-def _filter(
-    ranked: Tensor, top_ks: Tensor | None, top_ps: Tensor | None, min_ps: Tensor | None
-) -> tuple[Tensor, bool]:
+def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
     """Zero what the filters drop of `ranked` [N, R], which falls along each row.
 
     Also says whether everything beyond the R ranks would be dropped too.
     """
     dropped = torch.zeros_like(ranked, dtype=torch.bool)
     beyond = torch.zeros(ranked.shape[0], dtype=torch.bool)
-    if top_ks is not None:
-        dropped |= torch.arange(ranked.shape[1]) >= top_ks.view(-1, 1)
-        beyond |= top_ks <= ranked.shape[1]
+    if draws.top_ks is not None:
+        dropped |= torch.arange(ranked.shape[1]) >= draws.top_ks.view(-1, 1)
+        beyond |= draws.top_ks <= ranked.shape[1]
     kept = ranked.masked_fill(dropped, 0.0)
-    if top_ps is not None:
+    if draws.top_ps is not None:
         mass = kept.cumsum(-1)
-        dropped |= mass - kept > top_ps.view(-1, 1)
-        beyond |= mass[:, -1] > top_ps
+        dropped |= mass - kept > draws.top_ps.view(-1, 1)
+        beyond |= mass[:, -1] > draws.top_ps
         kept = ranked.masked_fill(dropped, 0.0)
-    if min_ps is not None:
-        floor = kept[:, :1] * min_ps.view(-1, 1)
+    if draws.min_ps is not None:
+        floor = kept[:, :1] * draws.min_ps.view(-1, 1)
         dropped |= kept < floor
         beyond |= ranked[:, -1] < floor.squeeze(1)
         kept = ranked.masked_fill(dropped, 0.0)
     return kept, bool(beyond.all())
 
 
-def _draw(weights: Tensor, seeds: Tensor | None, positions: Tensor | None) -> Tensor:
+def _draw(weights: Tensor, draws: Draws) -> Tensor:
     """Draw a column of each row of `weights` [N, R] >= 0 in proportion to its weight."""
-    if seeds is not None and positions is not None:
-        return _seeded_draw(weights, seeds, positions)
+    if draws.seeds is not None and draws.positions is not None:
+        return race(weights, draws.seeds, draws.positions)
     # Inverse of the distribution function, in float64 so that 2**-24 steps do not show.
     sums = weights.double().cumsum(-1)
     total = sums[:, -1:]
@@ -86,12 +140,3 @@ def _draw(weights: Tensor, seeds: Tensor | None, positions: Tensor | None) -> Te
     # The last step below keeps a point that was rounded up to the total on a possible column.
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, point, right=True).squeeze(1)
-
-
-def _seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """SGLang's `multinomial_with_seed`: the Gumbel maximum over hashed uniform numbers."""
-    columns = torch.arange(weights.shape[1])
-    uniform = murmur_hash32(seeds, positions, columns).double() / (2**32 - 1)
-    logs = uniform.log_().clamp_(min=torch.finfo(torch.float64).min, max=-math.ldexp(1, -32))
-    noise = logs.neg_().log_().neg_()
-    return (noise + weights.double().log()).argmax(-1)

@@ -14,6 +14,7 @@ from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_pena
 from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
+from sglang_qspec.engine.dice import draws_of
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
 
@@ -46,7 +47,9 @@ def cpu_eagle_sample(
     if info.is_all_greedy:
         targets = likeliest(logits)
     else:
-        targets = _draw_targets(logits, info, width, verify_input.positions)
+        temperatures = info.temperatures.flatten().repeat_interleave(width)
+        draws = draws_of(info, verify_input.positions, width)
+        targets = sample_targets(logits, temperatures, draws)
 
     bs = len(batch.seq_lens)
     predict = torch.zeros(bs * width, dtype=torch.int32)
@@ -83,20 +86,3 @@ def _shape_logits(
         logits.add_(info.logit_bias.repeat_interleave(width, dim=0))
     if grammar_mask is not None:
         grammar_mask.apply(logits)
-
-
-def _draw_targets(logits: Tensor, info: SamplingBatchInfo, width: int, positions: Tensor) -> Tensor:
-    def per_node(values: Tensor) -> Tensor:
-        return values.flatten().repeat_interleave(width)
-
-    # SGLang marks the greedy requests of a mixed batch by top_k == 1.
-    seeds = info.sampling_seed
-    return sample_targets(
-        logits,
-        per_node(info.temperatures),
-        per_node(info.top_ks) if info.need_top_k_sampling else None,
-        per_node(info.top_ps) if info.need_top_p_sampling else None,
-        per_node(info.min_ps) if info.need_min_p_sampling else None,
-        None if seeds is None else per_node(seeds),
-        positions,
-    )
