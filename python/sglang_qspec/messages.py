@@ -12,8 +12,6 @@ draft for a finished request cannot reach a new one that happens to have the sam
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 PROTOCOL = 1
@@ -39,12 +37,12 @@ class Dice(msgspec.Struct, frozen=True):
     (`verify.sample`), so that they agree wherever their distributions nearly do.
     """
 
-    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-    temperature: Annotated[float, msgspec.Meta(gt=0)]
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1 << 30
+    seed: int
+    temperature: float
+    top_k: int = 1 << 30
     """Likeliest tokens that are drawn from; the default stands for all."""
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

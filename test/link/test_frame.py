@@ -5,14 +5,16 @@ import pytest
 
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.frame import MAX_COMMITS, decode_to_sidecar, encode
-from sglang_qspec.messages import Commit, Commits, Submit
+from sglang_qspec.messages import Commit, Commits, Dice, Submit
 
 VOCAB_SIZE = 100
 SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5, top_p=0.9, greedy_first=False, rank=(-(1 << 62), 3))
+DICE = Dice(-(1 << 63), 0.7, top_k=50, top_p=0.9, min_p=0.1)
 COMMIT = Commit("a", 1, 3, [4, 99], 7)
+DICED = msgspec.structs.replace(SUBMIT, dice=DICE)
 
 
-@pytest.mark.parametrize("message", [SUBMIT, Commits([COMMIT]), Commits([])])
+@pytest.mark.parametrize("message", [SUBMIT, DICED, Commits([COMMIT]), Commits([])])
 def test_what_the_protocol_allows_comes_through_as_it_is(message: Submit | Commits) -> None:
     assert decode_to_sidecar(encode(message), VOCAB_SIZE) == message
 
@@ -23,6 +25,7 @@ def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
     message = decode_to_sidecar(msgspec.msgpack.encode(fields), VOCAB_SIZE)
     assert message == Submit("a", 1, [1], 0, 8, 2, 0.5)
     assert (message.top_p, message.greedy_first, message.rank) == (1.0, True, (0, 0))
+    assert message.dice is None
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,23 @@ def test_a_commit_that_makes_no_sense_is_refused(change: dict[str, object], word
 def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
     with pytest.raises(LinkError, match=r"Submit\.top_p"):
         decode_to_sidecar(encode(msgspec.structs.replace(SUBMIT, top_p=top_p)), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 1 << 63}, "Dice.seed"),
+        ({"temperature": 0.0}, "Dice.temperature"),
+        ({"temperature": float("inf")}, "Dice.temperature"),
+        ({"top_k": 0}, "Dice.top_k"),
+        ({"top_p": float("nan")}, "Dice.top_p"),
+        ({"min_p": -0.1}, "Dice.min_p"),
+    ],
+)
+def test_dice_that_no_target_has_are_refused(change: dict[str, object], words: str) -> None:
+    dice = msgspec.structs.replace(DICE, **change)
+    with pytest.raises(LinkError, match=words):
+        decode_to_sidecar(encode(msgspec.structs.replace(SUBMIT, dice=dice)), VOCAB_SIZE)
 
 
 def test_commits_of_too_many_requests_are_refused() -> None:

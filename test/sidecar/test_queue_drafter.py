@@ -5,7 +5,7 @@ import pytest
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Admit, Close, Commit, Commits, Drafted, Submit
+from sglang_qspec.messages import Admit, Close, Commit, Commits, Dice, Drafted, Submit
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 from test.sidecar.scripted import ScriptedModel
 
@@ -36,6 +36,7 @@ class Desk:
         ignore_eos: bool = False,
         greedy_first: bool = True,
         rank: tuple[int, int] = (0, 0),
+        dice: Dice | None = None,
     ) -> None:
         self.drafter.submit(
             peer,
@@ -51,6 +52,7 @@ class Desk:
                 ignore_eos,
                 greedy_first=greedy_first,
                 rank=rank,
+                dice=dice,
             ),
         )
         self.collect()

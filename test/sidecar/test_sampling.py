@@ -1,6 +1,8 @@
 import torch
 
+from sglang_qspec.messages import Dice
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, choose, seed_of, uniforms
+from sglang_qspec.verify.sample import Draws, sample_targets
 
 
 def test_greedy_rows_are_the_argmax_and_the_lowest_id_wins_a_tie() -> None:
@@ -51,6 +53,24 @@ def test_a_draw_depends_on_its_own_row_alone() -> None:
         logits, [Sampling(t) for t in (0.8, 0.0, 0.8, 0.0, 0.8, 0.8)], list(range(6)), [4] * 6
     )
     assert [mixed[i] for i in (0, 2, 4, 5)] == [alone[i] for i in (0, 2, 4, 5)]
+
+
+def test_a_row_with_dice_is_drawn_as_the_target_would_draw_it_whatever_is_beside_it() -> None:
+    logits = torch.randn(6, 500) * 2
+    dice = [Dice(7, 0.9), Dice(-8, 1.3, top_k=5), Dice(7, 0.9, top_p=0.8), Dice(9, 2.0, min_p=0.1)]
+    seeds = torch.tensor([each.seed for each in dice])
+    draws = Draws(
+        torch.tensor([500, 5, 500, 500]),
+        torch.tensor([1.0, 1.0, 0.8, 1.0]),
+        torch.tensor([0.0, 0.0, 0.0, 0.1]),
+        seeds,
+        torch.tensor([40, 41, 40, 43]),
+    )
+    expected = sample_targets(logits[:4], torch.tensor([0.9, 1.3, 0.9, 2.0]), draws).tolist()
+    tokens = choose(logits, [*dice, GREEDY, Sampling(0.8)], [1] * 6, [40, 41, 40, 43, 44, 45])
+    assert tokens[:4] == expected
+    assert tokens[4] == int(logits[4].argmax())
+    assert tokens[5] == choose(logits[5:], [Sampling(0.8)], [1], [45])[0]
 
 
 def test_the_numbers_behind_draws_differ_by_seed_and_position_and_are_uniform() -> None:

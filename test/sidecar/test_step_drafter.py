@@ -3,9 +3,12 @@
 import random
 
 import pytest
+import torch
 
 from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.messages import Dice
 from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
+from sglang_qspec.verify.race import race
 from test.sidecar.scripted import ScriptedModel
 from test.sidecar.test_queue_drafter import ONE, Desk
 
@@ -185,6 +188,51 @@ def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
     desk.run()
     assert desk.told[ONE, "a", FIRST] == desk.told[ONE, "b", FIRST] == list(range(10, 20))
     desk.leave("a", "b")
+
+
+def alike(desk: Desk, seed: int, prompt: list[int], output: list[int], count: int) -> list[int]:
+    """What a target with the model's logits draws after a prompt and its output."""
+    drawn: list[int] = []
+    for _ in range(count):
+        text = (*prompt, *output, *drawn)
+        logits = torch.zeros(1, desk.model.vocab_size)
+        logits[0, desk.model.script(text)] = desk.model.certainty
+        # SGLang numbers a draw by the position of the token before it.
+        at = torch.tensor([len(text) - 1])
+        drawn.append(int(race(torch.softmax(logits, -1), torch.tensor([seed]), at)))
+    return drawn
+
+
+def test_a_sampled_request_gets_a_step_draft_drawn_as_its_target_draws() -> None:
+    desk = Desk(ScriptedModel())
+    desk.model.certainty = 7.0  # about as likely as all other tokens together
+    desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0))
+    desk.submit("b", [1, 2, 3], dice=Dice(6, 1.0))
+    desk.run()
+    assert desk.told[ONE, "a", 0] == desk.told[ONE, "b", 0]  # queue drafts are shared
+    for rid, seed in (("a", 5), ("b", 6)):
+        desk.admit(rid)
+        desk.commit(rid, 0, [50, 51])
+        desk.run()
+        assert desk.told[ONE, rid, FIRST] == alike(desk, seed, [1, 2, 3], [50, 51], 10)
+    assert desk.told[ONE, "a", FIRST] != desk.told[ONE, "b", FIRST]
+    followed = desk.told[ONE, "a", FIRST][:4]
+    desk.commit("a", 2, followed)
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == alike(desk, 5, [1, 2, 3], [50, 51], 14)
+    desk.leave("a", "b")
+
+
+def test_a_sampled_request_has_a_step_draft_also_beside_a_queue_draft_that_agrees() -> None:
+    desk = Desk(ScriptedModel())
+    desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0))
+    desk.run()
+    desk.admit("a")
+    desk.commit("a", 0, [4, 5], max_new_tokens=8)
+    assert not desk.drafter.idle
+    desk.run()
+    assert desk.told[ONE, "a", FIRST] == list(range(6, 14))
+    desk.leave("a")
 
 
 def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:

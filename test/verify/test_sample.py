@@ -7,6 +7,7 @@ from sglang_qspec.verify.accept import accept
 from sglang_qspec.verify.race import race
 from sglang_qspec.verify.sample import Draws, sample_targets
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
+from test.verify.chi_square import chi_square
 
 _DRAWS = 100_000
 _LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
@@ -23,15 +24,6 @@ def _expected(temperature: float, top_k: int, top_p: float, min_p: float) -> tor
         mass += probs[token]
     total = sum(probs[token] for token in kept)
     return torch.tensor([probs[t] / total if t in kept else 0.0 for t in range(len(probs))])
-
-
-def _chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Per degree of freedom; impossible tokens must not occur at all."""
-    possible = expected > 0
-    assert int(counts[~possible].sum()) == 0
-    hoped = expected[possible] * counts.sum()
-    freedom = max(int(possible.sum()) - 1, 1)
-    return float(((counts[possible] - hoped) ** 2 / hoped).sum()) / freedom
 
 
 @pytest.mark.parametrize(
@@ -63,7 +55,7 @@ def test_draws_follow_the_filtered_distribution(
         ),
     )
     expected = _expected(temperature, top_k, top_p, min_p)
-    assert _chi_square(torch.bincount(drawn, minlength=6), expected) < 4.0
+    assert chi_square(torch.bincount(drawn, minlength=6), expected) < 4.0
 
 
 @pytest.mark.parametrize("seeded", [False, True])
@@ -214,9 +206,9 @@ def _pair_distribution() -> torch.Tensor:
 
 def test_accepted_text_has_the_targets_distribution() -> None:
     torch.manual_seed(12)
-    assert _chi_square(_speculate(_DRAWS, broken=False), _pair_distribution()) < 3.0
+    assert chi_square(_speculate(_DRAWS, broken=False), _pair_distribution()) < 3.0
 
 
 def test_the_statistic_catches_a_broken_acceptance_rule() -> None:
     torch.manual_seed(12)
-    assert _chi_square(_speculate(_DRAWS, broken=True), _pair_distribution()) > 20.0
+    assert chi_square(_speculate(_DRAWS, broken=True), _pair_distribution()) > 20.0

@@ -16,6 +16,7 @@ from sglang_qspec.messages import (
     Admit,
     Close,
     Commits,
+    Dice,
     Drafted,
     FromSidecar,
     Heartbeat,
@@ -115,8 +116,9 @@ def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
                 raise LinkError(
                     f"Submit.temperature is {message.temperature}, but must be at least 0"
                 )
-            if not 0 <= message.top_p <= 1:
-                raise LinkError(f"Submit.top_p is {message.top_p}, but must be from 0 to 1")
+            _check_share("Submit.top_p", message.top_p)
+            if message.dice is not None:
+                _check_dice(message.dice)
         case Commits():
             _check_range("the length of Commits.requests", len(message.requests), 0, MAX_COMMITS)
             for commit in message.requests:
@@ -147,6 +149,15 @@ def _check_heartbeat(message: Heartbeat) -> None:
         _check_range("a time in Heartbeat.step_times", seconds, 0)
 
 
+def _check_dice(dice: Dice) -> None:
+    _check_range("Dice.seed", dice.seed, -(1 << 63), (1 << 63) - 1)
+    _check_range("Dice.top_k", dice.top_k, 1, MAX_LENGTH)
+    _check_share("Dice.top_p", dice.top_p)
+    _check_share("Dice.min_p", dice.min_p)
+    if not (math.isfinite(dice.temperature) and dice.temperature > 0):
+        raise LinkError(f"Dice.temperature is {dice.temperature}, but must be over 0")
+
+
 def _check_size(frame: bytes) -> None:
     if len(frame) > MAX_MESSAGE_BYTES:
         raise LinkError(f"a frame of {len(frame)} bytes, but at most {MAX_MESSAGE_BYTES} are read")
@@ -156,6 +167,11 @@ def _check_range(field: str, value: float, low: int, high: int | None = None) ->
     if not low <= value < math.inf or (high is not None and value > high):
         allowed = f"at least {low}" if high is None else f"from {low} to {high}"
         raise LinkError(f"{field} is {value}, but must be {allowed}")
+
+
+def _check_share(field: str, value: float) -> None:
+    if not 0 <= value <= 1:  # nor is a NaN
+        raise LinkError(f"{field} is {value}, but must be from 0 to 1")
 
 
 def _check_length(field: str, value: int) -> None:
