@@ -58,6 +58,7 @@ def info_of(reqs: list[Req]) -> SamplingBatchInfo:
         need_top_k_sampling=any(p.top_k != TOP_K_ALL for p in params),
         need_min_p_sampling=any(p.min_p > 0 for p in params),
         vocab_size=VOCAB,
+        return_sampling_masks=[False] * len(reqs),
     )
 
 
@@ -106,7 +107,7 @@ def test_a_batch_has_seeds_for_the_length_of_a_pass_even_one_that_fails() -> Non
 
 def test_greedy_batches_and_those_that_show_sglangs_own_draw_are_left_alone() -> None:
     greedy, shown = batch_of([Req(temperature=0)]), batch_of([Req(temperature=1)])
-    shown.sampling_info.return_sampling_masks = [True]
+    shown.sampling_info.sampling_mask_batch_indices = torch.tensor([0])
     for batch in (greedy, shown):
         with dice.rolled(batch):
             assert batch.sampling_info.sampling_seed is None

@@ -68,8 +68,12 @@ def dice_of(req: Any) -> Dice | None:
 def rolled(batch: ScheduleBatch) -> Iterator[None]:
     """All draws of a pass over `batch` are made with its requests' dice."""
     info = batch.sampling_info
-    # A sampling mask tells of SGLang's own draw.
-    if not _rolling or info is None or info.is_all_greedy or info.return_sampling_masks:
+    if (
+        not _rolling
+        or info is None
+        or info.is_all_greedy
+        or info.sampling_mask_batch_indices is not None  # which tell of SGLang's own draw
+    ):
         yield
         return
     info.sampling_seed = torch.tensor([_seed_of(req) for req in batch.reqs], dtype=torch.int64)

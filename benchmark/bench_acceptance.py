@@ -1,0 +1,193 @@
+"""How often a drafted token becomes output, by the rule that decides: measured on real logits.
+
+The target samples an answer to each of twelve prompts, and the draft model reads along. At each
+token both distributions are at hand, and with them the chance that a draft of this token is right:
+
+- `greedy`: the draft is its model's likeliest token, and has to be the one that the target draws.
+- `match`: the draft is drawn with the target's dice, and has to be the one that the target draws.
+- `match, N blocks`: the same, drawn from a shortlist, the N blocks of 64 ids with the best tokens.
+- `reject`: the draft is drawn from its own distribution, and kept with the chance min(1, p / q).
+- `reject, N ids`: the same, where only the N likeliest tokens are drawn, so that their
+  probabilities can be sent along.
+
+    python -m benchmark.bench_acceptance
+
+The last line is JSON: `rows`, each with `temperature`, `rule`, `accepted` (the mean chance over all
+tokens) and `tokens_per_pass` (of trees of 8 tokens, a chain behind the last one: what the chances
+along each answer give), and how it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.queueing.machine import machine, versions
+from sglang_qspec.models import demo_models
+from sglang_qspec.verify.race import race
+
+BLOCK = 64
+BLOCKS = (8, 32)
+IDS = (8, 16, 64)
+WIDTH = 8
+
+
+def main() -> None:
+    options = _options()
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    torch.manual_seed(0)
+    target = Target(options.target_path or str(demo_models().target))
+    draft = open_draft(options.draft_path or str(demo_models().draft), options.dtype)
+    rows = []
+    print(f"{'temperature':>11}  {'rule':18}{'accepted':>9}{'tokens per pass':>17}")
+    for temperature in options.temperatures:
+        answers = target.answer(temperature, options.tokens, options.prompts)
+        chances: dict[str, list[list[float]]] = {}
+        for prompt_ids, token_ids, logits in answers:
+            drafted = read_along(draft, prompt_ids, token_ids)
+            p = torch.softmax(logits / temperature, -1)
+            q = torch.softmax(drafted.float() / temperature, -1)
+            for rule, along in chances_of(p, q, options.rolls):
+                chances.setdefault(rule, []).append(along.tolist())
+        for rule, answers_chances in chances.items():
+            every = [chance for along in answers_chances for chance in along]
+            row = {
+                "temperature": temperature,
+                "rule": rule,
+                "accepted": round(sum(every) / len(every), 4),
+                "tokens_per_pass": round(tokens_per_pass(answers_chances), 2),
+                "tokens": len(every),
+            }
+            rows.append(row)
+            print(f"{temperature:>11}  {rule:18}{row['accepted']:>9}{row['tokens_per_pass']:>17}")
+    record = {
+        "benchmark": "acceptance",
+        "rows": rows,
+        "rolls": options.rolls,
+        "command": " ".join(["python -m benchmark.bench_acceptance", *sys.argv[1:]]),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    print(json.dumps(record))
+
+
+class Target:
+    """The target in float32, run by transformers."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._path = path
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+    def answer(
+        self, temperature: float, tokens: int, prompts: int
+    ) -> Iterator[tuple[list[int], list[int], Tensor]]:
+        """Sampled: prompt, answer, and the logits [answer, vocab] that it was drawn from."""
+        from pathlib import Path
+
+        for text in render(Path(self._path), PROMPTS[:prompts]):
+            prompt = self._tokenizer(text, return_tensors="pt", add_special_tokens=False)
+            answer = self._model.generate(
+                **prompt,
+                do_sample=True,
+                temperature=temperature,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=tokens,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            (prompt_ids,) = prompt.input_ids.tolist()
+            token_ids = answer.sequences[0, len(prompt_ids) :].tolist()
+            yield prompt_ids, token_ids, torch.cat(answer.logits).float()
+
+
+def open_draft(path: str, dtype: str) -> Any:
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+    return DraftModel(
+        DraftModelOptions(
+            path,
+            dtype=dtype,
+            device="cpu",
+            max_total_tokens=4096,
+            context_len=2048,
+            mem_fraction=0.05,
+        )
+    )
+
+
+def read_along(draft: Any, prompt_ids: list[int], token_ids: list[int]) -> Tensor:
+    """The draft model's logits [answer, vocab] at each token of an answer."""
+    row = draft.open()
+    logits = [draft.extend([row], [prompt_ids]).clone()]
+    logits += [draft.step([row], [token]).clone() for token in token_ids[:-1]]
+    draft.close(row)
+    return torch.cat(logits)
+
+
+def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]:
+    """Each rule with its chance [answer] to accept a draft drawn of `q` by a target of `p`."""
+    yield "greedy", p.gather(1, q.argmax(-1, keepdim=True)).squeeze(1)
+    yield "match", agreement(p, q, rolls)
+    best = torch.nn.functional.pad(q, (0, -q.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)).amax(-1)
+    for count in BLOCKS:
+        kept = torch.zeros_like(best).scatter_(1, best.topk(count).indices, 1.0)
+        shortlist = q * kept.repeat_interleave(BLOCK, 1)[:, : q.shape[1]]
+        yield f"match, {count} blocks", agreement(p, shortlist, rolls)
+    yield "reject", torch.minimum(p, q).sum(1)
+    for count in IDS:
+        likeliest, ids = q.topk(count)
+        drawn = likeliest / likeliest.sum(1, keepdim=True)
+        yield f"reject, {count} ids", torch.minimum(drawn, p.gather(1, ids)).sum(1)
+
+
+def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
+    """How often equal dice give equal tokens, over so many rolls for each row."""
+    positions = torch.arange(len(p))
+    alike = torch.zeros(len(p))
+    for seed in range(rolls):
+        seeds = torch.full((len(p),), seed)
+        alike += race(p, seeds, positions) == race(q, seeds, positions)
+    return alike / rolls
+
+
+def tokens_per_pass(answers: list[list[float]]) -> float:
+    """Mean over all places in all answers: one token, and those drafted ones that are accepted."""
+    lengths = []
+    for along in answers:
+        for start in range(len(along) - WIDTH + 1):
+            length, chance = 1.0, 1.0
+            for accepted in along[start : start + WIDTH - 1]:
+                chance *= accepted
+                length += chance
+            lengths.append(length)
+    return sum(lengths) / len(lengths)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target-path", help="by default the demo models' target")
+    parser.add_argument("--draft-path", help="by default the demo models' draft")
+    parser.add_argument("--dtype", default="bfloat16", help="of the draft's activations")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--rolls", type=int, default=20, help="of the dice, for each token")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
