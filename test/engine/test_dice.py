@@ -162,7 +162,7 @@ TREE = DraftTree((0, 3, 1, 2, 0), (0, 0, 0, 2, 1), (Source.STEP,) * 5, (1.0, 0.9
 @pytest.mark.parametrize("secret", [True, False])
 def test_text_from_verified_trees_has_the_targets_distribution(secret: bool) -> None:
     """The first two tokens behind token 0, by as many passes as they take."""
-    count = 40_000
+    count = 15_000
     reqs = [
         Req(temperature=1.0, **({} if secret else {"sampling_seed": seed})) for seed in range(count)
     ]

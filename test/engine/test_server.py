@@ -378,6 +378,31 @@ def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server, pl
     assert statistic < freedom + 5 * math.sqrt(2 * freedom)
 
 
+def test_a_seed_gives_the_same_text_with_drafts_and_without(
+    server: Server, prompts: list[str]
+) -> None:
+    """Of requests beside others, with filters and without, each with a seed of its own."""
+    before = of_sidecar(state(server)["accepted_tokens"])
+    texts = {}
+    for enabled in (True, False):
+        sampling = [
+            {
+                "temperature": 1.0,
+                "top_p": 0.9 if number % 2 else 1.0,
+                "sampling_seed": number,
+                "max_new_tokens": MAX_NEW_TOKENS,
+                "custom_params": {"qspec_enabled": enabled},
+            }
+            for number in range(len(prompts))
+        ]
+        answers = server.post("/generate", {"text": prompts, "sampling_params": sampling})
+        texts[enabled] = [answer["output_ids"] for answer in answers]
+    assert texts[True] == texts[False]
+    assert of_sidecar(state(server)["accepted_tokens"]) > before
+    other = generate(server, prompts[0], temperature=1.0, sampling_seed=99)
+    assert other["output_ids"] != texts[True][0]
+
+
 def test_flushing_the_cache_keeps_the_server_exact(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
