@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_qspec.verify.seeded import gumbel, hash_state
+from sglang_qspec.verify.likeliest import likeliest
+from sglang_qspec.verify.seeded import hash_state
 
 _SLACK = np.float32(1 - 1e-5)
 """More than what rounding to float32 can do to the bound."""
@@ -29,7 +30,7 @@ def race(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """
     rows: NDArray[np.float32] = weights.numpy()
     states = hash_state(seeds, positions).numpy().astype(np.uint32)
-    favourites = weights.argmax(-1).tolist() if len(rows) else []
+    favourites = likeliest(weights).tolist()
     track = _Track(rows.shape[1])
     winners = [
         track.run(row, state, favourite)
@@ -51,20 +52,19 @@ class _Track:
     def run(self, weights: NDArray[np.float32], state: np.uint32, favourite: int) -> int:
         """The column that wins; `favourite` is one of positive weight, preferably a likely one."""
         self._mix(state)
-        to_beat = float(weights[favourite]) * np.exp(_gumbel(self._hash[favourite : favourite + 1]))
+        pace = float(weights[favourite]) / float(_times(self._hash[favourite]))
         # 1 - u in steps of 2**-24, rounded down.
         np.invert(self._hash, out=self._spare)
         np.right_shift(self._spare, np.uint32(8), out=self._spare)
         np.copyto(self._bound, self._spare.view(np.int32))  # signed ones convert faster
-        np.multiply(self._bound, np.float32(to_beat[0] * 2.0**-24) * _SLACK, out=self._bound)
+        np.multiply(self._bound, np.float32(pace * 2.0**-24) * _SLACK, out=self._bound)
         np.less_equal(self._bound, weights, out=self._hopeful)
         columns = np.flatnonzero(self._hopeful)
         part = weights[columns]
         columns, part = columns[part > 0], part[part > 0]
         if not len(columns):  # of a row that is not a number there is no draw
             return favourite
-        scores = np.log(part.astype(np.float64)) + _gumbel(self._hash[columns])
-        return int(columns[scores.argmax()])
+        return int(columns[(part / _times(self._hash[columns])).argmax()])
 
     def _mix(self, state: np.uint32) -> None:
         """Hash all columns, as `seeded.murmur_hash32` does, in place."""
@@ -84,9 +84,11 @@ class _Track:
         np.bitwise_xor(value, spare, out=value)
 
 
-def _gumbel(hashes: NDArray[np.uint32]) -> NDArray[np.float64]:
-    noise: NDArray[np.float64] = gumbel(torch.from_numpy(hashes.astype(np.int64))).numpy()
-    return noise
+def _times(hashes: NDArray[np.uint32] | np.uint32) -> NDArray[np.float64]:
+    """E of the module's description; `seeded.gumbel` is -log of it."""
+    with np.errstate(divide="ignore"):  # the log of 0
+        times = -np.log(hashes / np.float64(0xFFFFFFFF))
+    return np.clip(times, 2.0**-32, np.finfo(np.float64).max)
 
 
 @cache
