@@ -31,7 +31,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Dice(msgspec.Struct, frozen=True):
-    """How the target draws the tokens of a sampled request: a step draft is drawn alike.
+    """How the target draws the tokens of a sampled request: its drafts are drawn alike.
 
     Both take the Gumbel maximum with the noise that `seed` and a token's position give
     (`verify.sample`), so that they agree wherever their distributions nearly do.
@@ -66,12 +66,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     top_p: float = 1.0
     """Sampled completions keep to the likeliest tokens that have this much probability together."""
     greedy_first: bool = True
-    """The first completion is greedy; otherwise all are sampled."""
+    """The first completion is greedy, or drawn with `dice`; otherwise all are sampled."""
     rank: tuple[int, int] = (0, 0)
     """Requests of a smaller rank are served sooner, whenever they came; those of one rank in the
     order of their Submits."""
     dice: Dice | None = None
-    """Of its step drafts; without, they are greedy."""
+    """Of its first completion and its step drafts; without, they are greedy."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -138,7 +138,7 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     rid: str
     serial: int
     completion: int
-    """Which of the request's completions; 0 is the greedy one, if any is. Numbers from
+    """Which of the request's completions; 0 is the likely one, if any is. Numbers from
     `config.MAX_COMPLETIONS` on are step drafts, each of which takes the place of the last; what
     follows `Commits`."""
     base_len: int

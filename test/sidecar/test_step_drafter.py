@@ -203,14 +203,14 @@ def alike(desk: Desk, seed: int, prompt: list[int], output: list[int], count: in
     return drawn
 
 
-def test_a_sampled_request_gets_a_step_draft_drawn_as_its_target_draws() -> None:
+def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
     desk = Desk(ScriptedModel())
     desk.model.certainty = 7.0  # about as likely as all other tokens together
     desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0))
     desk.submit("b", [1, 2, 3], dice=Dice(6, 1.0))
     desk.run()
-    assert desk.told[ONE, "a", 0] == desk.told[ONE, "b", 0]  # queue drafts are shared
     for rid, seed in (("a", 5), ("b", 6)):
+        assert desk.told[ONE, rid, 0] == alike(desk, seed, [1, 2, 3], [], 10)
         desk.admit(rid)
         desk.commit(rid, 0, [50, 51])
         desk.run()
@@ -223,15 +223,19 @@ def test_a_sampled_request_gets_a_step_draft_drawn_as_its_target_draws() -> None
     desk.leave("a", "b")
 
 
-def test_a_sampled_request_has_a_step_draft_also_beside_a_queue_draft_that_agrees() -> None:
+@pytest.mark.parametrize("greedy_first", [True, False])
+def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relied_on(
+    greedy_first: bool,
+) -> None:
     desk = Desk(ScriptedModel())
-    desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0))
+    desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0), greedy_first=greedy_first)
     desk.run()
     desk.admit("a")
     desk.commit("a", 0, [4, 5], max_new_tokens=8)
-    assert not desk.drafter.idle
+    # With greedy_first one of the drafts is drawn with the request's dice, otherwise none.
+    assert desk.drafter.idle is greedy_first
     desk.run()
-    assert desk.told[ONE, "a", FIRST] == list(range(6, 14))
+    assert desk.told[ONE, "a", FIRST] == ([] if greedy_first else list(range(6, 14)))
     desk.leave("a")
 
 

@@ -126,11 +126,10 @@ class Prompt:
     @classmethod
     def submitted(cls, key: PromptKey, submit: Submit, stops: frozenset[int], limit: int) -> Prompt:
         """The prompt of a request, with the completions that it asks for."""
-        samplings = [Sampling(submit.temperature, submit.top_p)] * min(
-            submit.completions, MAX_COMPLETIONS
-        )
+        count = min(submit.completions, MAX_COMPLETIONS)
+        samplings: list[Sampling | Dice] = [Sampling(submit.temperature, submit.top_p)] * count
         if submit.greedy_first:
-            samplings[:1] = [GREEDY] * len(samplings[:1])
+            samplings[:1] = [submit.dice or GREEDY] * len(samplings[:1])
         return cls(key, submit.token_ids, stops, limit, samplings)
 
     @property
@@ -203,6 +202,7 @@ def prompt_key(submit: Submit, limit: int) -> PromptKey:
         submit.temperature,
         submit.top_p,
         submit.greedy_first,
+        submit.dice,
         frozenset(submit.stop_token_ids),
         submit.ignore_eos,
         limit,

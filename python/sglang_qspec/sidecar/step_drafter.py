@@ -28,8 +28,8 @@ class StepDrafter:
     def follow(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
         """The target has committed more for one of the prompt's requests.
 
-        Nothing is begun while a queue draft runs ahead of a greedy target as far in agreement, or
-        when a part of the output is not known.
+        Nothing is begun while a queue draft runs ahead as far in agreement, other than by chance,
+        or when a part of the output is not known.
         """
         subscription = prompt.subscriptions[subscriber]
         if commit.base_len != subscription.base_len + len(subscription.output_ids):
@@ -43,8 +43,9 @@ class StepDrafter:
             if ahead is not None:
                 self._extend(step, wanted - ahead)
                 return
-        # With a target that draws, a queue draft agrees by chance.
-        for completion in prompt.completions if subscription.dice is None else ():
+        for completion in prompt.completions:
+            if completion.sampling != subscription.dice and subscription.dice is not None:
+                continue
             ahead = _ahead(completion, prompt, subscription.output_ids)
             if ahead and (ahead >= wanted or completion.token_ids[-1] in prompt.stops):
                 return
