@@ -352,3 +352,19 @@ def test_a_draft_token_takes_little_memory() -> None:
         for number in range(8):
             trie.insert(Source.QUEUE, number, 0, 0, draw.choices(range(500), k=tokens // 8))
         assert (trie.bytes - before) / trie.draft_size <= 64
+
+
+def test_a_flood_of_short_drafts_stays_in_bounds_for_as_long_as_the_request_lives() -> None:
+    limits = TrieLimits(vocab_size=1000, max_request_tokens=64)
+    trie = RequestTrie([1, 2, 3], limits)
+    sizes = []
+    for step in range(60):
+        for number in range(100):
+            trie.insert(Source.STEP, 100 * step + number, step, 0, [4 + number])
+        trie.commit([4])
+        trie.check_integrity()
+        assert trie.draft_size <= 64
+        sizes.append(trie.bytes)
+    assert sizes[-1] < 1.5 * sizes[20]
+    # What was dropped lately does not come back piece by piece.
+    assert trie.insert(Source.STEP, 100 * 59, 59, 1, [9]).refused

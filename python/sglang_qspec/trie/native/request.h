@@ -56,6 +56,7 @@ class RequestTrie {
     return sizeof *this + arena_.bytes() + drafts_.bytes() + text_.bytes() + matcher_.bytes() +
            output_.capacity() * sizeof(Token) + kinds_.capacity() * sizeof(Kind) +
            streams_.size() * (sizeof(Stream) + sizeof(Key) + 4 * sizeof(void*)) +
+           evicted_.size() * (sizeof(Key) + 4 * sizeof(void*)) +
            followed_.capacity() * sizeof(Stream*);
   }
 
@@ -125,6 +126,7 @@ class RequestTrie {
   // Drop all drafts, and all own text but what the next matches need.
   void evict() {
     for (const auto& [key, stream] : streams_) evicted_.insert(key);
+    forget_evicted();
     rebuild(limits_.max_match, [](const Key&) { return false; });
   }
 
@@ -178,9 +180,13 @@ class RequestTrie {
 
   bool allowed(Kind kind) const { return sources_ >> kSourceOf[kind] & 1u; }
 
+  std::size_t number_of(NodeId node) const {
+    return static_cast<std::size_t>(arena_.stream(node));
+  }
+
   Kind kind_of(NodeId node) const {
-    const std::int32_t number = arena_.stream(node);
-    if (number != kText) return kinds_[static_cast<std::size_t>(number)];
+    const std::size_t number = number_of(node);
+    if (number != kText) return kinds_[number];
     return node >= first_output_ ? kOfOutput : kOfPrompt;
   }
 
@@ -252,16 +258,17 @@ class RequestTrie {
     const auto cap = static_cast<std::size_t>(limits_.max_request_tokens);
     std::size_t size = static_cast<std::size_t>(draft_size());
     if (size + count <= cap) return true;
-    std::set<std::int32_t> alive;
-    for (const Cursor& cursor : matcher_.cursors()) alive.insert(arena_.stream(cursor.node));
+    // By stream number: a sidecar can fill the cap with thousands of streams.
+    std::vector<char> alive(kinds_.size()), followed(kinds_.size());
+    for (const Cursor& cursor : matcher_.cursors()) alive[number_of(cursor.node)] = 1;
+    for (const Stream* stream : followed_) followed[static_cast<std::size_t>(stream->number)] = 1;
     using Victim = std::tuple<bool, bool, std::int32_t, Key>;  // the least valuable first
     std::vector<Victim> victims;
     for (const auto& [key, stream] : streams_) {
-      const bool followed =
-          std::find(followed_.begin(), followed_.end(), &stream) != followed_.end();
-      if (followed || &stream == spared) continue;
+      const auto number = static_cast<std::size_t>(stream.number);
+      if (followed[number] || &stream == spared) continue;
       const bool is_guess = stream.kind == kGuessed;
-      victims.emplace_back(alive.count(stream.number) > 0, is_guess, stream.number, key);
+      victims.emplace_back(alive[number] != 0, is_guess, stream.number, key);
     }
     std::sort(victims.begin(), victims.end());
     std::set<Key> dropped;
@@ -274,8 +281,16 @@ class RequestTrie {
     }
     if (size + count > cap) return false;
     evicted_.insert(dropped.begin(), dropped.end());
+    forget_evicted();
     rebuild(text_size_, [&dropped](const Key& key) { return !dropped.count(key); });
     return true;
+  }
+
+  // Remember no more dropped streams than tokens may be kept, whatever a sidecar sends. A late piece
+  // of a forgotten one finds a gap, or begins the stream anew.
+  void forget_evicted() {
+    const auto cap = static_cast<std::size_t>(limits_.max_request_tokens);
+    while (evicted_.size() > cap) evicted_.erase(evicted_.begin());
   }
 
   // Start an arena with the own text; without any, token 0 stands for the context.
