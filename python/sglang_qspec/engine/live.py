@@ -68,8 +68,8 @@ class Live:
     """When it was queued, by the speculator's clock; None once its first draft has come."""
     waits: bool = True
     """It is not served yet, or waits again."""
-    unfinished: int = 0
-    """Completions of the latest submission that the sidecar has not finished."""
+    unfinished: set[int] = field(default_factory=set)
+    """Completions of the latest submission, by number, that the sidecar has not finished."""
     steps: bool = False
     """A step draft has come since the latest submission: the sidecar has read the prompt."""
     rests: bool = False
@@ -81,7 +81,7 @@ class Live:
     def renew(self, serial: int) -> None:
         """It is submitted anew under another serial; what the earlier one gave is kept."""
         self.serial = serial
-        self.unfinished = 0
+        self.unfinished.clear()
         self.steps = self.rests = False
 
     @property

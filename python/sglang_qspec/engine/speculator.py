@@ -159,7 +159,7 @@ class Speculator:
         return live.tally
 
     def _forget_at_sidecar(self, rid: str, live: Live) -> None:
-        live.unfinished = 0
+        live.unfinished.clear()
         self._unsent.pop(rid, None)
         if rid in self._followed and self._link is not None:
             self._followed.end(rid)
@@ -195,15 +195,17 @@ class Speculator:
         live = self._live.get(drafted.rid)
         if live is None or live.serial != drafted.serial:
             return
+        is_step = MAX_COMPLETIONS <= drafted.completion < STREAMS_PER_SUBMISSION
+        if not is_step and drafted.completion >= live.controls.completions:
+            return  # nobody asked for it
         if live.queued_at is not None:
             self.first_drafts.observe(self._clock() - live.queued_at)
             live.queued_at = None
-        is_step = drafted.completion >= MAX_COMPLETIONS
         self._steps_taken += is_step
         if is_step:
             live.steps, live.rests = True, drafted.finished
-        else:
-            live.unfinished -= drafted.finished
+        elif drafted.finished:
+            live.unfinished.discard(drafted.completion)
         self._tries.insert(
             drafted.rid,
             live.trie.serial,
@@ -225,7 +227,7 @@ class Speculator:
             if not self._link.send(message):
                 return
             self._followed.begin(rid, message.base_len)
-            live.unfinished = message.completions
+            live.unfinished = set(range(message.completions))
             del self._unsent[rid]
             if not live.waits and self._settings.on_admission == "defer":
                 self._defer(rid, live)
@@ -334,6 +336,7 @@ class Speculator:
         """Forget all drafts, as when the target's weights change; requests stay live."""
         for rid, live in self._live.items():
             self._forget_at_sidecar(rid, live)
+            live.renew(next(self._serials))  # what is under way is of no use either
             live.trie = self._tries.open(rid, live.prompt_ids, sources=_sources(live.controls))
             self._tries.commit(rid, live.output_ids)
 
@@ -352,7 +355,7 @@ class Speculator:
         link = self._link
         heartbeat = link.heartbeat if link is not None else None
         ready = link is not None and link.state is LinkState.READY
-        in_flight = sum(live.unfinished > 0 for live in self._live.values())
+        in_flight = sum(bool(live.unfinished) for live in self._live.values())
         return {
             "sidecar": "none" if link is None else link.state.value,
             "sidecar_restarts": self._sidecar.restarts if self._sidecar is not None else 0,

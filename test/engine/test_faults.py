@@ -1,0 +1,131 @@
+"""Everything that a sidecar can do wrong, message by message, at random moments under load."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.engine.speculator import STREAMS_PER_SUBMISSION, Speculator
+from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.messages import Drafted
+from sglang_qspec.trie import TrieLimits, TrieStore
+from test.engine.storm import Storm
+
+SEEDS = 200
+STEPS = 300
+BLOCKS = 10
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_request_finishes_with_the_targets_text_whatever_the_sidecar_does(block: int) -> None:
+    finished = 0
+    for seed in range(block, SEEDS, BLOCKS):
+        storm = Storm(seed)
+        for _ in range(STEPS):
+            storm.step()
+        storm.calm()
+        assert all(request.output_ids == request.text for request in storm.finished), seed
+        described = storm.active.describe()
+        assert described["live_requests"] == described["trie_tokens"] == 0, seed
+        finished += len(storm.finished)
+    assert finished > 10 * SEEDS // BLOCKS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_good_sidecar_is_of_use_again_after_the_storm(seed: int) -> None:
+    storm = Storm(seed)
+    for _ in range(STEPS):
+        storm.step()
+    storm.calm()
+    before = storm.active.describe()["accepted_tokens"]
+    begun = len(storm.finished)
+    for _ in range(8):
+        storm.enqueue()
+    storm.drain()
+    after = storm.active.describe()["accepted_tokens"]
+    tokens = sum(len(request.text) for request in storm.finished[begun:])
+    earned = sum(after[source] - before[source] for source in ("queue", "step"))
+    assert earned > tokens / 2
+
+
+def test_a_storm_has_mishaps_of_every_kind() -> None:
+    """Otherwise the tests above would prove little."""
+    totals: dict[str, int] = {}
+    for seed in range(40):
+        storm = Storm(seed)
+        for _ in range(STEPS):
+            storm.step()
+        described = storm.active.describe()
+        for name in ("accepted_tokens", "refused_chunks", "dropped_messages"):
+            for key, count in described[name].items():
+                totals[key] = totals.get(key, 0) + count
+        totals["evictions"] = totals.get("evictions", 0) + described["evictions"]
+        totals["generations"] = totals.get("generations", 0) + storm.link.generation
+    expected = ("queue", "step", "guess", "prompt", "output", "ahead", "gap", "conflict", "full")
+    others = ("evictions", "malformed", "to_sidecar", "generations")
+    assert all(totals[name] > 0 for name in (*expected, *others)), sorted(totals.items())
+
+
+@pytest.fixture
+def link() -> FakeSidecarLink:
+    return FakeSidecarLink(vocab_size=1000)
+
+
+@pytest.fixture
+def active(link: FakeSidecarLink) -> Speculator:
+    """Request "a" waits, and the sidecar was asked for two completions."""
+    limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
+    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, completions=2)
+    active = Speculator(config, 1000, TrieStore(limits), link)
+    active.poll()
+    active.enqueue("a", prompt_ids=[5, 6], output_ids=[], max_new_tokens=100, stop_token_ids=[])
+    return active
+
+
+def tree_of(active: Speculator, output_ids: list[int]) -> tuple[int, ...]:
+    active.poll()
+    return active.propose(["a"], [output_ids], 8)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "completion", [2, MAX_COMPLETIONS - 1, STREAMS_PER_SUBMISSION, (1 << 31) - 1]
+)
+def test_a_completion_that_was_not_asked_for_is_not_taken(
+    active: Speculator, link: FakeSidecarLink, completion: int
+) -> None:
+    link.inject(Drafted("a", 1, completion, 0, 0, [8, 9, 10], True))
+    assert tree_of(active, [8]) == (8,)
+    assert active.describe()["requests_in_flight"] == 1
+    link.inject(Drafted("a", 1, 1, 0, 0, [8, 9, 10]))
+    assert tree_of(active, [8]) == (8, 9, 10)
+
+
+def test_a_completion_finishes_once_however_often_that_is_said(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
+    for _ in range(3):
+        link.inject(Drafted("a", 1, 0, 0, 0, [8, 9], True))
+    active.poll()
+    assert active.describe()["requests_in_flight"] == 1
+    link.inject(Drafted("a", 1, 1, 0, 0, [8, 9], True))
+    active.poll()
+    assert active.describe()["requests_in_flight"] == 0
+
+
+def test_what_was_under_way_when_drafts_were_dropped_comes_too_late(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
+    link.inject(Drafted("a", 1, 0, 0, 0, [8, 9, 10]))
+    active.drop_drafts()
+    assert tree_of(active, [8]) == (8,)
+
+
+def test_useless_steps_of_a_sidecar_do_not_grow_a_request(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
+    for number in range(5000):
+        link.inject(Drafted("a", 1, MAX_COMPLETIONS + number, 0, 0, [8 + number % 7]))
+        link.inject(Drafted("a", 1, MAX_COMPLETIONS + number, 0, 5, []))
+        active.poll()
+    assert active.describe()["trie_tokens"] <= 256 + 2
+    assert set(tree_of(active, [8])) == {8}
