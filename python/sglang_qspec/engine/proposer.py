@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ class Proposer:
 
         Width 1 is plain decoding. Step drafts that are just being made are waited for: in `ahead`
         for as long as that gains more than a pass with what is there (`budget.Patience`), in the
-        other pipelines, whose passes are made for them, unless they are late (`Punctuality`).
+        other pipelines, whose passes are made for them, unless they are late (`Punctuality`). What
+        comes and makes no tree larger buys no time, or it could hold up a pass forever.
         """
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]
@@ -56,10 +58,14 @@ class Proposer:
         if is_penalized(batch):
             trees = self._speculator.propose(rids, outputs, widest, drafts=False)
             return trees.best(self._width.choose(trees).width)
+        size, left = 0, math.inf
         while True:
             trees = self._speculator.propose(rids, outputs, widest)
+            if (grown := int(trees.sizes.sum())) > size:
+                size, left = grown, math.inf
             choice = self._width.choose(trees)
-            if not self._wait(rids, trees, choice, pipeline):
+            left = self._wait(rids, trees, choice, pipeline, left)
+            if left <= 0.0:
                 return trees.best(choice.width)
 
     def end_pass(self, pipeline: str, trees: DraftTrees) -> None:
@@ -77,19 +83,25 @@ class Proposer:
         """The next decode pass does not follow the last one at once."""
         self._pass_ended = None
 
-    def _wait(self, rids: list[str], trees: DraftTrees, choice: Choice, pipeline: str) -> bool:
-        """Wait for more of these trees' step drafts if that pays; whether any came."""
+    def _wait(
+        self, rids: list[str], trees: DraftTrees, choice: Choice, pipeline: str, most: float
+    ) -> float:
+        """Wait, at most so many seconds, for more of these trees' step drafts if that pays.
+
+        Returns what is left of the wait once any has come; 0 if none has.
+        """
         awaited = self._speculator.awaited(rids, trees)
         if not awaited.any():
-            return False
+            return 0.0
         ahead = pipeline == "ahead"
         if ahead:
             gain = expected_gain(trees, awaited)
             seconds = self._patience.seconds(len(rids), gain, choice.rate)
         else:
             seconds = self._punctuality.seconds(self._step_seconds(int(awaited.sum())))
+        seconds = min(seconds, most)
         if not seconds:
-            return False
+            return 0.0
         began = time.monotonic()
         came = self._speculator.wait_for_steps(seconds)
         took = time.monotonic() - began
@@ -98,7 +110,7 @@ class Proposer:
         else:
             self._punctuality.observe(came)
         self._waited += took
-        return came
+        return seconds - took if came else 0.0
 
     def _step_seconds(self, requests: int) -> float | None:
         """What the sidecar takes to draft one token for each of so many requests."""
