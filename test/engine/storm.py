@@ -169,7 +169,7 @@ class Storm:
         batch = list(self.running)
         rids, outputs = [r.rid for r in batch], [r.output_ids for r in batch]
         trees = self.active.propose(rids, outputs, WIDTH)
-        if self.active.awaited(rids, trees) > 0 and self.active.wait_for_steps(0.0):
+        if self.active.awaited(rids, trees).any() and self.active.wait_for_steps(0.0):
             trees = self.active.propose(rids, outputs, WIDTH)
         for row, request in enumerate(batch):
             self._check_tree(request, trees, row)

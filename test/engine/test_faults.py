@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.speculator import STREAMS_PER_SUBMISSION, Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Drafted
+from sglang_qspec.messages import Drafted, FromSidecar
 from sglang_qspec.trie import TrieLimits, TrieStore
 from test.engine.storm import Storm
 
@@ -129,3 +134,42 @@ def test_useless_steps_of_a_sidecar_do_not_grow_a_request(
         active.poll()
     assert active.describe()["trie_tokens"] <= 256 + 2
     assert set(tree_of(active, [8])) == {8}
+
+
+class Flood(FakeSidecarLink):
+    """A sidecar that has another useless step draft whenever it is asked, a hundred thousand."""
+
+    left = 100_000
+
+    def receive(self, limit: int = 256) -> list[FromSidecar]:
+        if self.left and self.submits:
+            self.left -= 1
+            self.inject(Drafted("a", self.submits[-1].serial, MAX_COMPLETIONS, 0, 0, []))
+        return super().receive(limit)
+
+
+@pytest.mark.parametrize("pipeline", ["ahead", "sequential", "halves"])
+def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None:
+    link = Flood(vocab_size=1000)
+    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096)
+    limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
+    active = Speculator(config, 1000, TrieStore(limits), link)
+    active.poll()
+    active.enqueue("a", prompt_ids=[5], output_ids=[], max_new_tokens=100, stop_token_ids=[])
+    active.poll()
+    active.poll()
+    proposer = Proposer(active, Knobs.of(config, 8, graphs=False), on_cpu=True)
+    info = SimpleNamespace(
+        has_custom_logit_processor=False,
+        has_watermark_candidates=False,
+        need_min_p_sampling=False,
+        acc_additive_penalties=None,
+        acc_scaling_penalties=None,
+    )
+    # All that a proposer reads of SGLang's batch.
+    batch: Any = SimpleNamespace(
+        reqs=[SimpleNamespace(rid="a", output_ids=[8])], sampling_info=info
+    )
+    before = link.left
+    assert proposer.propose(batch, pipeline).width == 1
+    assert 0 < link.left < before
