@@ -1,0 +1,260 @@
+"""Throughput around the faults of a sidecar, under a load that never ends.
+
+Clients stream requests without a pause to a server without speculation, and to one with QSPEC whose
+sidecar is healthy until it is
+
+- killed (SIGKILL); the server starts another, which has to load its model;
+- stopped (SIGSTOP) for a while, and goes on;
+- slow: stopped and let go on every 100 ms, for a while.
+
+Both servers have the same core for the target, and are measured in turn: the one that is not is
+paused. For each fault, in seconds:
+
+- `to_plain_s`: from the loss until a window of 1 s has at least the tokens per second of no
+  speculation;
+- `to_former_s`: from the restart (a new sidecar is ready, the stopped one goes on, the slow one is
+  well) until a window of 2 s has at least 90 % of what the same server had in the 10 s before.
+
+    python -m benchmark.bench_faults
+
+Last line JSON: `to_plain_s` and `to_former_s` by fault (medians; null where more than half did not
+come back in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`, `rows` with each
+fault's figures, and `bins`: tokens/s in bins of 0.5 s from 2 s before a fault on, means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from benchmark.demo import render, say, wait_for_sidecar
+from benchmark.faults.recovery import bins, rate, seconds_until
+from benchmark.faults.stream import Stream
+from benchmark.prompts import PROMPTS
+from benchmark.queueing.machine import machine, versions
+from benchmark.server import Server
+from sglang_qspec.config import parse_cores
+
+BEFORE_S = 10.0
+"""Healthy, before a fault: its mean is the former level."""
+AFTER_S = 10.0
+"""Healthy again, after it."""
+PLAIN_S = 12.0
+"""One of the measurements without speculation."""
+FORMER_SHARE = 0.9
+LIMIT_S = 10.0
+DUTY_S = 0.1
+"""A slow sidecar runs for so long, and is stopped for as long, in turn."""
+BIN_S = 0.5
+BINS_FROM_S, BINS_TO_S = -2.0, 6.0
+
+
+class Measured:
+    """A server with speculation under load, and what can be done to its sidecar."""
+
+    def __init__(self, server: Server, stream: Stream, options: argparse.Namespace) -> None:
+        self._server = server
+        self._stream = stream
+        self._options = options
+
+    def kill(self) -> tuple[float, float]:
+        """The sidecar ends; returns when it did and when another was ready."""
+        process = _sidecar(self._server)
+        lost = time.monotonic()
+        process.kill()
+        process.wait(10)
+        time.sleep(1.0)  # the server notices at its next poll
+        wait_for_sidecar(self._server)
+        return lost, time.monotonic()
+
+    def stop(self) -> tuple[float, float]:
+        """The sidecar stands still for a while; returns when it stopped and when it went on."""
+        process = _sidecar(self._server)
+        lost = time.monotonic()
+        process.suspend()
+        time.sleep(self._options.stopped_seconds)
+        process.resume()
+        return lost, time.monotonic()
+
+    def slow(self) -> tuple[float, float]:
+        """The sidecar has half of its time for a while; returns when that began and ended."""
+        process = _sidecar(self._server)
+        lost = time.monotonic()
+        while time.monotonic() < lost + self._options.slow_seconds:
+            process.suspend()
+            time.sleep(DUTY_S)
+            process.resume()
+            time.sleep(DUTY_S)
+        return lost, time.monotonic()
+
+    def measure(self, fault: Callable[[], tuple[float, float]], plain: float) -> dict[str, Any]:
+        """One fault between two healthy times."""
+        began = time.monotonic()
+        time.sleep(BEFORE_S)
+        lost, back = fault()
+        time.sleep(AFTER_S + LIMIT_S / 2)
+        events = list(self._stream.events)
+        former = rate(events, began, lost)
+        to_former = seconds_until(events, back, FORMER_SHARE * former, 2.0, LIMIT_S)
+        return {
+            "fault": fault.__name__,
+            "former_tokens_per_s": former,
+            "to_plain_s": seconds_until(events, lost, plain, 1.0, LIMIT_S),
+            "without_tokens_per_s": rate(events, lost + 1.0, back),
+            "without_s": back - lost,
+            "to_former_s": to_former,
+            "after_tokens_per_s": rate(events, back + (to_former or 0.0), back + AFTER_S),
+            "bins": bins(events, lost, BINS_FROM_S, BINS_TO_S, BIN_S),
+        }
+
+
+def main() -> None:
+    options = _options()
+    # As an interrupt: what was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    from sglang_qspec.models import demo_models
+
+    models = demo_models()
+    prompts = render(models.target, PROMPTS)
+    cores = sorted(parse_cores(options.cores))
+    common = [
+        *("--device", "cpu", "--dtype", options.dtype, "--log-level", "warning"),
+        *("--max-running-requests", str(options.slots), "--context-length", "2048"),
+        *("--max-total-tokens", "16384"),
+    ]
+    speculation = [
+        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", options.sidecar_cores, *options.arguments),
+    ]
+    answers: dict[int, list[int]] = {}
+    streams: list[Stream] = []
+    rows: list[dict[str, Any]] = []
+    plain: list[float] = []
+
+    @contextmanager
+    def load(server: Server) -> Iterator[Stream]:
+        """The load on one server, which alone runs meanwhile."""
+        server.resume()
+        sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
+        stream = Stream(server, prompts, sampling, options.clients, answers)
+        streams.append(stream)
+        stream.start()
+        try:
+            time.sleep(3.0)
+            yield stream
+        finally:
+            stream.stop()
+            server.pause()
+
+    say("starting two servers, without and with QSPEC")
+    with Server(models.target, common, cores=cores) as without:
+        without.pause()
+        with Server(models.target, [*common, *speculation], cores=cores) as server:
+            wait_for_sidecar(server)
+            server.pause()
+            for name in options.faults:
+                with load(without) as stream:
+                    began = time.monotonic()
+                    time.sleep(PLAIN_S)
+                    plain.append(rate(list(stream.events), began, began + PLAIN_S))
+                say(f"no speculation: {plain[-1]:.1f} tokens/s")
+                with load(server) as stream:
+                    measured = Measured(server, stream, options)
+                    for _ in range(options.times):
+                        row = measured.measure(getattr(measured, name), statistics.mean(plain))
+                        rows.append(row)
+                        say(json.dumps({key: row[key] for key in row if key != "bins"}))
+    _report(options, plain, rows, streams)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--faults", nargs="+", default=["kill", "stop", "slow"])
+    parser.add_argument("--times", type=int, default=3, help="each fault is made so often")
+    parser.add_argument("--slots", type=int, default=2, help="requests that run at once")
+    parser.add_argument("--clients", type=int, default=6, help="requests that run or wait")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--stopped-seconds", type=float, default=5.0)
+    parser.add_argument("--slow-seconds", type=float, default=8.0)
+    parser.add_argument("--cores", default="0", help="of both servers")
+    parser.add_argument("--sidecar-cores", default="1")
+    parser.add_argument("arguments", nargs="*", help="more for the QSPEC server alone, after --")
+    return parser.parse_args()
+
+
+def _sidecar(server: Server) -> psutil.Process:
+    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
+    return process
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of times, of which one that never came is the longest."""
+    ordered = sorted(float("inf") if value is None else value for value in values)
+    middle = ordered[(len(ordered) - 1) // 2]
+    return None if middle == float("inf") else round(middle, 3)
+
+
+def _report(
+    options: argparse.Namespace,
+    plain: Sequence[float],
+    rows: Sequence[dict[str, Any]],
+    streams: Sequence[Stream],
+) -> None:
+    baseline = statistics.mean(plain)
+    print(f"\nno speculation: {baseline:.1f} tokens/s ({min(plain):.1f} to {max(plain):.1f})")
+    print(
+        f"{'fault':6} {'before':>8} {'without':>8} {'after':>8} {'to plain':>9} {'to former':>10}"
+    )
+    by_fault = {name: [row for row in rows if row["fault"] == name] for name in options.faults}
+    for name, found in by_fault.items():
+        levels = [
+            statistics.mean(row[f"{level}_tokens_per_s"] for row in found)
+            for level in ("former", "without", "after")
+        ]
+        times = [_median([row[key] for row in found]) for key in ("to_plain_s", "to_former_s")]
+        print(
+            f"{name:6} {levels[0]:8.1f} {levels[1]:8.1f} {levels[2]:8.1f} "
+            f"{times[0]!s:>9} {times[1]!s:>10}"
+        )
+    print("tokens/s before the fault, while the sidecar is missing or slow, and after; seconds")
+    record = {
+        **{
+            key: {name: _median([row[key] for row in found]) for name, found in by_fault.items()}
+            for key in ("to_plain_s", "to_former_s")
+        },
+        "lost_requests": sum(stream.lost for stream in streams),
+        "changed_outputs": sum(stream.changed for stream in streams),
+        "finished_requests": sum(stream.finished for stream in streams),
+        "plain_tokens_per_s": round(baseline, 1),
+        "rows": [
+            {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
+            for row in ({k: v for k, v in row.items() if k != "bins"} for row in rows)
+        ],
+        "bins": {
+            name: [
+                round(statistics.mean(at), 1)
+                for at in zip(*(row["bins"] for row in found), strict=True)
+            ]
+            for name, found in by_fault.items()
+        },
+        "command": " ".join(["python -m benchmark.bench_faults", *sys.argv[1:]]),
+        "versions": versions(),
+        "machine": machine(),
+    }
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

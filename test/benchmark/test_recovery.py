@@ -1,0 +1,26 @@
+"""How soon throughput is back, computed from when tokens came."""
+
+from benchmark.faults.recovery import bins, rate, seconds_until
+
+# 10 tokens/s until 5, nothing until 6.5, then 20 tokens/s.
+EVENTS = [(0.1 * n + 0.05, 1) for n in range(50)] + [(6.5 + 0.1 * n + 0.05, 2) for n in range(50)]
+
+
+def test_a_rate_is_tokens_over_time() -> None:
+    assert round(rate(EVENTS, 1.0, 3.0), 6) == 10.0
+    assert rate(EVENTS, 5.0, 6.5) == 0.0
+    assert rate([(1.0, 3), (2.0, 5)], 1.0, 2.0) == 3.0
+
+
+def test_throughput_is_back_with_the_first_window_that_has_enough() -> None:
+    assert seconds_until(EVENTS, 1.0, wanted=9.9, window=1.0, limit=5.0) == 0.0
+    assert seconds_until(EVENTS, 5.0, wanted=9.9, window=1.0, limit=5.0) == 1.0
+    assert seconds_until(EVENTS, 5.0, wanted=19.9, window=1.0, limit=5.0) == 1.5
+
+
+def test_throughput_that_does_not_come_back_in_time_has_no_time() -> None:
+    assert seconds_until(EVENTS, 5.0, wanted=25.0, window=1.0, limit=4.0) is None
+
+
+def test_bins_are_relative_to_a_moment() -> None:
+    assert [round(x) for x in bins(EVENTS, 5.0, -1.0, 2.0, 0.5)] == [10, 10, 0, 0, 0, 20]
