@@ -66,6 +66,7 @@ class Storm:
         config = QSpecConfig(
             max_request_tokens=MAX_REQUEST_TOKENS,
             max_total_tokens=MAX_TOTAL_TOKENS,
+            mode=self.rng.choice(["ahead", "ahead", "ahead", "queue"]),
             on_admission=self.rng.choice(["defer", "defer", "stop", "continue"]),
         )
         limits = TrieLimits(VOCAB, MAX_REQUEST_TOKENS, 128, MAX_TOTAL_TOKENS)

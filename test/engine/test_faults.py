@@ -17,7 +17,7 @@ from sglang_qspec.trie import TrieLimits, TrieStore
 from test.engine.storm import Storm
 
 SEEDS = 200
-STEPS = 300
+STEPS = 200
 BLOCKS = 10
 
 
@@ -33,7 +33,7 @@ def test_every_request_finishes_with_the_targets_text_whatever_the_sidecar_does(
         described = storm.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0, seed
         finished += len(storm.finished)
-    assert finished > 10 * SEEDS // BLOCKS
+    assert finished > 5 * SEEDS // BLOCKS
 
 
 @pytest.mark.parametrize("seed", range(5))
