@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from sglang_qspec.budget import Patience, Punctuality, expected_gain
-from sglang_qspec.budget.waiting import FIRST_STEP, LATE, NEXT_CHANCE, PROBE_AFTER, SHORTEST_STEP
+from sglang_qspec.budget.waiting import (
+    FIRST_STEP,
+    LATE,
+    LONGEST_WAIT,
+    NEXT_CHANCE,
+    PROBE_AFTER,
+    SHORTEST_STEP,
+)
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 RATE = 50.0
@@ -59,6 +66,7 @@ def test_drafts_that_a_pass_is_made_for_are_waited_for_until_they_are_late() -> 
     assert punctuality.seconds(None) == LATE * FIRST_STEP
     assert punctuality.seconds(0.01) == LATE * 0.01
     assert punctuality.seconds(0.0) == LATE * SHORTEST_STEP
+    assert punctuality.seconds(1e9) == LONGEST_WAIT
 
 
 def test_a_sidecar_that_is_late_is_waited_for_less_and_less_often() -> None:

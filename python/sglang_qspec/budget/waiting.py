@@ -23,6 +23,8 @@ FIRST_STEP = 0.05
 """Seconds that a step is taken for before any was measured."""
 SHORTEST_STEP = 0.002
 """Seconds; that of a fast device, on a machine that is busy for a moment."""
+LONGEST_WAIT = 0.5
+"""Seconds, whatever the sidecar says that its steps take."""
 
 
 def expected_gain(trees: DraftTrees, awaited: NDArray[np.bool_]) -> float:
@@ -94,7 +96,8 @@ class Punctuality:
         if self._left_out:
             self._left_out -= 1
             return 0.0
-        return LATE * max(SHORTEST_STEP, FIRST_STEP if step_seconds is None else step_seconds)
+        step = max(SHORTEST_STEP, FIRST_STEP if step_seconds is None else step_seconds)
+        return min(LATE * step, LONGEST_WAIT)
 
     def observe(self, came: bool) -> None:
         """A wait has ended, because something came or was given up."""
