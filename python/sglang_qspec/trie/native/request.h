@@ -174,6 +174,8 @@ class RequestTrie {
 
   // Number of the own text: one chain of nodes, of which output is the part from `first_output_` on.
   static constexpr std::int32_t kText = 0;
+  // What `make_room` knows of a stream that is followed.
+  static constexpr char kOutrun = 1, kLeads = 2;
   static constexpr NodeId kNowhere = std::numeric_limits<NodeId>::max();
 
   [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
@@ -253,7 +255,14 @@ class RequestTrie {
     return true;
   }
 
-  // Let `count` more draft tokens fit, by dropping streams that are followed no longer.
+  // Whether the output has passed the end of a stream that it followed that far.
+  bool outrun(const Stream& stream) const {
+    const auto end = static_cast<std::size_t>(stream.base_len + stream.matched);
+    return !arena_.next(stream.at) && end < output_.size();
+  }
+
+  // Let `count` more draft tokens fit, by dropping streams that are followed no longer, and if need
+  // be those that were outrun: they would only be of use if they grew faster than the output.
   bool make_room(std::size_t count, const Stream* spared) {
     const auto cap = static_cast<std::size_t>(limits_.max_request_tokens);
     std::size_t size = static_cast<std::size_t>(draft_size());
@@ -261,14 +270,16 @@ class RequestTrie {
     // By stream number: a sidecar can fill the cap with thousands of streams.
     std::vector<char> alive(kinds_.size()), followed(kinds_.size());
     for (const Cursor& cursor : matcher_.cursors()) alive[number_of(cursor.node)] = 1;
-    for (const Stream* stream : followed_) followed[static_cast<std::size_t>(stream->number)] = 1;
-    using Victim = std::tuple<bool, bool, std::int32_t, Key>;  // the least valuable first
+    for (const Stream* stream : followed_) {
+      followed[static_cast<std::size_t>(stream->number)] = outrun(*stream) ? kOutrun : kLeads;
+    }
+    using Victim = std::tuple<int, bool, std::int32_t, Key>;  // the least valuable first
     std::vector<Victim> victims;
     for (const auto& [key, stream] : streams_) {
       const auto number = static_cast<std::size_t>(stream.number);
-      if (followed[number] || &stream == spared) continue;
-      const bool is_guess = stream.kind == kGuessed;
-      victims.emplace_back(alive[number] != 0, is_guess, stream.number, key);
+      if (followed[number] == kLeads || &stream == spared) continue;
+      const int worth = followed[number] == kOutrun ? 2 : alive[number];
+      victims.emplace_back(worth, stream.kind == kGuessed, stream.number, key);
     }
     std::sort(victims.begin(), victims.end());
     std::set<Key> dropped;
