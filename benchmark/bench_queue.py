@@ -38,17 +38,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.demo import render, say, split_cores
+from benchmark.journal import JournalError
+from benchmark.options import cores, positive, rate
 from benchmark.queueing import charts, dataset
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, Settings, configuration
 from benchmark.queueing.figures import figures
 from benchmark.queueing.fleet import Fleet
-from benchmark.queueing.journal import Entry, Journal, JournalError
+from benchmark.queueing.journal import Entry, Journal
 from benchmark.queueing.load import Block, Load, blocks_of
 from benchmark.queueing.machine import machine, versions
 from benchmark.queueing.report import markdown, page, table
 from benchmark.queueing.serving import BlockRun, serve
 from benchmark.queueing.summary import Summary, summarize
-from sglang_qspec.config import parse_cores
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,23 +106,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--groups", nargs="+", help="of the prompts to serve (default: all)")
     add(
         "--num-prompts",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="this many of each group, evenly over it, so that G groups are G × N prompts "
         "(default: all)",
     )
     add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="to serve (default: all)")
-    add("--rounds", type=_positive, default=1, help="over all blocks; medians (default: 1)")
-    add("--slots", type=_positive, default=2, help="requests that run at once (default: 2)")
+    add("--rounds", type=positive, default=1, help="over all blocks; medians (default: 1)")
+    add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
     add(
         "--block",
-        type=_positive,
+        type=positive,
         default=20,
         help="most prompts of a group that are one queue (default: 20)",
     )
-    add("--max-new-tokens", type=_positive, default=128, help="of each answer (default: 128)")
-    add("--context-length", type=_positive, default=2048, help="in tokens (default: 2048)")
-    add("--request-rate", type=_rate, default=math.inf, help="per second (default: inf, at once)")
+    add("--max-new-tokens", type=positive, default=128, help="of each answer (default: 128)")
+    add("--context-length", type=positive, default=2048, help="in tokens (default: 2048)")
+    add("--request-rate", type=rate, default=math.inf, help="per second (default: inf, at once)")
     add(
         "--dtype",
         default="float32",
@@ -131,11 +132,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", type=Path, help="the target (default: the demo model)")
     add("--draft-model", type=Path, help="the sidecar's (default: the demo model's 8-bit copy)")
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    add("--target-cores", type=_cores, help="of a CPU, such as 0-3 (default: the first)")
-    add("--sidecar-cores", type=_cores, help="of a CPU, such as 4-5 (default: the second)")
+    add("--target-cores", type=cores, help="of a CPU, such as 0-3 (default: the first)")
+    add("--sidecar-cores", type=cores, help="of a CPU, such as 4-5 (default: the second)")
     add(
         "--free-gib",
-        type=_rate,
+        type=rate,
         default=5.0,
         help="memory that must be available for another server to be started next to those that "
         "wait, in GiB; otherwise one of them is ended first (default: 5)",
@@ -151,33 +152,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if (options.resume or options.report_only) and options.output is None:
         parser.error("--resume and --report-only need the --output of the run")
     return options
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
-    return value
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, or inf")
-    return value
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    try:
-        cores = parse_cores(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} must be {error}") from error
-    if not cores:
-        raise argparse.ArgumentTypeError("there must be a processor in it")
-    return tuple(sorted(cores))
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

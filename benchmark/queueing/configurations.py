@@ -62,7 +62,7 @@ class Configuration:
 
     @property
     def has_sidecar(self) -> bool:
-        return self.name in COMPLETIONS
+        return "--speculative-draft-model-path" in self.speculation
 
     @property
     def server_key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:

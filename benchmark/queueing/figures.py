@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from benchmark.page import Figure
 from benchmark.queueing import charts
 from benchmark.queueing.configurations import COMPLETIONS
 from benchmark.queueing.summary import Summary
@@ -20,17 +19,6 @@ COLORS = {
     "qspec-4": "#2f6fb7",
     "qspec-8": "#174a86",
 }
-
-
-@dataclass(frozen=True)
-class Figure:
-    """`png` is None if no configuration was served that the figure shows."""
-
-    name: str
-    """Of a file, without its suffix."""
-    title: str
-    caption: str
-    png: bytes | None
 
 
 def figures(summary: Summary) -> tuple[Figure, ...]:

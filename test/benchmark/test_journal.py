@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.queueing.journal import FILE, Entry, Journal, JournalError
+from benchmark.journal import FILE, JournalError
+from benchmark.queueing.journal import Entry, Journal
 from test.benchmark.runs import answer, run
 
 HEADER = {"load": "a1", "dtype": "float32"}
