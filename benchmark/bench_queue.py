@@ -50,6 +50,7 @@ from benchmark.queueing.machine import machine, versions
 from benchmark.queueing.report import markdown, page, table
 from benchmark.queueing.serving import BlockRun, serve
 from benchmark.queueing.summary import Summary, summarize
+from benchmark.server import reason
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -265,14 +266,6 @@ class Run:
                 fleet.drop(chosen)
         self.failed[name] = why
         return None
-
-
-def reason(error: Exception) -> str:
-    """One line of an error that may hold a server's log: the last that names an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "rror" in line or "xception" in line]
-    found = (telling or lines or [type(error).__name__])[-1]
-    return found[:300]
 
 
 def finish(

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -196,6 +196,27 @@ class Server:
         )
         return self._open(request, timeout)
 
+    def stream(
+        self, path: str, body: dict[str, Any], timeout: float = 600.0
+    ) -> Iterator[dict[str, Any]]:
+        """The pieces of a streamed answer to a JSON request, as they come; errors as in post."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                for line in response:
+                    data = line.decode().removeprefix("data: ").strip()
+                    if data and data != "[DONE]":
+                        piece = json.loads(data)
+                        if "error" in piece:
+                            raise ServerError(str(piece["error"]))
+                        yield piece
+        except urllib.error.HTTPError as error:
+            raise ServerError(f"HTTP {error.code}: {error.read().decode()}") from error
+
     def get(self, path: str, timeout: float = 60.0) -> Any:
         """The answer to a GET, decoded if it is JSON; errors as in post."""
         return self._open(urllib.request.Request(self.url + path), timeout)
@@ -220,6 +241,14 @@ def _end_with_parent() -> None:
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def reason(error: Exception) -> str:
+    """One line of an error that may hold a server's log: the last that names an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "rror" in line or "xception" in line]
+    found = (telling or lines or [type(error).__name__])[-1]
+    return found[:300]
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Three kinds of charts with matplotlib, as PNG; it is imported only where one is drawn."""
+"""Four kinds of charts with matplotlib, as PNG; it is imported only where one is drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import io
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 INSTALL = "pip install 'sglang-qspec[bench]'"
@@ -33,7 +33,7 @@ def distributions(
     The axis ends with the longest whisker (1.5 times the quartiles' distance), so that a value far
     beyond does not press the others together.
     """
-    figure, axes = _chart()
+    figure, (axes,) = _chart()
     places = range(1, len(rows) + 1)
     boxes = axes.boxplot(
         list(rows.values()),
@@ -64,7 +64,7 @@ def spread_by_number(
     points: Mapping[int, Sequence[float]], x_axis: str, y_axis: str, color: str
 ) -> bytes:
     """Means over numbers, each with a bar over its quartiles."""
-    figure, axes = _chart()
+    figure, (axes,) = _chart()
     numbers = list(points)
     means = [statistics.mean(points[number]) for number in numbers]
     quartiles = [_quartiles(points[number]) for number in numbers]
@@ -88,7 +88,7 @@ def bars_by_group(
     series: Mapping[str, Mapping[str, float]], axis: str, colors: Mapping[str, str]
 ) -> bytes:
     """Groups of bars side by side, one of each series."""
-    figure, axes = _chart()
+    figure, (axes,) = _chart()
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     width = 0.8 / len(series)
     for index, (name, values) in enumerate(series.items()):
@@ -103,6 +103,41 @@ def bars_by_group(
     return _png(figure)
 
 
+def lines_by_number(
+    panels: Mapping[str, Mapping[str, Mapping[int, float]]],
+    x_axis: str,
+    y_axis: str,
+    colors: Mapping[str, str],
+    dashed: Collection[str] = (),
+) -> bytes:
+    """Panels side by side with one scale, each of lines over numbers by their name."""
+    figure, several = _chart(len(panels))
+    numbers = sorted({n for lines in panels.values() for line in lines.values() for n in line})
+    handles: dict[str, Any] = {}
+    for axes, (title, lines) in zip(several, panels.items(), strict=True):
+        for name, points in lines.items():
+            style = {"linestyle": "--"} if name in dashed else {"marker": "o", "markersize": 4}
+            color = colors[name]
+            (line,) = axes.plot(*zip(*sorted(points.items()), strict=True), color=color, **style)
+            handles.setdefault(name, line)
+        axes.set_title(title, fontsize=9)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(numbers, [str(number) for number in numbers])
+        axes.minorticks_off()
+        axes.set_xlabel(x_axis, fontsize=9)
+    several[0].set_ylim(bottom=0)
+    several[0].set_ylabel(y_axis)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        frameon=False,
+        ncols=5,
+        fontsize=8,
+        loc="outside upper center",
+    )
+    return _png(figure)
+
+
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     if len(values) == 1:
         return values[0], values[0]
@@ -110,16 +145,17 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def _chart() -> tuple[Any, Any]:
+def _chart(panels: int = 1) -> tuple[Any, list[Any]]:
     # Not pyplot, which keeps figures and looks for a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e2e8f0")
-    axes.set_axisbelow(True)
-    return figure, axes
+    several = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+    for axes in several:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e2e8f0")
+        axes.set_axisbelow(True)
+    return figure, several
 
 
 def _reference(axes: Any, value: float | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmark import bench_queue
-from benchmark.bench_queue import Run, load_of, parse, reason
+from benchmark.bench_queue import Run, load_of, parse
 from benchmark.queueing import serving
 from benchmark.queueing.configurations import Configuration, Settings, configuration
 from benchmark.queueing.dataset import Prompt
@@ -17,7 +17,7 @@ from benchmark.queueing.fleet import Fleet
 from benchmark.queueing.journal import Entry, Journal
 from benchmark.queueing.load import Block, Load
 from benchmark.queueing.serving import BlockRun, Queue
-from benchmark.server import Server, ServerError
+from benchmark.server import Server, ServerError, reason
 from test.benchmark.runs import answer, run
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
