@@ -197,7 +197,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 def width_of(options: argparse.Namespace) -> int:
     """Of the widest pass that the server can be set to, in tokens of a request."""
-    return max(WIDTH, *(k + 1 for k in options.k))
+    widths: list[int] = [WIDTH, *(k + 1 for k in options.k)]
+    return max(widths)
 
 
 def prompts_for(

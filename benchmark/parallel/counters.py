@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PLAIN = "plain"
-"""Passes of width 1, which count under their pipeline as well."""
+from sglang_qspec.config import PIPELINES
+
+NAMES = ("queue", *PIPELINES)
+"""Of the pipelines that a pass counts under, each under one."""
 
 
 class CounterError(RuntimeError):
@@ -22,9 +24,9 @@ class Passes:
     requests: int = 0
     """Summed over the passes, as are the rows."""
     rows: int = 0
-    """Tokens verified, those that only pad included."""
+    """Tokens that the passes had, those that only pad included."""
     seconds: float = 0.0
-    """Without waits."""
+    """From the end of the pass before, without waits; a first pass after a prompt's is left out."""
     waited_seconds: float = 0.0
     """In which the target waited for drafts."""
 
@@ -62,14 +64,9 @@ class Counters:
     def total(self) -> Passes:
         """Over all pipelines."""
         total = Passes()
-        for name, passes in self.pipelines.items():
-            if name != PLAIN:
-                total = total.plus(passes)
+        for passes in self.pipelines.values():
+            total = total.plus(passes)
         return total
-
-    @property
-    def plain(self) -> Passes:
-        return self.pipelines.get(PLAIN, Passes())
 
     def since(self, before: Counters) -> Counters:
         """What was counted after `before`. Raises CounterError if less is counted now."""
@@ -94,6 +91,7 @@ def read_counters(state: Mapping[str, Any]) -> Counters:
         {
             name: Passes(**{field: counts[field] for field in fields})
             for name, counts in state["pipelines"].items()
+            if name in NAMES
         },
         state["step_seconds"],
         state["step_tokens"],

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from benchmark.parallel.counters import PLAIN
 from benchmark.parallel.journal import Entry
 from benchmark.parallel.plan import BASELINE, BASELINE_ALL_CORES, BASELINES, NAMES, running
 from benchmark.parallel.serving import CellRun, Gap
@@ -56,8 +55,6 @@ class Figures:
     """Requests in a verify pass."""
     width: float | None
     """Tokens of a request in a verify pass, its last committed one and padding included."""
-    plain_share: float | None
-    """Of the verify passes, those without a draft."""
 
 
 class Streamed(NamedTuple):
@@ -192,16 +189,16 @@ def figures(run: CellRun) -> Figures:
     latencies = [request.latency for request in run.requests]
     services = [request.service for request in run.requests]
     passes = sum(request.passes for request in run.requests)
-    verify = draft = waited = hidden = batch = width = plain = None
+    verify = draft = waited = hidden = batch = width = None
     if run.counters is not None and (total := run.counters.total).passes:
         verify = total.seconds / total.passes
-        draft = run.counters.step_seconds / total.passes
         waited = total.waited_seconds / total.passes
         batch = total.requests / total.passes
         width = total.rows / total.requests
-        plain = run.counters.plain.passes / total.passes
-        if run.counters.step_seconds > 0:
-            hidden = max(0.0, 1 - total.waited_seconds / run.counters.step_seconds)
+        # The sidecar drafted for all passes, and some of them are not counted.
+        draft = run.counters.step_seconds * batch / passes if passes else None
+        if draft:
+            hidden = max(0.0, 1 - waited / draft)
     return Figures(
         tokens_per_s=run.tokens_per_s,
         decode_tokens_per_s=run.decode_tokens_per_s,
@@ -216,7 +213,6 @@ def figures(run: CellRun) -> Figures:
         hidden_share=hidden,
         batch=batch,
         width=width,
-        plain_share=plain,
     )
 
 
@@ -245,7 +241,7 @@ def _used(runs: Iterable[CellRun]) -> dict[str, float]:
     counts: dict[str, int] = {}
     for run in runs:
         for name, passes in (run.counters.pipelines if run.counters else {}).items():
-            if name != PLAIN and passes.passes:
+            if passes.passes:
                 counts[name] = counts.get(name, 0) + passes.passes
     total = sum(counts.values())
     return {name: count / total for name, count in counts.items()}
