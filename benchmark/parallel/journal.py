@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmark import journal
-from benchmark.parallel.plan import Block
+from benchmark.parallel.plan import BASELINES, Block
 from benchmark.parallel.serving import CellRun
 
 
@@ -28,9 +28,10 @@ class Journal(journal.Journal[Entry]):
     kind = Entry
 
     def holds(self, block: Block, config: str) -> bool:
-        """Whether this configuration has served this block."""
+        """Whether this configuration has served this block; a baseline is the same for all k."""
         return any(
-            (entry.round, entry.in_flight, entry.k, entry.streamed, entry.config)
-            == (block.round, block.in_flight, block.k, block.streamed, config)
+            (entry.round, entry.in_flight, entry.streamed, entry.config)
+            == (block.round, block.in_flight, block.streamed, config)
+            and (entry.k == block.k or config in BASELINES)
             for entry in self.entries
         )

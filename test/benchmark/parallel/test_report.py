@@ -1,0 +1,146 @@
+"""The report: complete, one file, and its figures show what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.bench_batch_parallel import finish, record_of
+from benchmark.parallel.comparisons import compare
+from benchmark.parallel.figures import COLORS, figures
+from benchmark.parallel.measures import Results
+from benchmark.parallel.plan import NAMES
+from benchmark.parallel.report import Report, markdown, page, table
+from benchmark.parallel.targets import targets
+from benchmark.queueing import charts
+from test.benchmark.parallel.cells import block_entries, entry_of, streamed_entry
+
+
+@pytest.fixture
+def results() -> Results:
+    entries = [e for k in (1, 4) for e in block_entries(k=k, in_flight=2)]
+    entries += [e for k in (1, 4) for e in block_entries(k=k, in_flight=4)]
+    return Results([*entries, streamed_entry("halves"), streamed_entry("none")])
+
+
+def report_of(results: Results, failed: dict[str, str] | None = None) -> Report:
+    comparisons = compare(results)
+    return Report(results.rows(), comparisons, targets(results, comparisons), failed or {})
+
+
+def record(results: Results) -> dict[str, Any]:
+    return record_of(results, report_of(results))
+
+
+class Tags(HTMLParser):
+    """Whether the tags of a page are closed, and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_has_all_figures_and_needs_nothing_else(results: Results) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = figures(results, compare(results))
+    text = page(report_of(results, {"queue": "no <memory>"}), drawn, {"machine": "a <big> one"})
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+    assert len(tags.references) == len(drawn) == 6
+    assert all(figure.png and figure.png.startswith(b"\x89PNG") for figure in drawn)
+    assert not re.search(r"https?:|url\(|@import|<script|<link", text)
+    for expected in ("a &lt;big&gt; one", "no &lt;memory&gt;", "94% of 2.00", "not met"):
+        assert expected in text
+
+
+def test_figures_show_the_cells_they_are_about(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[str, Any]] = []
+
+    def draw(panels: dict[str, Any], *_: object, **__: object) -> bytes:
+        shown.append(panels)
+        return b""
+
+    monkeypatch.setattr(charts, "available", lambda: True)
+    monkeypatch.setattr(charts, "lines_by_number", draw)
+    figures(results, compare(results))
+    throughput, hidden, paper, same, times, inter_token = shown
+    for panels in (throughput, hidden, paper, same, times):
+        assert list(panels) == ["k = 1", "k = 4"]
+    assert throughput["k = 1"].keys() == set(NAMES) - {"sequential-half"}
+    assert throughput["k = 1"]["none"].keys() == {2, 4}
+    assert paper["k = 4"]["halves"] == {2: pytest.approx(30 / 16), 4: pytest.approx(30 / 16)}
+    assert same["k = 4"].keys() == {"halves", "ahead", "(V + D) / max(V, D)"}
+    assert [points[4] for points in times["k = 4"].values()] == pytest.approx([30, 30])
+    assert inter_token["mean"] == {"none": {4: pytest.approx(20)}, "halves": {4: pytest.approx(20)}}
+    names = {name for panels in shown for lines in panels.values() for name in lines}
+    assert names <= COLORS.keys()
+
+
+def test_without_data_there_is_a_report_that_says_so() -> None:
+    pytest.importorskip("matplotlib")
+    results = Results([])
+    drawn = figures(results, compare(results))
+    assert {figure.png for figure in drawn} == {None}
+    assert "not measured" in page(report_of(results), drawn, {})
+    assert "halves: failed: no memory" in table(report_of(results, {"halves": "no memory"}))
+
+
+def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(results: Results) -> None:
+    tables = markdown(report_of(results)).strip().split("\n\n")
+    assert len(tables) == 5
+    for text in tables:
+        assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_the_record_has_what_is_compared(results: Results) -> None:
+    found = record(results)
+    assert found["paper_ratio"] == pytest.approx(30 / 16)
+    assert (found["paper_bound"], found["same_in_flight_bound"]) == (2.0, 2.0)
+    assert found["same_in_flight_ratio"] == pytest.approx(1.5)
+    assert found["paper_at"] == {"k": 1, "in_flight": 2}
+    assert found["auto_over_best_min"] == pytest.approx(0.98)
+    assert found["auto_step_over_best_min"] == pytest.approx(1.0)
+    assert found["auto_speedup_2"] == found["auto_speedup_4"] > 2
+    assert found["auto_speedup_8"] is None
+    keys = {"pipeline", "k", "in_flight", "tokens_per_s", "hidden_share", "accept_len"}
+    assert all(keys <= row.keys() for row in found["rows"])
+    halves = {
+        (row["k"], row["in_flight"])
+        for row in found["rows"]
+        if row["pipeline"] in ("halves", "sequential-half")
+    }
+    assert halves == {(k, n) for k in (1, 4) for n in (1, 2, 4)}
+
+
+def test_a_run_that_measured_little_has_a_record_all_the_same() -> None:
+    found = record(Results([entry_of("none")]))
+    assert found["paper_ratio"] is found["auto_over_best_min"] is found["auto_speedup_2"] is None
+    assert len(found["rows"]) == 1
+
+
+def test_the_last_line_is_json_and_everything_is_written(
+    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(results, {"queue": "no memory"}, {"command": "bench"}, tmp_path)
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == json.loads((tmp_path / "results.json").read_text())
+    assert (last["command"], last["failed"]) == ("bench", {"queue": "no memory"})
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "tables.md", "results.json"} <= written

@@ -1,0 +1,180 @@
+"""Serving a cell: what is asked of the server, and what is read of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmark.parallel import serving
+from benchmark.parallel.counters import CounterError, read_counters
+from benchmark.parallel.serving import Gap, Task, prefill_seconds, read_answer, serve
+from benchmark.server import ServerError
+
+TASK = Task("halves", 4, 2, ("Who?", "Where?", "When?"), 8)
+
+
+def answer(ids: list[int], *, start: float = 0.0, end: float = 0.25, **meta: Any) -> dict[str, Any]:
+    known = {
+        "completion_tokens": len(ids),
+        "e2e_latency": 2.0,
+        "queue_time": 0.5,
+        "forward_entry_time": start,
+        "prefill_finished_time": end,
+        "finish_reason": {"type": "length"},
+        "qspec": {"passes": 3},
+    }
+    return {"output_ids": ids, "meta_info": {**known, **meta}}
+
+
+def counts(passes: int) -> dict[str, Any]:
+    fields = {"requests": 2, "rows": 10, "seconds": 0.03, "waited_seconds": 0.001}
+    return {"passes": passes, **{name: passes * value for name, value in fields.items()}}
+
+
+class FakeServer:
+    """Answers with eight tokens; every batch of prompts takes three passes and some drafting."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.passes = 0
+        self.silent = 0
+        """Batches for which the sidecar drafts nothing."""
+        self.updated = True
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> Any:
+        self.asked.append((path, body))
+        if path == "/set_internal_state":
+            return [self.updated]
+        if path != "/generate":
+            return "Cache flushed."
+        self.silent -= 1
+        if self.silent < 0:
+            self.passes += 3
+        tokens = body["sampling_params"]["max_new_tokens"]
+        return [answer(list(range(tokens))) for _ in body["text"]]
+
+    def stream(self, path: str, body: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
+        self.asked.append((path, body))
+        ids = list(range(8))
+        yield {"index": 1, **answer(ids[:2])}
+        yield {"index": 0, **answer(ids[:1])}
+        yield {"index": 1, **answer(ids)}
+        yield {"index": 0, **answer(ids)}
+        yield {"index": 0, **answer(ids)}
+
+    def get(self, path: str) -> Any:
+        state = {
+            "drafted_tokens": 10 * self.passes,
+            "pipelines": {"halves": counts(self.passes), "queue": counts(0), "plain": counts(9)},
+            "step_seconds": 0.02 * self.passes,
+            "step_tokens": 4 * self.passes,
+            "step_passes": self.passes,
+        }
+        return {"internal_states": [{"qspec": state}]}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "DRAFTING_SECONDS", 0.05)
+
+
+def run(server: Any, task: Task = TASK) -> serving.CellRun:
+    return serve(server, task)
+
+
+def test_a_pipeline_is_set_warmed_up_and_served_with_an_empty_cache() -> None:
+    server = FakeServer()
+    run(server)
+    (_, slots), (_, knobs), (warm_up, first), (flush, _), (path, last) = server.asked
+    assert slots == {"server_args": {"pp_max_micro_batch_size": 2}}
+    assert knobs["server_args"]["qspec_mode"] == 2
+    assert knobs["server_args"]["qspec_draft_token_num"] == 5
+    assert (warm_up, flush[:12], path) == ("/generate", "/flush_cache", "/generate")
+    assert len(first["text"]) > 2
+    assert last["text"] == ["Who?", "Where?", "When?"]
+    sampling = last["sampling_params"]
+    assert sampling["custom_params"] == {"qspec_sources": ["step"]}
+    assert (sampling["max_new_tokens"], sampling["ignore_eos"]) == (8, True)
+
+
+def test_no_speculation_is_asked_for_nothing_that_only_pipelines_have() -> None:
+    server = FakeServer()
+    assert run(server, replace(TASK, config="none")).counters is None
+    asked = [body for path, body in server.asked if path == "/set_internal_state"]
+    assert asked == [{"server_args": {"pp_max_micro_batch_size": 2}}]
+    assert "custom_params" not in server.asked[-1][1]["sampling_params"]
+
+
+def test_auto_may_use_all_sources() -> None:
+    server = FakeServer()
+    run(server, replace(TASK, config="auto"))
+    assert "custom_params" not in server.asked[-1][1]["sampling_params"]
+
+
+def test_only_what_the_cell_itself_cost_is_counted() -> None:
+    measured = run(FakeServer())
+    assert measured.counters is not None
+    total = measured.counters.total
+    assert (total.passes, total.requests, total.rows) == (3, 6, 30)
+    assert measured.counters.step_seconds == pytest.approx(0.06)
+    assert measured.tokens == 24
+
+
+def test_a_cell_is_served_once_the_sidecar_drafts() -> None:
+    server = FakeServer()
+    server.silent = 2
+    run(server)
+    assert [path for path, _ in server.asked].count("/generate") == 4
+
+
+def test_a_setting_that_the_server_does_not_take_is_an_error() -> None:
+    server = FakeServer()
+    server.updated = False
+    with pytest.raises(ServerError, match="pp_max_micro_batch_size"):
+        run(server)
+
+
+def test_streamed_pieces_are_put_together_and_their_gaps_kept_with_their_tokens() -> None:
+    measured = run(FakeServer(), replace(TASK, streamed=True, prompts=("a", "b")))
+    assert [request.tokens for request in measured.requests] == [8, 8]
+    assert [gap.tokens for gap in measured.gaps] == [6, 7]
+    assert all(isinstance(gap, Gap) and gap.seconds >= 0 for gap in measured.gaps)
+
+
+def test_prompts_that_are_read_together_count_once() -> None:
+    spans = [(1.0, 2.0), (1.0, 2.0), (1.5, 2.5), (4.0, 4.5)]
+    answers = [answer([1], start=start, end=end) for start, end in spans]
+    assert prefill_seconds(answers) == pytest.approx(2.0)
+
+
+def test_decoding_leaves_out_the_prompts_and_the_tokens_that_their_passes_give() -> None:
+    measured = replace(run(FakeServer()), seconds=3.25, prefill_seconds=0.25)
+    assert measured.tokens_per_s == pytest.approx(24 / 3.25)
+    assert measured.decode_tokens_per_s == pytest.approx(21 / 3)
+
+
+def test_an_answer_tells_its_times_and_passes_and_equal_outputs_are_recognized() -> None:
+    one, same, other = (read_answer(answer(ids)) for ids in ([1, 23], [1, 23], [12, 3]))
+    assert (one.latency, one.service, one.passes, one.tokens) == (2.0, 1.5, 3, 2)
+    assert one.output == same.output != other.output
+    plain = answer([1, 2, 3])
+    del plain["meta_info"]["qspec"]
+    assert read_answer(plain).passes == 2
+
+
+def test_an_aborted_request_is_an_error() -> None:
+    with pytest.raises(ServerError, match="out of memory"):
+        read_answer(answer([], finish_reason={"type": "abort", "message": "out of memory"}))
+
+
+def test_counters_that_fell_are_an_error() -> None:
+    server = FakeServer()
+    server.passes = 5
+    before = read_counters(server.get("")["internal_states"][0]["qspec"])
+    server.passes = 2
+    with pytest.raises(CounterError):
+        read_counters(server.get("")["internal_states"][0]["qspec"]).since(before)
