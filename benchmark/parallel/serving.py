@@ -127,7 +127,10 @@ def serve(server: Server, task: Task) -> CellRun:
 def read_stream(
     server: Server, body: Mapping[str, Any], timeout: float
 ) -> tuple[list[dict[str, Any]], tuple[Gap, ...]]:
-    """The last piece of each answer, in the order of the prompts, and the gaps between pieces."""
+    """The last piece of each answer, in the order of the prompts, and the gaps between pieces.
+
+    Each piece holds all tokens of its answer so far.
+    """
     last: dict[int, dict[str, Any]] = {}
     came: dict[int, float] = {}
     gaps = []
@@ -141,11 +144,7 @@ def read_stream(
             if fresh:
                 gaps.append(Gap(now - came[index], fresh))
         came[index] = now
-        # A piece may hold the new tokens alone, or all so far.
-        ids = piece["output_ids"]
-        if index in last and len(ids) < tokens:
-            ids = [*last[index]["output_ids"], *ids]
-        last[index] = dict(piece, output_ids=ids)
+        last[index] = piece
     return [last[index] for index in sorted(last)], tuple(gaps)
 
 
