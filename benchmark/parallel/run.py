@@ -15,7 +15,7 @@ from benchmark.queueing.configurations import Settings
 from benchmark.queueing.fleet import Fleet
 from benchmark.server import reason
 
-TYPICAL_TOKENS_PER_S = 50.0
+TYPICAL_TOKENS_PER_S = 80.0
 """For the time that a run may take, until it has measured that."""
 
 
