@@ -25,6 +25,8 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
+CRASH_SECONDS = 5.0
+"""That a server takes to end once it has failed a request for good."""
 
 
 class ServerError(RuntimeError):
@@ -168,6 +170,12 @@ class Server:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+
+    def explain(self, error: Exception) -> Exception:
+        """The error, or one with the end of the log if the server has ended meanwhile."""
+        if self.exit_code(CRASH_SECONDS) is None:
+            return error
+        return ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
 
     def stop(self) -> None:
         """End every process that this server started, those first that it knows best how to end."""

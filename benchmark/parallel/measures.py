@@ -55,6 +55,8 @@ class Figures:
     """Requests in a verify pass."""
     width: float | None
     """Tokens of a request in a verify pass, its last committed one and padding included."""
+    others_share: float
+    """Of all processors, what went to anything but the server, its sidecar and the client."""
 
 
 class Streamed(NamedTuple):
@@ -213,6 +215,7 @@ def figures(run: CellRun) -> Figures:
         hidden_share=hidden,
         batch=batch,
         width=width,
+        others_share=run.others_share,
     )
 
 

@@ -103,7 +103,8 @@ def blocks_of(
     """All blocks, each round in the order opposite to the one before.
 
     The baselines do not depend on k, so they are served with the largest alone, and what needs two
-    halves is not served with one request in flight. Streaming is with k = 4, or the nearest.
+    halves is not served with one request in flight. Streaming is with k = 4, or the nearest, and
+    without `none-equal`, whose target leaves the client no core.
     """
     chosen = [name for name in NAMES if name in set(configs)]
     streamed_k = min(ks, key=lambda k: (abs(k - 4), k))
@@ -116,7 +117,7 @@ def blocks_of(
                 in_flight,
                 k,
                 streamed,
-                _served(chosen, in_flight, streamed or k == max(ks), number % 2 == 0),
+                _turned(_served(chosen, in_flight, k == max(ks), streamed), number),
             )
             for in_flight in levels
             for k in ([streamed_k] if streamed else ks)
@@ -126,15 +127,22 @@ def blocks_of(
 
 
 def _served(
-    configs: Sequence[str], in_flight: int, with_baselines: bool, turned: bool
+    configs: Iterable[str], in_flight: int, widest: bool, streamed: bool
 ) -> tuple[str, ...]:
-    found = [
-        name
-        for name in configs
-        if (with_baselines or name not in BASELINES)
-        and (in_flight > 1 or name not in (HALVES, SEQUENTIAL_HALF))
-    ]
-    return tuple(found[::-1] if turned else found)
+    """Those that can be, and have to be. A client that reads tokens as they come needs a core."""
+    left_out = set()
+    if in_flight == 1:
+        left_out |= {HALVES, SEQUENTIAL_HALF}
+    if streamed:
+        left_out |= {BASELINE_ALL_CORES, SEQUENTIAL_HALF}
+    elif not widest:
+        left_out |= set(BASELINES)
+    return tuple(name for name in configs if name not in left_out)
+
+
+def _turned(configs: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """In the order of the round."""
+    return configs if number % 2 else configs[::-1]
 
 
 def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:

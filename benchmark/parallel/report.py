@@ -39,6 +39,7 @@ COLUMNS = (
     "D (ms)",
     "waited (ms)",
     "identical",
+    "others",
     "passes by",
 )
 COMPARED = ("k", "in flight", "ratio", "with prompts", "bound", "of bound", "V (ms)", "D (ms)")
@@ -50,13 +51,15 @@ pipeline between cells; servers that do not serve are stopped. A cell's prompts 
 to a server with an empty cache, so that what is not in flight waits in its queue, and answers have
 one length. Tokens/s are all tokens over all the time, and decoding leaves out the time in which
 prompts are read and the token that each of these passes gives. Latencies count from a request's
-arrival. Inter-token latencies (ITL) are of rounds of their own, in which answers are streamed. V is
-a verify pass without waits, D the sidecar's drafting for it, and hidden the share of D that the
-target did not wait for. sequential, sequential-half, halves and ahead verify k draft tokens of each
-request in every pass, from steps alone; auto and queue as many as should pay. Identical is the
-share of requests whose greedy output is that of no speculation; in bfloat16 kernels of different
-shapes may break ties differently. Figures are medians over rounds, and ratios medians of the
-ratios of each round."""
+arrival. Inter-token latencies (ITL) are of rounds of their own, in which answers are streamed,
+without none-equal, whose target leaves the client no core. V is a verify pass without waits, D the
+sidecar's drafting for it, and hidden the share of D that the target did not wait for. sequential,
+sequential-half, halves and ahead verify k draft tokens of each request in every pass, from steps
+alone; auto and queue as many as should pay. Identical is the share of requests whose greedy output
+is that of no speculation; in bfloat16 kernels of different shapes may break ties differently.
+Others is the share of all processors that went to anything but the server, its sidecar and the
+client: where it is not near 0 something else disturbed the cell. Figures are medians over rounds,
+and ratios medians of the ratios of each round."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ def _cells(row: Row) -> list[str]:
         _milliseconds(figures.draft_s),
         _milliseconds(figures.waited_s),
         _share(row.identical),
+        _share(figures.others_share),
         ", ".join(f"{name} {share:.0%}" for name, share in row.used.items()) or "–",
     ]
 

@@ -100,12 +100,15 @@ class Run:
         chosen = server_for(step.task.config, self._settings, self._width)
         why = ""
         for _ in range(2):
+            server = None
             try:
-                return serve(fleet.run(chosen), step.task)
+                server = fleet.run(chosen)
+                return serve(server, step.task)
             # ServerError is one; so is a sidecar that is not ready in time.
             except (RuntimeError, OSError) as error:
-                why = reason(error)
-                say(f"{step}: failed: {error}")
+                failure = error if server is None else server.explain(error)
+                why = reason(failure)
+                say(f"{step}: failed: {failure}")
                 fleet.drop(chosen)
         self.failed[step.task.config] = why
         return None

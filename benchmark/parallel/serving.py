@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.parallel.counters import Counters, read_counters
+from benchmark.parallel.others import Others
 from benchmark.parallel.plan import PIPELINES
 from benchmark.server import Server, ServerError
 
@@ -78,6 +79,8 @@ class CellRun:
     """In the order of the prompts."""
     counters: Counters | None
     """Of the cell alone; None without a sidecar."""
+    others_share: float = 0.0
+    """Of all processors, what went to anything but the server, its sidecar and the client."""
     gaps: tuple[Gap, ...] = ()
     """If it was streamed."""
 
@@ -109,7 +112,7 @@ def serve(server: Server, task: Task) -> CellRun:
         _warm_up(server, task)
     server.post("/flush_cache?timeout=10", {})
     before = _counters(server) if speculating else None
-    began = time.monotonic()
+    began, others = time.monotonic(), Others(server)
     body = task.body(task.prompts, task.max_new_tokens)
     timeout = 120.0 + len(task.prompts) * task.max_new_tokens / SLOWEST_TOKENS_PER_S
     gaps: tuple[Gap, ...] = ()
@@ -117,11 +120,10 @@ def serve(server: Server, task: Task) -> CellRun:
         answers, gaps = read_stream(server, body, timeout)
     else:
         answers = server.post("/generate", body, timeout)
-    seconds = time.monotonic() - began
+    seconds, share = time.monotonic() - began, others.share()
     counters = None if before is None else _counters(server).since(before)
-    return CellRun(
-        seconds, prefill_seconds(answers), tuple(map(read_answer, answers)), counters, gaps
-    )
+    requests = tuple(map(read_answer, answers))
+    return CellRun(seconds, prefill_seconds(answers), requests, counters, share, gaps)
 
 
 def read_stream(

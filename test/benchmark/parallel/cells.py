@@ -60,7 +60,7 @@ def run_of(
     decoded = REQUESTS * (TOKENS - 1)
     one = Served(output, TOKENS, latency=2.0, service=1.0, passes=passes)
     return CellRun(
-        decoded / decoded_per_s + prefill_s, prefill_s, (one,) * REQUESTS, counters, gaps
+        decoded / decoded_per_s + prefill_s, prefill_s, (one,) * REQUESTS, counters, gaps=gaps
     )
 
 

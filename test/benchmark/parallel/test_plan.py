@@ -43,14 +43,15 @@ def test_half_of_the_requests_run_for_the_papers_comparison() -> None:
     assert [running(name, 8) for name in ("halves", "sequential-half")] == [8, 4]
 
 
-def test_streaming_has_rounds_of_its_own_at_one_k_with_all_configurations() -> None:
+def test_streaming_has_rounds_of_its_own_at_one_k_without_those_that_starve_the_client() -> None:
     blocks = blocks_of(NAMES, [1, 3, 8], [2, 4], 1, 2)
     streamed = [block for block in blocks if block.streamed]
     assert [(b.round, b.in_flight, b.k) for b in streamed] == [
         *((1, 4, 3), (1, 2, 3)),
         *((2, 2, 3), (2, 4, 3)),
     ]
-    assert all(set(block.configs) == set(NAMES) for block in streamed)
+    served = set(NAMES) - {"none-equal", "sequential-half"}
+    assert all(set(block.configs) == served for block in streamed)
 
 
 def test_prompts_are_of_all_groups_in_turn_the_same_for_all_k_and_others_in_each_round() -> None:

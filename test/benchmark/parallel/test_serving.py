@@ -43,6 +43,7 @@ class FakeServer:
         self.silent = 0
         """Batches for which the sidecar drafts nothing."""
         self.updated = True
+        self.processes: list[Any] = []
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> Any:
         self.asked.append((path, body))
