@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmark.server import Server
+from benchmark import server as server_module
+from benchmark.server import Server, ServerError, reason
 
 PROGRAM = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
@@ -74,3 +75,50 @@ def test_a_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_server_that_ended_explains_a_lost_connection_and_one_that_runs_does_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = ConnectionResetError("no response")
+    ended = Server("model", launcher=("-c", "raise ValueError('no such kernel')"))
+    ended.launch()
+    wait_for(lambda: ended.exit_code() is not None)
+    assert reason(ended.explain(lost)) == "ValueError: no such kernel"
+    monkeypatch.setattr(server_module, "CRASH_SECONDS", 0.0)
+    assert server.explain(lost) is lost
+
+
+STREAMING = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(404 if self.path == "/absent" else 200)
+        self.end_headers()
+        for piece in ('{"n": 1}', '{"n": 2}', '[DONE]' if self.path == "/good" else '{"error": 3}'):
+            self.wfile.write(f"data: {piece}\\n\\n".encode())
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_the_pieces_of_a_streamed_answer_come_as_they_are_and_errors_are_raised() -> None:
+    streaming = Server("model", launcher=("-c", STREAMING))
+    streaming.launch()
+    try:
+        wait_for(lambda: answers(streaming))
+        assert list(streaming.stream("/good", {})) == [{"n": 1}, {"n": 2}]
+        with pytest.raises(ServerError, match="^3$"):
+            list(streaming.stream("/bad", {}))
+        with pytest.raises(ServerError, match="HTTP 404"):
+            list(streaming.stream("/absent", {}))
+    finally:
+        streaming.stop()
+
+
+def answers(server: Server) -> bool:
+    try:
+        return bool(list(server.stream("/good", {})))
+    except OSError:
+        return False
