@@ -116,9 +116,9 @@ def lines_by_number(
     handles: dict[str, Any] = {}
     for axes, (title, lines) in zip(several, panels.items(), strict=True):
         for name, points in lines.items():
-            style = {"linestyle": "--"} if name in dashed else {"marker": "o", "markersize": 4}
-            color = colors[name]
-            (line,) = axes.plot(*zip(*sorted(points.items()), strict=True), color=color, **style)
+            places, values = zip(*sorted(points.items()), strict=True)
+            style = "--" if name in dashed else "-"
+            (line,) = axes.plot(places, values, style, color=colors[name], marker=".")
             handles.setdefault(name, line)
         axes.set_title(title, fontsize=9)
         axes.set_xscale("log", base=2)
