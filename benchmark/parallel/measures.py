@@ -8,7 +8,14 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from benchmark.parallel.journal import Entry
-from benchmark.parallel.plan import BASELINE, BASELINE_ALL_CORES, BASELINES, NAMES, running
+from benchmark.parallel.plan import (
+    BASELINE,
+    BASELINE_ALL_CORES,
+    BASELINES,
+    NAMES,
+    PIPELINES,
+    running,
+)
 from benchmark.parallel.serving import CellRun, Gap
 from benchmark.queueing.measures import percentile
 
@@ -91,6 +98,14 @@ class Row:
         """Requests at once."""
         return running(self.cell.config, self.cell.in_flight)
 
+    @property
+    def step_tokens(self) -> int | None:
+        """How far drafts were let run ahead of what was committed."""
+        pipeline = PIPELINES.get(self.cell.config)
+        if pipeline is None or self.cell.k is None:
+            return None
+        return pipeline.knobs(self.cell.k)["qspec_step_tokens"]
+
     def record(self) -> dict[str, Any]:
         """For JSON."""
         streamed = self.streamed._asdict() if self.streamed else dict.fromkeys(Streamed._fields)
@@ -98,6 +113,7 @@ class Row:
             "pipeline": self.cell.config,
             "k": self.cell.k,
             "in_flight": self.running,
+            "step_tokens": self.step_tokens,
             **{f.name: rounded(getattr(self.figures, f.name)) for f in fields(self.figures)},
             **{name: rounded(value) for name, value in streamed.items()},
             "speedup": rounded(self.speedup),

@@ -53,7 +53,7 @@ def _row(row: object, where: str) -> Row:
         raise TheoryError(f"pipeline in {where} is {pipeline!r}, but must be a name")
     return Row(
         pipeline=pipeline,
-        k=0 if pipeline in PLAIN else _whole(row, "k", where),
+        k=0 if pipeline in PLAIN or _drafts_nothing(row) else _whole(row, "k", where),
         in_flight=_whole(row, "in_flight", where),
         tokens_per_s=_positive(row, "tokens_per_s", where),
         accept_len=_optional(row, "accept_len", where),
@@ -61,6 +61,11 @@ def _row(row: object, where: str) -> Row:
         draft_s=_optional(row, "draft_s", where),
         step_tokens=_whole(row, "step_tokens", where) if row.get("step_tokens") else None,
     )
+
+
+def _drafts_nothing(row: Mapping[str, object]) -> bool:
+    """Whether it says so: its k is null, as that of no speculation on more processors."""
+    return "k" in row and row["k"] is None
 
 
 def _whole(row: Mapping[str, object], key: str, where: str) -> int:

@@ -18,6 +18,8 @@ from benchmark.parallel.plan import NAMES
 from benchmark.parallel.report import Report, markdown, page, table
 from benchmark.parallel.targets import targets
 from benchmark.queueing import charts
+from sglang_qspec.theory import compare as compare_with_theory
+from sglang_qspec.theory import fit, read_rows
 from test.benchmark.parallel.cells import block_entries, entry_of, streamed_entry
 
 
@@ -127,6 +129,15 @@ def test_the_record_has_what_is_compared(results: Results) -> None:
         if row["pipeline"] in ("halves", "sequential-half")
     }
     assert halves == {(k, n) for k in (1, 4) for n in (1, 2, 4)}
+
+
+def test_the_theory_can_be_compared_with_the_results(results: Results, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(record(results)))
+    rows = read_rows(path)
+    assert {row.pipeline for row in rows} == set(NAMES)
+    assert {row.step_tokens for row in rows if row.pipeline == "ahead"} == {3, 9}
+    assert compare_with_theory(fit(rows), rows)
 
 
 def test_a_run_that_measured_little_has_a_record_all_the_same() -> None:
