@@ -1,0 +1,135 @@
+"""A sidecar that is slow and lies: a real process at the real wire, with no model behind it.
+
+    python -m test.engine.lying_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT SEED
+
+It takes the handshake and heartbeats seriously, so that its server goes on to believe it, and
+answers every Submit and Commits with drafts that are random, stale, ahead, too long, with gaps, out
+of the vocabulary, under foreign names, late, or no messages at all. On SIGTERM it ends.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.link import LinkServer, Peer
+from sglang_qspec.link.frame import encode
+from sglang_qspec.messages import PROTOCOL, Commit, Commits, Drafted, Heartbeat, Submit, Welcome
+from test.link.raw import GARBAGE, OVERSIZED
+
+LONGEST_DELAY_S = 0.4
+OVERSIZED_AFTER = 60
+"""Messages after which a frame comes that breaks the connection, once."""
+
+
+class Liar:
+    """Makes up drafts for what it is asked; remembers requests to mistake them for each other."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._names: list[tuple[str, int]] = [("nobody", 0)]
+        self._steps = 0
+
+    def submit(self, message: Submit) -> Iterator[bytes]:
+        self._names = [*self._names[-20:], (message.rid, message.serial)]
+        yield from self._lies(message.rid, message.serial, message.base_len, message.completions)
+
+    def commit(self, message: Commit) -> Iterator[bytes]:
+        base_len = message.base_len + len(message.token_ids)
+        yield from self._lies(message.rid, message.serial, base_len, 0)
+        yield self._step(message.rid, message.serial, base_len)
+        if self._rng.random() < 0.02:
+            # Nothing new, over and over.
+            yield from 300 * [
+                encode(Drafted(message.rid, message.serial, MAX_COMPLETIONS, 0, 0, []))
+            ]
+
+    def _step(self, rid: str, serial: int, base_len: int) -> bytes:
+        """What the protocol allows, and is hardly ever right."""
+        self._steps += 1
+        draft = Drafted(rid, serial, MAX_COMPLETIONS + self._steps, base_len, 0, self._tokens(12))
+        return encode(draft)
+
+    def _lies(self, rid: str, serial: int, base_len: int, completions: int) -> Iterator[bytes]:
+        rng = self._rng
+        other_rid, other_serial = rng.choice(self._names)
+        tokens = self._tokens(8)
+        lies = [
+            Drafted(rid, serial, rng.randrange(8), base_len, 0, tokens, True),
+            Drafted(rid, serial, rng.randrange(8), base_len // 2, 0, tokens),
+            Drafted(rid, serial, rng.randrange(8), base_len + 7, 0, tokens),
+            Drafted(rid, serial, rng.randrange(8), base_len, 5, tokens),
+            Drafted(rid, serial, rng.randrange(8), base_len, 0, []),
+            Drafted(rid, serial, MAX_COMPLETIONS, base_len, 0, tokens * 4000),
+            Drafted(rid, serial, completions + 1, base_len, 0, tokens),
+            Drafted(rid, serial, (1 << 31) - 1, base_len, 0, tokens),
+            Drafted(rid, serial, -1, base_len, 0, tokens),
+            Drafted(rid, serial, 0, -base_len - 1, 0, tokens),
+            Drafted(rid, serial, 0, base_len, 0, [*tokens, self._vocab_size]),
+            Drafted(rid, serial, 0, base_len, 0, [*tokens, -1]),
+            Drafted(other_rid, serial, 0, base_len, 0, tokens),
+            Drafted(rid, other_serial, 0, base_len, 0, tokens),
+            Drafted(rid, serial + 1, 0, base_len, 0, tokens),
+        ]
+        frames = [encode(lie) for lie in rng.sample(lies, 4)]
+        yield from (*frames, frames[0], rng.choice(GARBAGE), frames[1][:-2])
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(range(self._vocab_size), k=count)
+
+
+def serve(server: LinkServer, liar: Liar, rng: random.Random, stopping: threading.Event) -> None:
+    under_way: list[tuple[float, Peer, bytes]] = []
+    answered = 0
+    while not stopping.is_set():
+        for peer, message in server.receive(5):
+            frames: list[bytes] = []
+            if isinstance(message, Submit):
+                frames = list(liar.submit(message))
+            elif isinstance(message, Commits):
+                frames = [frame for commit in message.requests for frame in liar.commit(commit)]
+            delay = rng.choice([0.0, 0.0, rng.uniform(0.0, LONGEST_DELAY_S)])
+            under_way += [(time.monotonic() + delay, peer, frame) for frame in frames]
+            answered += 1
+            if answered == OVERSIZED_AFTER:
+                under_way.append((time.monotonic(), peer, OVERSIZED))
+        rng.shuffle(under_way)
+        for item in list(under_way):
+            due, peer, frame = item
+            if due <= time.monotonic():
+                under_way.remove(item)
+                _send(server, peer, frame)
+
+
+def _send(server: LinkServer, peer: Peer, frame: bytes) -> None:
+    """Any bytes as they are; a server that has gone is no matter."""
+    if frame is OVERSIZED and peer in server.peers:  # nothing honest would let it pass
+        server._router.send_multipart([peer.routing_id, frame])
+    else:
+        server.send(peer, msgspec.Raw(frame))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    endpoint, vocab_size, fingerprint, seed = sys.argv[1:]
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    welcome = Welcome(PROTOCOL, "liar", int(vocab_size), context_len=1 << 20)
+    # Its steps take eleven days.
+    heartbeat = Heartbeat(7, 7, 7, 7, step_times=[(1.0, 1e6)])
+    server = LinkServer(endpoint, welcome, fingerprint, lambda: heartbeat)
+    try:
+        serve(server, Liar(int(vocab_size), int(seed)), random.Random(seed), stopping)
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

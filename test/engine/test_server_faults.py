@@ -1,0 +1,245 @@
+"""Real processes that fail under load: sidecars killed, stopped, replaced, and one that lies.
+
+One server, float32, greedy. Its sidecars are the test's own, at one endpoint, so that it can do to
+them what it likes; that a server starts its own anew is tested in `test_server`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server
+from sglang_qspec.config import MODES
+from sglang_qspec.link import PrivateEndpoint, fingerprint
+from sglang_qspec.models import DemoModels
+
+pytestmark = pytest.mark.server
+
+ROOT = Path(__file__).parents[2]
+SLOTS = 4
+MAX_NEW_TOKENS = 24
+GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+PLAINLY = {**GREEDY, "custom_params": {"qspec_enabled": False}}
+
+
+class Sidecars:
+    """Starts sidecars at one endpoint, one at a time."""
+
+    def __init__(self, models: DemoModels, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._models = models
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """One that drafts."""
+        self._start(
+            "sglang_qspec",
+            "sidecar",
+            "--model-path",
+            str(self._models.draft),
+            "--endpoint",
+            self.endpoint,
+            "--cores",
+            str(cores(1)[0]),
+            "--device",
+            "cpu",
+        )
+
+    def start_lying(self, seed: int) -> None:
+        from transformers import AutoTokenizer
+
+        digest = fingerprint(AutoTokenizer.from_pretrained(self._models.target).get_vocab())
+        self._start("test.engine.lying_sidecar", self.endpoint, "49152", digest, str(seed))
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        assert self._process.poll() is None, "the sidecar ended by itself"
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self, module: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL
+        )
+
+
+def cores(index: int) -> tuple[int, ...]:
+    """One processor for the target, another for the sidecar, where there are two."""
+    available = sorted(os.sched_getaffinity(0))
+    return (available[index % len(available)],)
+
+
+@pytest.fixture(scope="module")
+def sidecars(models: DemoModels) -> Iterator[Sidecars]:
+    with PrivateEndpoint() as private:
+        sidecars = Sidecars(models, private.address)
+        sidecars.start()
+        try:
+            yield sidecars
+        finally:
+            sidecars.close()
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels, sidecars: Sidecars) -> Iterator[Server]:
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
+        *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
+        *("--speculative-algorithm", "QSPEC", "--speculative-qspec-endpoint", sidecars.endpoint),
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prompts(models: DemoModels) -> list[str]:
+    return render(models.target, PROMPTS[:8])
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server, prompts: list[str]) -> list[list[int]]:
+    """What plain decoding gives, all prompts at once."""
+    answers = server.post("/generate", {"text": prompts, "sampling_params": PLAINLY})
+    assert not any("qspec" in answer["meta_info"] for answer in answers)
+    return [answer["output_ids"] for answer in answers]
+
+
+def state(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
+    return found
+
+
+def until(condition: Any, seconds: float = 120.0) -> None:
+    """Wait for a condition; the time is only a bound for a broken build."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.05)
+
+
+def from_sidecar(server: Server) -> int:
+    """Tokens of the output so far that a sidecar drafted."""
+    accepted = state(server)["accepted_tokens"]
+    return int(accepted["queue"] + accepted["step"])
+
+
+class Load:
+    """Requests without a pause, over all prompts in turn, until told to stop."""
+
+    def __init__(self, server: Server, prompts: Sequence[str], pool: ThreadPoolExecutor) -> None:
+        self.going = True
+        self._server = server
+        self._prompts = prompts
+        self._clients: list[Future[list[tuple[int, list[int]]]]] = [
+            pool.submit(self._client, number) for number in range(2 * SLOTS)
+        ]
+
+    def _client(self, number: int) -> list[tuple[int, list[int]]]:
+        answers = []
+        while self.going or not answers:
+            index = number % len(self._prompts)
+            number += 3
+            body = {"text": self._prompts[index], "sampling_params": GREEDY}
+            answers.append((index, self._server.post("/generate", body)["output_ids"]))
+        return answers
+
+    def answers(self) -> list[tuple[int, list[int]]]:
+        """All of them, by number of the prompt. Raises what a client met."""
+        self.going = False
+        return [answer for client in self._clients for answer in client.result()]
+
+
+@contextmanager
+def loaded(server: Server, prompts: Sequence[str], expected: list[list[int]]) -> Iterator[None]:
+    """Under load; at the end every request must have finished with the target's tokens."""
+    with ThreadPoolExecutor(2 * SLOTS) as pool:
+        load = Load(server, prompts, pool)
+        try:
+            yield
+        finally:
+            load.going = False
+        answers = load.answers()
+    assert all(output_ids == expected[index] for index, output_ids in answers)
+    assert state(server)["live_requests"] == 0
+
+
+def drafts_are_accepted(server: Server) -> None:
+    before = from_sidecar(server)
+    until(lambda: from_sidecar(server) > before + 50)
+
+
+def test_a_sidecar_that_is_stopped_goes_on_killed_and_replaced_changes_no_output(
+    server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
+) -> None:
+    until(lambda: state(server)["sidecar"] == "ready")
+    rng = random.Random(11)
+    with loaded(server, prompts, expected):
+        drafts_are_accepted(server)
+        for longest in (0.1, 0.5, 4.5):  # 3 s of silence are a loss
+            time.sleep(rng.uniform(0.0, 0.5))
+            sidecars.signal(signal.SIGSTOP)
+            time.sleep(rng.uniform(0.8, 1.0) * longest)
+            sidecars.signal(signal.SIGCONT)
+        until(lambda: state(server)["sidecar"] == "ready")
+        drafts_are_accepted(server)
+        time.sleep(rng.uniform(0.0, 0.5))
+        sidecars.kill()
+        until(lambda: state(server)["sidecar"] == "lost")
+
+
+def test_a_sidecar_that_is_slow_and_lies_changes_no_output(
+    server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
+) -> None:
+    sidecars.close()
+    before = state(server)
+    sidecars.start_lying(seed=5)
+    with loaded(server, prompts, expected):
+        until(lambda: state(server)["sidecar"] == "ready")
+        for mode in MODES.index("sequential"), MODES.index("halves"), MODES.index("auto"):
+            assert all(server.post("/set_internal_state", {"server_args": {"qspec_mode": mode}}))
+            heard = malformed(server)
+            until(lambda heard=heard: malformed(server) > heard + 100)
+        sidecars.signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        sidecars.signal(signal.SIGCONT)
+    after = state(server)
+    refused, proposed = after["refused_chunks"], after["proposed_tokens"]
+    for reason in ("ahead", "gap"):
+        assert refused[reason] > before["refused_chunks"][reason]
+    assert proposed["step"] > before["proposed_tokens"]["step"]
+
+
+def malformed(server: Server) -> int:
+    return int(state(server)["dropped_messages"]["malformed"])
+
+
+def test_an_honest_sidecar_is_of_use_again(
+    server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
+) -> None:
+    sidecars.close()
+    sidecars.start()
+    with loaded(server, prompts, expected):
+        until(lambda: state(server)["sidecar"] == "ready")
+        drafts_are_accepted(server)
