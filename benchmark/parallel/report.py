@@ -42,6 +42,8 @@ COLUMNS = (
     "others",
     "passes by",
 )
+DISTURBED_SHARE = 0.1
+"""Of all processors, taken by others, above which a cell's figures are doubtful."""
 COMPARED = ("k", "in flight", "ratio", "with prompts", "bound", "of bound", "V (ms)", "D (ms)")
 
 METHOD = """A block is some prompts, a number of requests in flight and a k, the most draft tokens
@@ -88,6 +90,21 @@ class Report:
             for c in self.comparisons.choices
         ]
 
+    @property
+    def disturbed(self) -> str:
+        """A sentence about cells beside which something else ran; empty if there are none."""
+        found = [
+            f"{row.cell.config}, k = {row.cell.k or '–'}, {row.running} in flight"
+            for row in self.rows
+            if row.figures.others_share > DISTURBED_SHARE
+        ]
+        if not found:
+            return ""
+        return (
+            f"Do not trust {len(found)} of {len(self.rows)} cells, beside which others took more "
+            f"than {DISTURBED_SHARE:.0%} of the processors: {'; '.join(found)}."
+        )
+
 
 CHOICE_HEAD = ("", "k", "in flight", "best other", "ratio", "with prompts")
 
@@ -103,6 +120,7 @@ def table(report: Report) -> str:
         parts.append("\n".join(text_table([CHOICE_HEAD, *report.choices])))
     parts += [f"{one.verdict}: {one.goal}\n    {one.found}" for one in report.targets]
     parts += [f"{name}: failed: {reason}" for name, reason in report.failed.items()]
+    parts += [report.disturbed] if report.disturbed else []
     return "\n\n".join(parts)
 
 
@@ -127,7 +145,8 @@ def page(report: Report, drawn: Sequence[Figure], facts: Mapping[str, str]) -> s
     failures = "".join(
         f"<p>{escape(name)} failed: {escape(reason)}</p>" for name, reason in report.failed.items()
     )
-    body = f"""<h2>Targets</h2>
+    body = f"""<p>{escape(report.disturbed)}</p>
+<h2>Targets</h2>
 {_targets(report.targets)}
 <h2>Configurations</h2>
 {_table(["", *COLUMNS], [_cells(row) for row in report.rows])}

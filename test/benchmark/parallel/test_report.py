@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,17 @@ def test_the_record_has_what_is_compared(results: Results) -> None:
         if row["pipeline"] in ("halves", "sequential-half")
     }
     assert halves == {(k, n) for k in (1, 4) for n in (1, 2, 4)}
+
+
+def test_cells_beside_which_something_else_ran_are_named(results: Results) -> None:
+    quiet, disturbed = entry_of("halves"), entry_of("ahead")
+    busy = replace(disturbed, run=replace(disturbed.run, others_share=0.4))
+    report = report_of(Results([quiet, busy]))
+    expected = "Do not trust 1 of 2 cells"
+    assert expected in table(report)
+    assert expected in page(report, (), {})
+    assert report.disturbed.endswith("processors: ahead, k = 4, 4 in flight.")
+    assert report_of(results).disturbed == ""
 
 
 def test_the_theory_can_be_compared_with_the_results(results: Results, tmp_path: Path) -> None:
