@@ -54,7 +54,7 @@ PARTS = {
     ("sglang_qspec.trie.trees", "DraftTrees.lay_out"): "layout",
     (_WORKER, "verify_input_of"): "layout",
     (_WORKER, "QSpecWorker._slots"): "slots",
-    (_WORKER, "QSpecWorker._finish"): "finish",
+    (_WORKER, "_finished"): "finish",
     (_WORKER, "cpu_eagle_sample"): "sample",
     (_WORKER, "move_accept_tokens_to_target_kvcache"): "move",
     (_WORKER, "_accepted_nodes"): "nodes",

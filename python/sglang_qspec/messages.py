@@ -148,6 +148,9 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     token_ids: list[int]
     finished: bool = False
     """No more tokens of this completion will come; of a step draft, none until the next commit."""
+    known_len: int = 0
+    """Of a step draft: the committed output length that the sidecar knew of when it sent this. What
+    is `finished` before the sidecar has read a commit goes on once it has."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -174,13 +174,16 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     assert active.wait_for_steps(1.0)
     assert awaited("a", "b") == [True, False]
     assert awaited("a", "unknown") == [True, False]
-    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 1, [21], finished=True))
+    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 1, [21], finished=True, known_len=1))
     link.inject(Drafted("b", b, MAX_COMPLETIONS, 1, 0, [30]))
     assert active.wait_for_steps(1.0)
     assert awaited("a", "b") == [False, True]  # one rests
     active.propose(["a"], [[8, 20]], 8)
     trees = active.propose(["a", "b"], [[8, 20], [8]], 8)
     assert active.awaited(["a", "b"], trees).all()  # it is told to go on
+    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 2, [], finished=True, known_len=1))
+    poll(active)
+    assert active.awaited(["a", "b"], trees).all()  # that was said before it knew
     active.lead = 1
     assert not active.awaited(["a", "b"], trees).any()  # both have as much as is wanted
     link.die()

@@ -52,6 +52,10 @@ class Followed:
             for commit in commits:
                 self._told[commit.rid] = commit.base_len + len(commit.token_ids)
 
+    def knows(self, rid: str, output_len: int) -> bool:
+        """Whether the sidecar that says it knows so much of the output knows all it was told."""
+        return self._told.get(rid) == output_len
+
     def awaits(self, live: Live, drafted: int) -> bool:
         """Whether more than the `drafted` tokens of the request's step draft are about to come."""
         return (

@@ -203,7 +203,8 @@ class Speculator:
             live.queued_at = None
         self._steps_taken += is_step
         if is_step:
-            live.steps, live.rests = True, drafted.finished
+            live.steps = True
+            live.rests = drafted.finished and self._followed.knows(live.rid, drafted.known_len)
         elif drafted.finished:
             live.unfinished.discard(drafted.completion)
         self._tries.insert(

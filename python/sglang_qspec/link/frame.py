@@ -78,6 +78,7 @@ def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
             _check_length("Drafted.completion", message.completion)
             _check_length("Drafted.base_len", message.base_len)
             _check_length("Drafted.start", message.start)
+            _check_length("Drafted.known_len", message.known_len)
             _check_token_ids("Drafted.token_ids", message.token_ids, vocab_size)
         case Welcome():
             _check_name("Welcome.model", message.model)

@@ -188,10 +188,24 @@ class Prompt:
                         start=start,
                         token_ids=completion.token_ids[start:end],
                         finished=completion.finished,
+                        known_len=self._known_len((peer, rid, serial)),
                     ),
                 )
             )
         return news
+
+    def repeat_end(self) -> list[tuple[Peer, Drafted]]:
+        """Tells the subscriber of a finished step draft so once more."""
+        for subscription in self.subscriptions.values():
+            subscription.told_finished = [False]
+        return self.news(self.completions[0])
+
+    def _known_len(self, subscriber: Subscriber) -> int:
+        """How far the output is of the request that this is a step draft for; 0 if it is none."""
+        if self.parent is None:
+            return 0
+        followed = self.parent.subscriptions[subscriber]
+        return followed.base_len + len(followed.output_ids)
 
 
 def prompt_key(submit: Submit, limit: int) -> PromptKey:

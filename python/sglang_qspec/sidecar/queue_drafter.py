@@ -63,6 +63,7 @@ class QueueDrafter:
         self.step_times = StepTimes()
         self._advanced = 0
         self._step_tokens = 0
+        self._read = 0
 
     @property
     def requests(self) -> int:
@@ -114,7 +115,7 @@ class QueueDrafter:
             subscriber = (peer, commit.rid, commit.serial)
             prompt = self._wanted.get(subscriber)
             if prompt is not None:
-                self._steps.follow(subscriber, prompt, commit)
+                self._outbox += self._steps.follow(subscriber, prompt, commit)
                 for completion in prompt.overtaken():
                     self._finish(completion)
 
@@ -138,7 +139,7 @@ class QueueDrafter:
         self._advance()
         if self._step_tokens:
             seconds = time.monotonic() - began
-            self.step_times.observe(self._advanced, self._step_tokens, seconds)
+            self.step_times.observe(self._advanced, self._step_tokens, self._read, seconds)
 
     def _advance(self) -> None:
         self._advanced = 0
@@ -147,6 +148,7 @@ class QueueDrafter:
             if self.idle:
                 return
         self._advanced = len(plan)
+        self._read = len(plan.decode) + min(plan.to_read, plan.most_read)
         if plan.prefill:
             self._prefill(plan.prefill, plan.most_read)
         if plan.decode:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.messages import Commit
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import Commit, Drafted
 from sglang_qspec.sidecar.line import Line
 from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription
 from sglang_qspec.sidecar.rows import Rows
@@ -25,8 +26,19 @@ class StepDrafter:
         self._line = line
         self._tenancy = tenancy
 
-    def follow(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
+    def follow(
+        self, subscriber: Subscriber, prompt: Prompt, commit: Commit
+    ) -> list[tuple[Peer, Drafted]]:
         """The target has committed more for one of the prompt's requests.
+
+        Returns what is to be sent at once: that a draft goes no further, where it does not.
+        """
+        self._go_on(subscriber, prompt, commit)
+        step = prompt.subscriptions[subscriber].step_draft
+        return [] if step is None or not step.finished else step.repeat_end()
+
+    def _go_on(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
+        """Extend the request's draft, or begin another.
 
         Nothing is begun while a queue draft runs ahead as far in agreement, other than by chance,
         or when a part of the output is not known.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 MEMORY = 0.1
 """Weight of the latest pass in what passes of its size take."""
+MOST_READ = 4
+"""Tokens for each completion that a step reads at most, one of them drafted in the step before and
+the others in their place; what reads more begins a draft."""
 
 
 class StepTimes:
@@ -17,11 +20,13 @@ class StepTimes:
         self._by_size: dict[int, tuple[float, float]] = {}
         """Size and seconds of passes, averaged within each binary order of magnitude."""
 
-    def observe(self, size: int, tokens: int, seconds: float) -> None:
-        """A pass that advanced `size` completions gave `tokens` of step drafts."""
+    def observe(self, size: int, tokens: int, read: int, seconds: float) -> None:
+        """A pass advanced `size` completions, read so many tokens and gave so many of steps."""
         self.passes += 1
         self.tokens += tokens
         self.seconds += seconds
+        if read > MOST_READ * size:
+            return
         key = size.bit_length()
         mean_size, mean_seconds = self._by_size.get(key, (float(size), seconds))
         # A machine that was busy for a moment is no news about passes.
