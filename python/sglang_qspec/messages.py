@@ -147,7 +147,8 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     """Position of the first of `token_ids` within the completion."""
     token_ids: list[int]
     finished: bool = False
-    """No more tokens of this completion will come; of a step draft, none until the next commit."""
+    """No more tokens of this completion will come; of a step draft, none until the next commit. Of
+    steps this is said after each commit on which no draft goes on, with `token_ids` empty."""
     known_len: int = 0
     """Of a step draft: the committed output length that the sidecar knew of when it sent this. What
     is `finished` before the sidecar has read a commit goes on once it has."""

@@ -157,7 +157,7 @@ def test_a_step_draft_is_proposed_from_where_it_begins_and_beside_other_drafts(
 def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     link: FakeSidecarLink,
 ) -> None:
-    active = make(link, step_tokens=3)
+    active = make(link, step_tokens=1)
     poll(active)
     for rid in "ab":
         enqueue(active, rid, custom_params={"qspec_sources": ["step"]})
@@ -184,8 +184,10 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 2, [], finished=True, known_len=1))
     poll(active)
     assert active.awaited(["a", "b"], trees).all()  # that was said before it knew
-    active.lead = 1
-    assert not active.awaited(["a", "b"], trees).any()  # both have as much as is wanted
+    full = active.propose(["a", "b"], [[8, 20], [8]], 2)
+    assert active.awaited(["a", "b"], full).all()  # as the pass is made for these drafts
+    active.lead = 8
+    assert not active.awaited(["a", "b"], full).any()  # they run ahead of it
     link.die()
     poll(active)
     active.lead = 8

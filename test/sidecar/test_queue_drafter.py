@@ -22,6 +22,8 @@ class Desk:
         self.finished: list[tuple[Peer, str, int]] = []
         self.base_lens: dict[str, int] = {}
         self.bases: dict[tuple[Peer, str, int], int] = {}
+        self.rests: dict[str, int] = {}
+        """The output length at which a request was last told that its step draft is complete."""
 
     def submit(
         self,
@@ -90,6 +92,10 @@ class Desk:
             self._note(peer, drafted)
 
     def _note(self, peer: Peer, drafted: Drafted) -> None:
+        if drafted.completion >= MAX_COMPLETIONS and drafted.finished:
+            self.rests[drafted.rid] = drafted.known_len
+            if not drafted.token_ids:
+                return
         name = (peer, drafted.rid, drafted.completion)
         assert drafted.start == len(self.told[name]), "a gap, or tokens sent twice"
         rests = drafted.completion >= MAX_COMPLETIONS  # a step draft may go on

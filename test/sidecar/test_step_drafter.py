@@ -311,3 +311,21 @@ def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left
             assert token == mixed(sequence)
             sequence += (token,)
     desk.leave(*live)
+
+
+def test_after_each_commit_the_server_is_told_when_no_more_is_to_come() -> None:
+    desk = Desk(ScriptedModel())
+    served(desk)
+    desk.commit("a", 0, [4, 5], max_new_tokens=8)
+    assert desk.rests == {"a": 2}  # a queue draft is as far ahead
+    desk.commit("a", 2, [50], max_new_tokens=2)
+    assert desk.rests == {"a": 2}
+    desk.step(2)
+    assert desk.rests == {"a": 3}  # with the last token
+    desk.commit("a", 3, [51], max_new_tokens=1)
+    assert desk.rests == {"a": 4}  # it is far enough already
+    desk.commit("a", 9, [60], max_new_tokens=1)
+    assert desk.rests == {"a": 4}  # with a gap, nothing is known
+    desk.commit("a", 4, [70], max_new_tokens=0)
+    assert desk.rests == {"a": 5}  # nothing is wanted
+    desk.leave("a")

@@ -56,13 +56,13 @@ class Followed:
         """Whether the sidecar that says it knows so much of the output knows all it was told."""
         return self._told.get(rid) == output_len
 
-    def awaits(self, live: Live, drafted: int) -> bool:
-        """Whether more than the `drafted` tokens of the request's step draft are about to come."""
+    def awaits(self, live: Live) -> bool:
+        """Whether more of the request's step draft is about to come."""
         return (
             live.steps
             and not live.rests
             and self._told.get(live.rid) == len(live.output_ids)
-            and live.max_new_tokens - len(live.output_ids) > drafted + 1
+            and live.longest_draft > 1
         )
 
     def __contains__(self, rid: str) -> bool:

@@ -207,6 +207,8 @@ class Speculator:
             live.rests = drafted.finished and self._followed.knows(live.rid, drafted.known_len)
         elif drafted.finished:
             live.unfinished.discard(drafted.completion)
+        if not drafted.token_ids:
+            return
         self._tries.insert(
             drafted.rid,
             live.trie.serial,
@@ -255,18 +257,17 @@ class Speculator:
         return self._tries.propose(drafting, roots, width)
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
-        """For which of these requests more of a step draft is to come that its tree has room for.
+        """For which of these requests more of a step draft is to come: bool [bs].
 
-        bool [bs]
+        Where drafts run further ahead than a pass verifies, only if the tree has room for more.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        if self._link is None or self._link.state is not LinkState.READY:
+        if self._link is None or self._link.state is not LinkState.READY or not self.lead:
             return awaited
-        full = min(trees.width, self.lead + 1)
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
-            if live is not None and size < full:
-                awaited[row] = self._followed.awaits(live, size - 1)
+            if live is not None and (size < trees.width or self.lead < trees.width):
+                awaited[row] = self._followed.awaits(live)
         return awaited
 
     def wait_for_steps(self, seconds: float) -> bool:

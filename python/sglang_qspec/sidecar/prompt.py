@@ -85,6 +85,11 @@ class Subscription:
     step_drafts: int = 0
     """How many there have been."""
 
+    @property
+    def known_len(self) -> int:
+        """Committed output, as far as its server has told."""
+        return self.base_len + len(self.output_ids)
+
 
 class Prompt:
     """One prompt with its completions, shared by all requests that are equal in all of this."""
@@ -194,18 +199,11 @@ class Prompt:
             )
         return news
 
-    def repeat_end(self) -> list[tuple[Peer, Drafted]]:
-        """Tells the subscriber of a finished step draft so once more."""
-        for subscription in self.subscriptions.values():
-            subscription.told_finished = [False]
-        return self.news(self.completions[0])
-
     def _known_len(self, subscriber: Subscriber) -> int:
         """How far the output is of the request that this is a step draft for; 0 if it is none."""
         if self.parent is None:
             return 0
-        followed = self.parent.subscriptions[subscriber]
-        return followed.base_len + len(followed.output_ids)
+        return self.parent.subscriptions[subscriber].known_len
 
 
 def prompt_key(submit: Submit, limit: int) -> PromptKey:

@@ -31,24 +31,31 @@ class StepDrafter:
     ) -> list[tuple[Peer, Drafted]]:
         """The target has committed more for one of the prompt's requests.
 
-        Returns what is to be sent at once: that a draft goes no further, where it does not.
-        """
-        self._go_on(subscriber, prompt, commit)
-        step = prompt.subscriptions[subscriber].step_draft
-        return [] if step is None or not step.finished else step.repeat_end()
-
-    def _go_on(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
-        """Extend the request's draft, or begin another.
-
-        Nothing is begun while a queue draft runs ahead as far in agreement, other than by chance,
-        or when a part of the output is not known.
+        Returns what is to be sent at once: where nothing more is to come before the next commit,
+        that the server need not wait.
         """
         subscription = prompt.subscriptions[subscriber]
-        if commit.base_len != subscription.base_len + len(subscription.output_ids):
-            return
+        if commit.base_len != subscription.known_len:
+            return []
         subscription.output_ids += commit.token_ids
+        self._go_on(subscriber, prompt, commit.max_new_tokens)
+        if prompt.stepping(subscriber):
+            return []
+        peer, rid, serial = subscriber
+        known_len = subscription.known_len
+        rest = Drafted(
+            rid, serial, MAX_COMPLETIONS, known_len, 0, [], finished=True, known_len=known_len
+        )
+        return [(peer, rest)]
+
+    def _go_on(self, subscriber: Subscriber, prompt: Prompt, lead: int) -> None:
+        """Extend the request's draft to `lead` tokens, or begin another.
+
+        Nothing is begun while a queue draft runs ahead as far in agreement, other than by chance.
+        """
+        subscription = prompt.subscriptions[subscriber]
         size = len(prompt.token_ids) + len(subscription.output_ids)
-        wanted = self._wanted(size, commit.max_new_tokens)
+        wanted = self._wanted(size, lead)
         step = subscription.step_draft
         if step is not None:
             ahead = _ahead(step.completions[0], prompt, subscription.output_ids)
@@ -60,6 +67,7 @@ class StepDrafter:
                 continue
             ahead = _ahead(completion, prompt, subscription.output_ids)
             if ahead and (ahead >= wanted or completion.token_ids[-1] in prompt.stops):
+                self.withdraw(subscription)
                 return
         self._begin(subscriber, prompt, wanted)
 
@@ -92,7 +100,7 @@ class StepDrafter:
             parent=prompt,
             number=MAX_COMPLETIONS + subscription.step_drafts,
         )
-        step.subscribe(subscriber, subscription.base_len + len(subscription.output_ids), None)
+        step.subscribe(subscriber, subscription.known_len, None)
         if subscription.step_draft is not None:
             self._tenancy.hand_over(subscription.step_draft, step)
         self.withdraw(subscription)
