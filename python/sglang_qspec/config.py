@@ -163,6 +163,13 @@ class QSpecConfig:
         "tokens that a pass verifies for each request: as many as pay, or always "
         "--speculative-num-draft-tokens; a GPU with CUDA graphs has only fixed",
     )
+    acceptance: str = _setting(
+        "match",
+        _one_of("match", "reject"),
+        "how sampled requests' step drafts are accepted: drawn with the target's dice and matched, "
+        "or by their drafted probabilities (rejection sampling); requests with a sampling_seed are "
+        "always matched; a GPU has only match",
+    )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "longest completion that is drafted, in tokens"
     )

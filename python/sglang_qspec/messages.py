@@ -30,11 +30,20 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Digest of the target's tokenizer (`link.fingerprint`)."""
 
 
+MAX_CANDIDATES = 64
+"""Tokens that one token of a step draft is drawn from, where they are told, at most."""
+
+
 class Dice(msgspec.Struct, frozen=True):
     """How the target draws the tokens of a sampled request: its drafts are drawn alike.
 
     Both take the Gumbel maximum with the noise that `seed` and a token's position give
     (`verify.sample`), so that they agree wherever their distributions nearly do.
+
+    With `probabilities` the target accepts step drafts by what they were drawn from
+    (`verify.rejection`). Then `seed` says nothing, as the sidecar must not know what the target
+    draws with: only step drafts are drawn, with numbers of the sidecar's own, and each of their
+    tokens comes with its `Candidates`.
     """
 
     seed: int
@@ -43,6 +52,16 @@ class Dice(msgspec.Struct, frozen=True):
     """Likeliest tokens that are drawn from; the default stands for all."""
     top_p: float = 1.0
     min_p: float = 0.0
+    probabilities: bool = False
+
+
+class Candidates(msgspec.Struct, frozen=True):
+    """All tokens that a drafted one might have been, and how likely each of them was."""
+
+    token_ids: list[int]
+    """Different ones, `MAX_CANDIDATES` at most."""
+    probs: list[float]
+    """Of each, over 0; they sum to 1 but for rounding."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -152,6 +171,8 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     known_len: int = 0
     """Of a step draft: the committed output length that the sidecar knew of when it sent this. What
     is `finished` before the sidecar has read a commit goes on once it has."""
+    candidates: list[Candidates] = []
+    """What each of `token_ids` was drawn from; empty unless `Dice.probabilities` asks for it."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -1,20 +1,23 @@
-"""What the sidecar's end does not believe of a server."""
+"""What neither end believes of the other."""
 
 import msgspec
 import pytest
 
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link.frame import MAX_COMMITS, decode_to_sidecar, encode
-from sglang_qspec.messages import Commit, Commits, Dice, Submit
+from sglang_qspec.link.frame import MAX_COMMITS, decode_from_sidecar, decode_to_sidecar, encode
+from sglang_qspec.messages import MAX_CANDIDATES, Candidates, Commit, Commits, Dice, Drafted, Submit
 
 VOCAB_SIZE = 100
 SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5, top_p=0.9, greedy_first=False, rank=(-(1 << 62), 3))
 DICE = Dice(-(1 << 63), 0.7, top_k=50, top_p=0.9, min_p=0.1)
 COMMIT = Commit("a", 1, 3, [4, 99], 7)
 DICED = msgspec.structs.replace(SUBMIT, dice=DICE)
+REJECTING = msgspec.structs.replace(SUBMIT, dice=Dice(0, 0.7, probabilities=True))
+CANDIDATES = [Candidates([4, 9], [0.25, 0.75]), Candidates([99], [1.0])]
+DRAFTED = Drafted("a", 1, 64, 3, 0, [9, 99], candidates=CANDIDATES)
 
 
-@pytest.mark.parametrize("message", [SUBMIT, DICED, Commits([COMMIT]), Commits([])])
+@pytest.mark.parametrize("message", [SUBMIT, DICED, REJECTING, Commits([COMMIT]), Commits([])])
 def test_what_the_protocol_allows_comes_through_as_it_is(message: Submit | Commits) -> None:
     assert decode_to_sidecar(encode(message), VOCAB_SIZE) == message
 
@@ -65,6 +68,49 @@ def test_dice_that_no_target_has_are_refused(change: dict[str, object], words: s
     dice = msgspec.structs.replace(DICE, **change)
     with pytest.raises(LinkError, match=words):
         decode_to_sidecar(encode(msgspec.structs.replace(SUBMIT, dice=dice)), VOCAB_SIZE)
+
+
+def test_candidates_come_through_as_they_are_and_an_older_sidecar_sends_none() -> None:
+    assert decode_from_sidecar(encode(DRAFTED), VOCAB_SIZE) == DRAFTED
+    fields = {"type": "drafted", "rid": "a", "serial": 1, "completion": 64, "base_len": 3}
+    fields |= {"start": 0, "token_ids": [9]}
+    message = decode_from_sidecar(msgspec.msgpack.encode(fields), VOCAB_SIZE)
+    assert message == Drafted("a", 1, 64, 3, 0, [9])
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "probs"),
+    [
+        ([9, 4, 9], [0.5, 0.25, 0.25]),
+        ([4, 5], [0.5, 0.5]),
+        ([9, VOCAB_SIZE], [0.5, 0.5]),
+        ([9, -1], [0.5, 0.5]),
+        ([9, 4], [0.5, 0.4]),
+        ([9, 4], [0.5, 0.6]),
+        ([9, 4], [1.0, 0.0]),
+        ([9, 4], [-0.5, 1.5]),
+        ([9, 4], [1.0005, 0.0002]),
+        ([9, 4], [0.5, float("nan")]),
+        ([9, 4], [float("inf"), 0.5]),
+        ([9, 4], [1.0]),
+        ([9], [0.5, 0.5]),
+        ([], []),
+        (list(range(MAX_CANDIDATES + 1)), [1 / (MAX_CANDIDATES + 1)] * (MAX_CANDIDATES + 1)),
+    ],
+)
+def test_candidates_that_no_token_was_drawn_from_are_refused(
+    token_ids: list[int], probs: list[float]
+) -> None:
+    bad = [Candidates(token_ids, probs), CANDIDATES[1]]
+    with pytest.raises(LinkError, match="Candidates"):
+        decode_from_sidecar(encode(msgspec.structs.replace(DRAFTED, candidates=bad)), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_candidates_are_those_of_all_tokens_or_of_none(count: int) -> None:
+    bad = (CANDIDATES * 2)[:count]
+    with pytest.raises(LinkError, match=r"Drafted\.candidates"):
+        decode_from_sidecar(encode(msgspec.structs.replace(DRAFTED, candidates=bad)), VOCAB_SIZE)
 
 
 def test_commits_of_too_many_requests_are_refused() -> None:

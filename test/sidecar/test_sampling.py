@@ -1,20 +1,32 @@
+from collections.abc import Sequence
+
 import torch
 
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import MAX_CANDIDATES, Dice
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, choose, seed_of, uniforms
 from sglang_qspec.verify.sample import Draws, sample_targets
+from test.verify.chi_square import chi_square
+
+
+def tokens_of(
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling | Dice],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> list[int]:
+    return choose(logits, samplings, seeds, positions).token_ids
 
 
 def test_greedy_rows_are_the_argmax_and_the_lowest_id_wins_a_tie() -> None:
     logits = torch.randn(20, 1000)
     logits[3, [900, 17, 400]] = 50.0
-    assert choose(logits, [GREEDY] * 20, [0] * 20, [0] * 20) == logits.argmax(-1).tolist()
-    assert choose(logits.bfloat16(), [GREEDY] * 20, [0] * 20, [0] * 20)[3] == 17
+    assert tokens_of(logits, [GREEDY] * 20, [0] * 20, [0] * 20) == logits.argmax(-1).tolist()
+    assert tokens_of(logits.bfloat16(), [GREEDY] * 20, [0] * 20, [0] * 20)[3] == 17
 
 
 def test_a_vocabulary_that_is_no_multiple_of_the_block_is_never_left() -> None:
     logits = torch.full((50, 70), -1.0)
-    tokens = choose(logits, [Sampling(2.0)] * 50, list(range(50)), [0] * 50)
+    tokens = tokens_of(logits, [Sampling(2.0)] * 50, list(range(50)), [0] * 50)
     assert max(tokens) < 70
     assert max(tokens) >= 64
 
@@ -22,7 +34,7 @@ def test_a_vocabulary_that_is_no_multiple_of_the_block_is_never_left() -> None:
 def test_drawn_tokens_follow_the_distribution_at_their_temperature() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -float("inf"), 3.0]]).expand(20000, -1)
     for temperature in (0.5, 1.0):
-        tokens = choose(logits, [Sampling(temperature)] * 20000, list(range(20000)), [7] * 20000)
+        tokens = tokens_of(logits, [Sampling(temperature)] * 20000, list(range(20000)), [7] * 20000)
         drawn = torch.bincount(torch.tensor(tokens), minlength=5) / 20000
         expected = torch.softmax(logits[0] / temperature, -1)
         assert (drawn - expected).abs().max() < 0.015
@@ -32,7 +44,7 @@ def test_top_p_keeps_to_the_likeliest_tokens_and_to_their_proportions() -> None:
     probabilities = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
     logits = probabilities.log().expand(20000, -1)
     for top_p, kept in ((0.0, [1]), (0.4, [1]), (0.41, [1, 2]), (0.69, [1, 2]), (0.85, [1, 2, 4])):
-        tokens = choose(logits, [Sampling(1.0, top_p)] * 20000, list(range(20000)), [7] * 20000)
+        tokens = tokens_of(logits, [Sampling(1.0, top_p)] * 20000, list(range(20000)), [7] * 20000)
         assert set(tokens) == set(kept)
         drawn = torch.bincount(torch.tensor(tokens), minlength=5)[kept] / 20000
         assert (drawn - probabilities[kept] / probabilities[kept].sum()).abs().max() < 0.015
@@ -40,16 +52,16 @@ def test_top_p_keeps_to_the_likeliest_tokens_and_to_their_proportions() -> None:
 
 def test_a_row_without_top_p_is_drawn_as_if_no_other_had_it() -> None:
     logits = torch.randn(6, 500)
-    plain = choose(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6)
+    plain = tokens_of(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6)
     some = [Sampling(0.8, 0.5 if i % 2 else 1.0) for i in range(6)]
-    assert choose(logits, some, list(range(6)), [4] * 6)[::2] == plain[::2]
+    assert tokens_of(logits, some, list(range(6)), [4] * 6)[::2] == plain[::2]
 
 
 def test_a_draw_depends_on_its_own_row_alone() -> None:
     logits = torch.randn(6, 500)
-    alone = [choose(logits[i : i + 1], [Sampling(0.8)], [i], [4])[0] for i in range(6)]
-    assert choose(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6) == alone
-    mixed = choose(
+    alone = [tokens_of(logits[i : i + 1], [Sampling(0.8)], [i], [4])[0] for i in range(6)]
+    assert tokens_of(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6) == alone
+    mixed = tokens_of(
         logits, [Sampling(t) for t in (0.8, 0.0, 0.8, 0.0, 0.8, 0.8)], list(range(6)), [4] * 6
     )
     assert [mixed[i] for i in (0, 2, 4, 5)] == [alone[i] for i in (0, 2, 4, 5)]
@@ -67,10 +79,10 @@ def test_a_row_with_dice_is_drawn_as_the_target_would_draw_it_whatever_is_beside
         torch.tensor([40, 41, 40, 43]),
     )
     expected = sample_targets(logits[:4], torch.tensor([0.9, 1.3, 0.9, 2.0]), draws).tolist()
-    tokens = choose(logits, [*dice, GREEDY, Sampling(0.8)], [1] * 6, [40, 41, 40, 43, 44, 45])
+    tokens = tokens_of(logits, [*dice, GREEDY, Sampling(0.8)], [1] * 6, [40, 41, 40, 43, 44, 45])
     assert tokens[:4] == expected
     assert tokens[4] == int(logits[4].argmax())
-    assert tokens[5] == choose(logits[5:], [Sampling(0.8)], [1], [45])[0]
+    assert tokens[5] == tokens_of(logits[5:], [Sampling(0.8)], [1], [45])[0]
 
 
 def test_the_numbers_behind_draws_differ_by_seed_and_position_and_are_uniform() -> None:
@@ -85,3 +97,56 @@ def test_the_numbers_behind_draws_differ_by_seed_and_position_and_are_uniform() 
 def test_seeds_repeat_from_run_to_run_and_differ_between_completions_and_prompts() -> None:
     assert seed_of([1, 2, 3], 1) == 12104061258568624709
     assert len({seed_of([1, 2, 3], 1), seed_of([1, 2, 3], 2), seed_of([1, 2, 4], 1)}) == 3
+
+
+def told(**filters: float) -> Dice:
+    """Dice of a target that wants to know what a token was drawn from."""
+    return Dice(**{"seed": 0, "temperature": 1.0, **filters}, probabilities=True)  # type: ignore[arg-type]
+
+
+def test_a_told_token_is_drawn_from_just_what_is_told() -> None:
+    count = 20_000
+    logits = (torch.arange(100) * 0.1).expand(count, -1)
+    chosen = choose(logits, [told(temperature=2.0)] * count, [0] * count, [0] * count)
+    candidates = chosen.candidates[0]
+    assert sorted(chosen.candidates) == list(range(count))
+    assert candidates.token_ids == list(range(99, 99 - MAX_CANDIDATES, -1))
+    expected = torch.softmax(logits[0] / 2.0, -1)[candidates.token_ids]
+    expected = expected.double() / expected.sum()
+    assert torch.allclose(torch.tensor(candidates.probs, dtype=torch.float64), expected)
+    counts = torch.bincount(torch.tensor(chosen.token_ids), minlength=100)[candidates.token_ids]
+    assert int(counts.sum()) == count
+    assert chi_square(counts, expected) < 1.8
+
+
+def test_told_candidates_are_those_that_the_targets_filters_leave() -> None:
+    probs = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
+    filters = ({"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.45}, {})
+    chosen = choose(probs.log().expand(4, -1), [told(**f) for f in filters], [0] * 4, [0] * 4)
+    kept = [chosen.candidates[row] for row in range(4)]
+    assert [len(candidates.token_ids) for candidates in kept] == [2, 3, 3, 5]
+    for token, candidates in zip(chosen.token_ids, kept, strict=True):
+        assert token in candidates.token_ids
+        assert min(candidates.probs) > 0
+        assert abs(sum(candidates.probs) - 1) < 1e-9
+    assert torch.allclose(torch.tensor(kept[1].probs), probs[[1, 2, 4]] / probs[[1, 2, 4]].sum())
+
+
+def test_told_draws_repeat_neither_with_the_seed_nor_with_torchs() -> None:
+    logits = torch.zeros(50, 1000)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(tokens_of(logits, [told()] * 50, [3] * 50, list(range(50))))
+    assert drawn[0] != drawn[1]
+
+
+def test_told_rows_are_beside_others_and_of_no_number_there_is_a_token_too() -> None:
+    logits = torch.randn(4, 500)
+    logits[3] = torch.nan
+    chosen = choose(logits, [GREEDY, told(), Dice(7, 0.9), told()], [0] * 4, [9] * 4)
+    assert sorted(chosen.candidates) == [1, 3]
+    assert chosen.token_ids[0] == int(logits[0].argmax())
+    assert chosen.token_ids[2] == tokens_of(logits[2:3], [Dice(7, 0.9)], [0], [9])[0]
+    assert chosen.candidates[3].probs == [1.0]
+    assert chosen.candidates[3].token_ids == [chosen.token_ids[3]]

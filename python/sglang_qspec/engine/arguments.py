@@ -130,6 +130,10 @@ def check(args: Any) -> QSpecConfig:
             )
     if settings.key_file and not Path(settings.key_file).is_file():
         raise ConfigError(f"{config.flag('key_file')} is {settings.key_file!r}, but no such file")
+    if settings.acceptance == "reject" and not str(args.device).startswith("cpu"):
+        raise ConfigError(
+            f"{config.flag('acceptance')} is reject, but QSPEC supports only match on a GPU so far"
+        )
     _check_draft_model(args, settings)
     return settings
 

@@ -3,6 +3,9 @@
 Every draw of such a request, in whatever pass, takes its numbers from its seed and the position
 (`verify.seeded`). So a drafter that is told of the dice can draw alike, and a request with a
 `sampling_seed` gets the same text again.
+
+Where step drafts are accepted by rejection sampling, a request without a `sampling_seed` keeps its
+dice to itself, and is drawn near what was drafted where anything was (`engine.drawn`).
 """
 
 from __future__ import annotations
@@ -20,17 +23,25 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.messages import Dice
+from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
 
 _seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Of SGLang's requests, which keep their object when they are retracted. A rid would not do: a
 client may use it again, and is to get another sample then."""
 _rolling = False
+_rejecting = False
+_proposals: Proposals | None = None
+"""Of the pass that is being made."""
 
 
-def install() -> None:
-    """Let SGLang's sampler roll the dice too, for the passes without drafts."""
-    global _rolling
+def install(*, reject: bool = False) -> None:
+    """Let SGLang's sampler roll the dice too, for the passes without drafts.
+
+    With `reject`, drafts are accepted by the probabilities that they were drawn with.
+    """
+    global _rolling, _rejecting
+    _rejecting = reject
     if _rolling:
         return
     _rolling = True
@@ -55,18 +66,24 @@ def dice_of(req: Any) -> Dice | None:
     params = req.sampling_params
     if not _rolling or params.top_k == 1:
         return None
+    told = _rejecting and params.sampling_seed is None
     return Dice(
-        seed=_seed_of(req),
+        seed=0 if told else _seed_of(req),
         temperature=params.temperature,
         top_k=min(params.top_k, TOP_K_ALL),
         top_p=params.top_p,
         min_p=params.min_p,
+        probabilities=told,
     )
 
 
 @contextmanager
-def rolled(batch: ScheduleBatch) -> Iterator[None]:
-    """All draws of a pass over `batch` are made with its requests' dice."""
+def rolled(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
+    """All draws of a pass over `batch` are made with its requests' dice, or near `proposals`.
+
+    These are of all the nodes that the pass draws at.
+    """
+    global _proposals
     info = batch.sampling_info
     if (
         not _rolling
@@ -77,9 +94,11 @@ def rolled(batch: ScheduleBatch) -> Iterator[None]:
         yield
         return
     info.sampling_seed = torch.tensor([_seed_of(req) for req in batch.reqs], dtype=torch.int64)
+    _proposals = proposals
     try:
         yield
     finally:
+        _proposals = None
         # SGLang merges batches that have seeds with others that have none.
         info.sampling_seed = None
 
@@ -97,6 +116,7 @@ def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -
         per_node(info.min_ps) if info.need_min_p_sampling else None,
         None if info.sampling_seed is None else per_node(info.sampling_seed),
         positions,
+        _proposals,
     )
 
 

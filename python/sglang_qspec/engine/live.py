@@ -78,6 +78,11 @@ class Live:
     """Its target's, if that draws with any."""
     tally: Tally = field(default_factory=Tally)
 
+    @property
+    def wants_candidates(self) -> bool:
+        """Whether its target accepts step drafts by what they were drawn from."""
+        return self.dice is not None and self.dice.probabilities
+
     def renew(self, serial: int) -> None:
         """It is submitted anew under another serial; what the earlier one gave is kept."""
         self.serial = serial
@@ -118,3 +123,8 @@ class Live:
             token_ids=self.output_ids[output_len:],
             max_new_tokens=wanted,
         )
+
+
+def sources_of(wanted: Controls) -> frozenset[Source]:
+    """Those that may be proposed."""
+    return frozenset(source for source in Source if source.name.lower() in wanted.sources)

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.controls import Controls
+from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.followed import Followed
-from sglang_qspec.engine.live import Live, Tally
+from sglang_qspec.engine.live import Live, Tally, sources_of
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.engine.wishes import read_controls, read_guesses
 from sglang_qspec.link import Link, LinkState
@@ -53,6 +53,7 @@ class Speculator:
     ) -> None:
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
+        self.drawn = DrawnDrafts()
         self.lead = settings.step_tokens if settings.mode != "queue" else 0
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
         self._clock = clock
@@ -100,7 +101,7 @@ class Speculator:
             self.end(rid)
             live = Live(
                 rid,
-                self._tries.open(rid, prompt_ids, sources=_sources(wanted)),
+                self._tries.open(rid, prompt_ids, sources=sources_of(wanted)),
                 wanted,
                 rank,
                 next(self._serials),
@@ -153,6 +154,7 @@ class Speculator:
         if live is None:
             return None
         self._tries.close(rid)
+        self.drawn.end(rid)
         self._forget_at_sidecar(rid, live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(output_len))
@@ -209,7 +211,7 @@ class Speculator:
             live.unfinished.discard(drafted.completion)
         if not drafted.token_ids:
             return
-        self._tries.insert(
+        insertion = self._tries.insert(
             drafted.rid,
             live.trie.serial,
             Source.STEP if is_step else Source.QUEUE,
@@ -220,6 +222,8 @@ class Speculator:
             drafted.token_ids,
             greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
+        if is_step and live.wants_candidates and not insertion.refused:
+            self.drawn.take(drafted)
 
     def _submit_unsent(self) -> None:
         if self._link is None or self._link.state is not LinkState.READY:
@@ -339,7 +343,7 @@ class Speculator:
         for rid, live in self._live.items():
             self._forget_at_sidecar(rid, live)
             live.renew(next(self._serials))  # what is under way is of no use either
-            live.trie = self._tries.open(rid, live.prompt_ids, sources=_sources(live.controls))
+            live.trie = self._tries.open(rid, live.prompt_ids, sources=sources_of(live.controls))
             self._tries.commit(rid, live.output_ids)
 
     @property
@@ -392,10 +396,6 @@ class Speculator:
             raise RuntimeError("the open tries are not those of the live requests")
         if not self._unsent.keys() <= self._live.keys():
             raise RuntimeError("a request that is over waits to be submitted")
-
-
-def _sources(wanted: Controls) -> frozenset[Source]:
-    return frozenset(source for source in Source if source.name.lower() in wanted.sources)
 
 
 _active: Speculator | None = None

@@ -38,6 +38,7 @@ from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.startup import open_speculator
 from sglang_qspec.engine.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTrees, TreeLayout
+from sglang_qspec.verify.rejection import Proposals
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class QSpecWorker(BaseSpecWorker):
         internal_state.expose(self._speculator, self._knobs)
         speculator.activate(self._speculator)
         if self._on_cpu:
-            dice.install()
+            dice.install(reject=settings.acceptance == "reject")
 
     # What SGLang asks of an NGRAM-like worker.
 
@@ -133,7 +134,7 @@ class QSpecWorker(BaseSpecWorker):
         """Prefill, or an idle batch: the target alone."""
         for req in batch.reqs:
             self._speculator.admit(req.rid)
-        with dice.rolled(batch):
+        with dice.rolled(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
@@ -150,7 +151,7 @@ class QSpecWorker(BaseSpecWorker):
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.orig_seq_lens = batch.orig_seq_lens + 1
         batch.seq_lens_sum = None
-        with dice.rolled(batch):
+        with dice.rolled(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
@@ -172,7 +173,7 @@ class QSpecWorker(BaseSpecWorker):
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         sample = cpu_eagle_sample if self._on_cpu else eagle_utils.eagle_sample
         grammar_mask = self._grammar_mask(batch, trees, layout, verify_input)
-        with dice.rolled(batch):
+        with dice.rolled(batch, self._proposals(batch, trees)):
             predict, accept_lens, accept_index = sample(
                 verify_input, batch, result.logits_output, grammar_mask
             )
@@ -187,6 +188,11 @@ class QSpecWorker(BaseSpecWorker):
         last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).flatten()
         bonus_ids: list[int] = predict[last].tolist()
         return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
+
+    def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
+        """Near what the target is to draw at all nodes of a pass; without trees, at its roots."""
+        rids = [req.rid for req in batch.reqs]
+        return self._speculator.drawn.proposals(rids, [req.output_ids for req in batch.reqs], trees)
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
         """KV slots [bs * width] behind each request's committed tokens; already allocated."""

@@ -12,8 +12,10 @@ import msgspec
 
 from sglang_qspec.errors import LinkError
 from sglang_qspec.messages import (
+    MAX_CANDIDATES,
     MAX_MESSAGE_BYTES,
     Admit,
+    Candidates,
     Close,
     Commits,
     Dice,
@@ -34,6 +36,8 @@ MAX_COMMITS = 1024
 """Requests in one Commits, at most."""
 MAX_STEP_TIMES = 64
 """Sizes of passes in one Heartbeat, at most."""
+MAX_ROUNDING = 1e-3
+"""By how much probabilities may miss the sum of 1; the server divides them by it."""
 MAX_NAME_CHARS = 4096
 """A rid, a fingerprint or any other name is no longer than this."""
 
@@ -80,6 +84,8 @@ def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
             _check_length("Drafted.start", message.start)
             _check_length("Drafted.known_len", message.known_len)
             _check_token_ids("Drafted.token_ids", message.token_ids, vocab_size)
+            if message.candidates:
+                _check_candidates(message, vocab_size)
         case Welcome():
             _check_name("Welcome.model", message.model)
             _check_name("Welcome.session", message.session)
@@ -138,6 +144,39 @@ def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
         case Ping():
             _check_range("Ping.number", message.number, 0)
     return message
+
+
+def _check_candidates(drafted: Drafted, vocab_size: int) -> None:
+    if len(drafted.candidates) != len(drafted.token_ids):
+        raise LinkError(
+            f"Drafted.candidates are those of {len(drafted.candidates)} tokens, but must be those "
+            f"of all {len(drafted.token_ids)} or of none"
+        )
+    for token_id, candidates in zip(drafted.token_ids, drafted.candidates, strict=True):
+        _check_candidates_of(token_id, candidates, vocab_size)
+
+
+def _check_candidates_of(token_id: int, candidates: Candidates, vocab_size: int) -> None:
+    token_ids, probs = candidates.token_ids, candidates.probs
+    _check_range("the length of Candidates.token_ids", len(token_ids), 1, MAX_CANDIDATES)
+    _check_token_ids("Candidates.token_ids", token_ids, vocab_size)
+    if len(set(token_ids)) != len(token_ids) or token_id not in token_ids:
+        raise LinkError(
+            f"Candidates.token_ids are {token_ids}, but must be different and have the drafted "
+            f"token {token_id} among them"
+        )
+    if len(probs) != len(token_ids):
+        raise LinkError(
+            f"Candidates.probs has the length {len(probs)}, but must have that of "
+            f"Candidates.token_ids ({len(token_ids)})"
+        )
+    total = sum(probs)
+    # A NaN among them makes the total one, and no comparison with a NaN holds.
+    if not (abs(total - 1) <= MAX_ROUNDING and min(probs) > 0 and max(probs) <= 1):
+        raise LinkError(
+            f"Candidates.probs are from {min(probs)} to {max(probs)} and sum to {total}, but must "
+            "be over 0 and sum to 1"
+        )
 
 
 def _check_heartbeat(message: Heartbeat) -> None:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Dice, Drafted, Submit
+from sglang_qspec.messages import Candidates, Dice, Drafted, Submit
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
 
 Subscriber = tuple[Peer, str, int]
@@ -38,6 +38,8 @@ class Completion:
     sampling: Sampling | Dice
     seed: int
     token_ids: list[int] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
+    """What each of them was drawn from, where its target wants to know; otherwise empty."""
     row: int | None = None
     """Its KV row, which covers a prefix of the prompt and `token_ids`."""
     finished: bool = False
@@ -134,7 +136,7 @@ class Prompt:
         count = min(submit.completions, MAX_COMPLETIONS)
         samplings: list[Sampling | Dice] = [Sampling(submit.temperature, submit.top_p)] * count
         if submit.greedy_first:
-            samplings[:1] = [submit.dice or GREEDY] * len(samplings[:1])
+            samplings[:1] = [_likely(submit)] * len(samplings[:1])
         return cls(key, submit.token_ids, stops, limit, samplings)
 
     @property
@@ -194,6 +196,7 @@ class Prompt:
                         token_ids=completion.token_ids[start:end],
                         finished=completion.finished,
                         known_len=self._known_len((peer, rid, serial)),
+                        candidates=completion.candidates[start:end],
                     ),
                 )
             )
@@ -214,8 +217,13 @@ def prompt_key(submit: Submit, limit: int) -> PromptKey:
         submit.temperature,
         submit.top_p,
         submit.greedy_first,
-        submit.dice,
+        _likely(submit),
         frozenset(submit.stop_token_ids),
         submit.ignore_eos,
         limit,
     )
+
+
+def _likely(submit: Submit) -> Sampling | Dice:
+    """How the completion is chosen that its target is likeliest to follow."""
+    return GREEDY if submit.dice is None or submit.dice.probabilities else submit.dice

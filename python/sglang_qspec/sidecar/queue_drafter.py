@@ -221,17 +221,19 @@ class QueueDrafter:
             self._append(others, logits.expand(len(others), -1))
 
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
-        tokens = choose(
+        chosen = choose(
             logits,
             [completion.sampling for completion in completions],
             [completion.seed for completion in completions],
             [completion.position for completion in completions],
         )
-        self.drafted_tokens += len(tokens)
-        for completion, token in zip(completions, tokens, strict=True):
-            prompt = completion.prompt
+        self.drafted_tokens += len(completions)
+        for place, completion in enumerate(completions):
+            prompt, token = completion.prompt, chosen.token_ids[place]
             self._step_tokens += completion.kind is Kind.STEP
             completion.token_ids.append(token)
+            if place in chosen.candidates:
+                completion.candidates.append(chosen.candidates[place])
             size = len(completion.token_ids)
             if token in prompt.stops or size >= prompt.limit:
                 self._finish(completion)

@@ -7,7 +7,9 @@ many more. On one core, 64 rows of 49,152 logits take about 2 ms this way, where
 everything takes 7 and a top-k 14.
 
 Step drafts of sampled requests are drawn just as the target draws (`verify.sample`), which takes
-16 ms for as many rows: tokens that only noise makes the winner are won by both.
+16 ms for as many rows: tokens that only noise makes the winner are won by both. Or, where the
+target wants to know what they were drawn from, from the likeliest tokens alone, and with numbers
+that nobody else has: those of torch begin with the same seed in server and sidecar.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sglang_qspec.messages import Dice
-from sglang_qspec.verify.sample import Draws, sample_targets
+from sglang_qspec.messages import MAX_CANDIDATES, Candidates, Dice
+from sglang_qspec.verify.sample import Draws, likeliest_left, sample_targets
 
 BLOCK = 64
 """Tokens in a block."""
@@ -42,6 +46,17 @@ class Sampling:
 
 
 GREEDY = Sampling(0.0)
+
+_own_numbers = np.random.default_rng()
+"""Seeded by the operating system."""
+
+
+class Choices(NamedTuple):
+    """Tokens for the rows of a pass."""
+
+    token_ids: list[int]
+    candidates: dict[int, Candidates]
+    """What they were drawn from, by row, for those whose target wants to know."""
 
 
 def seed_of(token_ids: Sequence[int], completion: int) -> int:
@@ -71,18 +86,20 @@ def choose(
     samplings: Sequence[Sampling | Dice],
     seeds: Sequence[int],
     positions: Sequence[int],
-) -> list[int]:
+) -> Choices:
     """A token for each row of `logits` (float [n, vocab]), chosen as `samplings[i]` says.
 
     A greedy row gives what `argmax` does, the lowest id among equals. A drawn row depends on its
-    own logits, sampling, `seeds[i]` and `positions[i]`, and on no other row.
+    own logits, sampling, `seeds[i]` and `positions[i]`, and on no other row; with
+    `Dice.probabilities` also on chance.
     """
     settled: list[int] = []
     drawn: dict[int, Sampling] = {}
     alike: dict[int, Dice] = {}
+    told: dict[int, Dice] = {}
     for i, sampling in enumerate(samplings):
         if isinstance(sampling, Dice):
-            alike[i] = sampling
+            (told if sampling.probabilities else alike)[i] = sampling
         elif sampling.temperature > 0:
             drawn[i] = sampling
         else:
@@ -105,23 +122,52 @@ def choose(
         )
         for i, token in zip(alike, picked.tolist(), strict=True):
             tokens[i] = token
-    return tokens
+    candidates: dict[int, Candidates] = {}
+    if told:
+        offers = _draw_from_told(logits[list(told)], list(told.values()))
+        for i, (token, candidates[i]) in zip(told, offers, strict=True):
+            tokens[i] = token
+    return Choices(tokens, candidates)
 
 
 def _draw_alike(logits: torch.Tensor, dice: list[Dice], positions: list[int]) -> torch.Tensor:
     """Draw as the target would, were these its logits, float [n, vocab]: int64 [n]."""
+    seeds = _column(dice, "seed", torch.int64)
+    draws = _filters(dice)._replace(seeds=seeds, positions=torch.tensor(positions))
+    return sample_targets(logits.cpu(), _column(dice, "temperature", torch.float32), draws)
 
-    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([getattr(each, name) for each in dice], dtype=dtype)
 
-    draws = Draws(
-        column("top_k", torch.int64),
-        column("top_p", torch.float32),
-        column("min_p", torch.float32),
-        column("seed", torch.int64),
-        torch.tensor(positions),
+def _draw_from_told(logits: torch.Tensor, dice: list[Dice]) -> list[tuple[int, Candidates]]:
+    """Draw from the likeliest tokens that the target's filters leave, and tell of them all."""
+    temperatures = _column(dice, "temperature", torch.float32)
+    probs = torch.softmax(logits.cpu().float() / temperatures.view(-1, 1), dim=-1)
+    token_ids, left = likeliest_left(probs, _filters(dice), MAX_CANDIDATES)
+    left[(left > 0).sum(1) == 0, 0] = 1.0  # of a row that is not a number there is no draw
+    rows = zip(token_ids.numpy(), left.double().numpy(), strict=True)
+    return [_draw_from(ids[weights > 0], weights[weights > 0]) for ids, weights in rows]
+
+
+def _draw_from(
+    token_ids: NDArray[np.int64], weights: NDArray[np.float64]
+) -> tuple[int, Candidates]:
+    """The draw is one from the very numbers that are told."""
+    probs = weights / weights.sum()
+    steps = probs.cumsum()
+    place = int(np.searchsorted(steps, _own_numbers.random() * steps[-1], side="right"))
+    place = min(place, len(steps) - 1)  # where the number was rounded up to the sum
+    return int(token_ids[place]), Candidates(token_ids.tolist(), probs.tolist())
+
+
+def _filters(dice: list[Dice]) -> Draws:
+    return Draws(
+        _column(dice, "top_k", torch.int64),
+        _column(dice, "top_p", torch.float32),
+        _column(dice, "min_p", torch.float32),
     )
-    return sample_targets(logits.cpu(), column("temperature", torch.float32), draws)
+
+
+def _column(dice: list[Dice], name: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([getattr(each, name) for each in dice], dtype=dtype)
 
 
 def _likeliest(blocks: torch.Tensor, maxima: torch.Tensor, rows: list[int]) -> torch.Tensor:

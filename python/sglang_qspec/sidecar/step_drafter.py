@@ -18,7 +18,7 @@ class StepDrafter:
     A step draft is a prompt of its own, the request's prompt with its output, whose KV comes from
     rows that hold most of it. One that has run ahead far enough rests, and goes on when the target
     has followed; one that the target leaves or outruns ends for another. It is greedy where the
-    target is, and otherwise drawn with the target's own dice.
+    target is, and otherwise drawn with the target's own dice, or sent with what it was drawn from.
     """
 
     def __init__(self, model: Rows, line: Line, tenancy: Tenancy) -> None:

@@ -34,6 +34,10 @@ class Proposals(NamedTuple):
     candidate_probs: Tensor
     """float [N, M]: their probabilities, which sum to 1; 0 for padding."""
 
+    def of(self, rows: Tensor) -> Proposals:
+        """Those of some nodes."""
+        return Proposals(*(values[rows] for values in self))
+
 
 def sample_near(probs: Tensor, proposals: Proposals) -> Tensor:
     """Draw one token per row of the target's `probs` float [N, V], which sum to 1: int64 [N].

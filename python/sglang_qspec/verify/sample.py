@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.race import race
+from sglang_qspec.verify.rejection import Proposals, sample_near
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _SHORTLIST = 1024
@@ -31,7 +32,8 @@ class Draws(NamedTuple):
 
     `top_ks` is int [N], of which V and more keeps all tokens and 1 gives the argmax; `top_ps` and
     `min_ps` are float [N]. With `seeds` and `positions`, int [N], a row's draw depends on these two
-    and its distribution alone; without, numbers come from torch's global generator.
+    and its distribution alone; without, numbers come from torch's global generator. Rows with a
+    known one of the `proposals` are drawn near it instead (`sglang_qspec.verify.rejection`).
     """
 
     top_ks: Tensor | None = None
@@ -39,10 +41,13 @@ class Draws(NamedTuple):
     min_ps: Tensor | None = None
     seeds: Tensor | None = None
     positions: Tensor | None = None
+    proposals: Proposals | None = None
 
     def of(self, rows: Tensor) -> Draws:
         """Those of some rows."""
-        return Draws(*(None if values is None else values[rows] for values in self))
+        columns = [None if values is None else values[rows] for values in self[:-1]]
+        proposals = None if self.proposals is None else self.proposals.of(rows)
+        return Draws(*columns, proposals=proposals)
 
 
 def sample_targets(logits: Tensor, temperatures: Tensor, draws: Draws) -> Tensor:
@@ -63,14 +68,37 @@ def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
     differ a little. (SGLang numbers the tokens of a filtered row, and of its neighbours, by rank.)
     """
     filtered = _filtered(probs, draws)
-    if not filtered.any():
+    near = torch.zeros_like(filtered) if draws.proposals is None else draws.proposals.known
+    alone = ~(filtered | near)
+    if alone.all():
         return _draw(probs, draws)
     drawn = torch.empty(len(probs), dtype=torch.int64)
-    for rows, draw in ((filtered, _draw_filtered), (~filtered, _draw)):
+    ways = ((near, _draw_near), (filtered & ~near, _draw_filtered), (alone, _draw))
+    for rows, draw in ways:
         index = rows.nonzero()[:, 0]
         if len(index):
             drawn[index] = draw(probs[index], draws.of(index))
     return drawn
+
+
+def distributions(probs: Tensor, draws: Draws) -> Tensor:
+    """What the filters leave of `probs` [N, V], as distributions: float64 [N, V]."""
+    left = probs.double()
+    rows = _filtered(probs, draws).nonzero()[:, 0]
+    if len(rows):
+        tokens, kept = _left(probs[rows], draws.of(rows))
+        left[rows] = torch.zeros_like(left[rows]).scatter_(1, tokens, kept.double())
+    return left.div_(left.sum(1, keepdim=True))
+
+
+def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest tokens of each row of `probs` [N, V], and what the filters leave them.
+
+    int64 [N, count] and float [N, count], which falls along a row down to 0 for what is dropped.
+    """
+    # A filter keeps a beginning of the ranking, and looks no further to find its end.
+    ranked, tokens = probs.topk(min(count, probs.shape[1]), dim=-1)
+    return tokens, _filter(ranked, draws)[0]
 
 
 def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -89,13 +117,14 @@ def _filtered(probs: Tensor, draws: Draws) -> Tensor:
     return filtered
 
 
+def _draw_near(probs: Tensor, draws: Draws) -> Tensor:
+    assert draws.proposals is not None
+    return sample_near(distributions(probs, draws), draws.proposals)
+
+
 def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
-    vocab = probs.shape[1]
-    ranked, tokens = probs.topk(min(_SHORTLIST, vocab), dim=-1)
-    kept, complete = _filter(ranked, draws)
-    if not complete and ranked.shape[1] < vocab:
-        ranked, tokens = probs.sort(dim=-1, descending=True)
-        kept, _ = _filter(ranked, draws)
+    tokens, kept = _left(probs, draws)
+    if kept.shape[1] > _SHORTLIST:
         return _draw(torch.zeros_like(probs).scatter_(1, tokens, kept), draws)
     if draws.seeds is None or draws.positions is None:
         rank = _draw(kept, draws)
@@ -103,6 +132,20 @@ def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
         noise = gumbel(murmur_hash32(draws.seeds, draws.positions, tokens))
         rank = noise.add_(kept.double().log_()).argmax(-1)
     return tokens.gather(1, rank.unsqueeze(1)).squeeze(1)
+
+
+def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    """What the filters leave of each row: token ids [N, R], and their weights from the largest on.
+
+    R is the shortlist's length, or the vocabulary's where that does not hold all that is left.
+    """
+    vocab = probs.shape[1]
+    ranked, tokens = probs.topk(min(_SHORTLIST, vocab), dim=-1)
+    kept, complete = _filter(ranked, draws)
+    if not complete and ranked.shape[1] < vocab:
+        ranked, tokens = probs.sort(dim=-1, descending=True)
+        kept, _ = _filter(ranked, draws)
+    return tokens, kept
 
 
 def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
