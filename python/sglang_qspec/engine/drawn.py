@@ -130,12 +130,13 @@ class DrawnDrafts:
         width = trees.width if trees is not None else 1
         placed: dict[int, Drawn] = {}
         for row, (rid, output_ids) in enumerate(zip(rids, outputs, strict=True)):
-            node: int | None = 0
+            node = 0
             for drawn in self.ahead(rid, output_ids):
                 placed[row * width + node] = drawn
-                node = _child(trees, row, node, drawn.token_id) if trees is not None else None
-                if node is None:
+                child = _child(trees, row, node, drawn.token_id) if trees is not None else None
+                if child is None:
                     break
+                node = child
         return _proposals(placed, len(rids) * width) if placed else None
 
 

@@ -45,9 +45,18 @@ class Draws(NamedTuple):
 
     def of(self, rows: Tensor) -> Draws:
         """Those of some rows."""
-        columns = [None if values is None else values[rows] for values in self[:-1]]
-        proposals = None if self.proposals is None else self.proposals.of(rows)
-        return Draws(*columns, proposals=proposals)
+
+        def some(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        return Draws(
+            some(self.top_ks),
+            some(self.top_ps),
+            some(self.min_ps),
+            some(self.seeds),
+            some(self.positions),
+            None if self.proposals is None else self.proposals.of(rows),
+        )
 
 
 def sample_targets(logits: Tensor, temperatures: Tensor, draws: Draws) -> Tensor:
