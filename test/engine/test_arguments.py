@@ -63,6 +63,14 @@ def test_a_plain_server_has_no_unsupported_mode() -> None:
     assert not any(row[0] for row in arguments._unsupported(server_args()))
 
 
+def test_rejection_sampling_is_refused_on_a_gpu_alone() -> None:
+    rejecting = QSpecConfig(acceptance="reject")
+    arguments._check_acceptance(server_args(), rejecting)
+    arguments._check_acceptance(server_args(device="cuda"), QSpecConfig())
+    with pytest.raises(ConfigError, match="acceptance is reject.*only match on a GPU"):
+        arguments._check_acceptance(server_args(device="cuda"), rejecting)
+
+
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.sglang, "__version__", "0.6.0")
     with pytest.raises(ConfigError, match=r"sglang is 0\.6\.0.*0\.5\.23"):

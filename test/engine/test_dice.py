@@ -19,6 +19,7 @@ from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.verify_input import verify_input_of
 from sglang_qspec.messages import Dice
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
+from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
 from test.verify.chi_square import chi_square
 
@@ -34,7 +35,7 @@ def rolling() -> Iterator[None]:
     dice.install()
     yield
     Sampler._sample_from_probs = sample_from_probs
-    dice._rolling = False
+    dice._rolling = dice._rejecting = False
 
 
 class Req:
@@ -84,6 +85,14 @@ def test_a_secret_seed_is_of_one_request_and_stays_with_it() -> None:
     assert dice.dice_of(one) == first
 
 
+def test_where_drafts_are_rejected_by_probability_the_sidecar_does_not_learn_the_seed() -> None:
+    dice.install(reject=True)
+    told = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05)
+    assert dice.dice_of(told) == Dice(0, 0.7, 20, 0.9, 0.05, probabilities=True)
+    assert dice.dice_of(Req(temperature=0.7, sampling_seed=3)) == Dice(3, 0.7)
+    assert dice.dice_of(Req(temperature=0)) is None
+
+
 def test_nothing_is_rolled_where_the_worker_has_not_asked_for_it() -> None:
     dice._rolling = False
     assert dice.dice_of(Req(temperature=1, sampling_seed=1)) is None
@@ -103,6 +112,26 @@ def test_a_batch_has_seeds_for_the_length_of_a_pass_even_one_that_fails() -> Non
     with pytest.raises(ZeroDivisionError):
         fail()
     assert batch.sampling_info.sampling_seed is None
+
+
+def test_a_pass_draws_near_its_proposals_and_the_next_one_does_not() -> None:
+    certain = Proposals(
+        torch.tensor([True, False]),
+        torch.tensor([2, 0]),
+        torch.tensor([[2], [0]]),
+        torch.ones(2, 1),
+    )
+    batch = batch_of([Req(temperature=1, sampling_seed=7), Req(temperature=1, sampling_seed=8)])
+    probs = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    with dice.rolled(batch, certain):
+        draws = dice.draws_of(batch.sampling_info, torch.zeros(2))
+        assert draws.proposals is certain
+        tokens, _ = Sampler._sample_from_probs(
+            None, probs, batch.sampling_info, torch.tensor([4, 4]), True
+        )
+    assert tokens.tolist() == [2, 1]
+    with dice.rolled(batch):
+        assert dice.draws_of(batch.sampling_info, torch.zeros(2)).proposals is None
 
 
 def test_greedy_batches_and_those_that_show_sglangs_own_draw_are_left_alone() -> None:

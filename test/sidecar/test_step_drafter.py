@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Dice, Drafted
 from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.verify.race import race
 from test.sidecar.scripted import ScriptedModel
@@ -221,6 +221,32 @@ def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
     desk.run()
     assert desk.told[ONE, "a", FIRST] == alike(desk, 5, [1, 2, 3], [50, 51], 14)
     desk.leave("a", "b")
+
+
+def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() -> None:
+    desk = Desk(ScriptedModel())
+    desk.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
+    desk.submit("a", [1, 2, 3], dice=Dice(0, 1.0, probabilities=True))
+    desk.run()
+    assert desk.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
+    desk.admit("a")
+    # A greedy draft agrees by chance, so that it is not relied on.
+    desk.drafter.follow(ONE, Commits([Commit("a", 0, 0, [4, 5], 8)]))
+    steps: list[Drafted] = []
+    while not desk.drafter.idle:
+        desk.drafter.step()
+        steps += [drafted for _, drafted in desk.drafter.take()]
+    text = [1, 2, 3, 4, 5]
+    for step in steps:
+        (token,), (candidates,) = step.token_ids, step.candidates  # each at once
+        assert step.completion == FIRST
+        assert token in candidates.token_ids
+        assert candidates.token_ids[0] == text[-1] + 1
+        assert len(candidates.token_ids) == len(candidates.probs) == MAX_CANDIDATES
+        text.append(token)
+    assert len(text) == 13
+    assert text[5:] != list(range(6, 14))
+    desk.leave("a")
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])

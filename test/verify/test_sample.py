@@ -5,7 +5,8 @@ import torch
 
 from sglang_qspec.verify.accept import accept
 from sglang_qspec.verify.race import race
-from sglang_qspec.verify.sample import Draws, sample_targets
+from sglang_qspec.verify.rejection import Proposals
+from sglang_qspec.verify.sample import Draws, distributions, sample_targets
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 from test.verify.chi_square import chi_square
 
@@ -213,3 +214,58 @@ def test_accepted_text_has_the_targets_distribution() -> None:
 def test_the_statistic_catches_a_broken_acceptance_rule() -> None:
     torch.manual_seed(12)
     assert chi_square(_speculate(_DRAWS, broken=True), _pair_distribution()) > 20.0
+
+
+def _near(rows: int, known: torch.Tensor, drafter: torch.Tensor) -> Proposals:
+    """Draws from one distribution over all tokens, which count where `known` says."""
+    token_ids = torch.multinomial(drafter, rows, replacement=True)
+    everyone = torch.arange(len(drafter)).expand(rows, -1)
+    return Proposals(known, token_ids, everyone, drafter.expand(rows, -1))
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [(1.0, 6, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 6, 0.8, 0.0), (1.3, 5, 0.9, 0.05)],
+)
+def test_draws_near_a_drafters_follow_the_filtered_distribution(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    torch.manual_seed(7)
+    rows, drafter = torch.ones(_DRAWS), torch.tensor([0.05, 0.3, 0.3, 0.1, 0.05, 0.2])
+    proposals = _near(_DRAWS, rows.bool(), drafter)
+    draws = Draws(
+        (rows * top_k).int(), rows * top_p, rows * min_p, torch.arange(_DRAWS), rows.long()
+    )
+    drawn = sample_targets(
+        _LOGITS.expand(_DRAWS, -1), rows * temperature, draws._replace(proposals=proposals)
+    )
+    expected = _expected(temperature, top_k, top_p, min_p)
+    assert chi_square(torch.bincount(drawn, minlength=6), expected) < 4.0
+    kept = (drawn == proposals.token_ids).float().mean()
+    assert kept == pytest.approx(float(torch.minimum(expected, drafter).sum()), abs=0.01)
+
+
+@pytest.mark.parametrize("vocab", [50, 3000])
+def test_rows_without_a_known_proposal_are_drawn_as_if_there_were_none(vocab: int) -> None:
+    logits = torch.randn(40, vocab, generator=torch.Generator().manual_seed(0))
+    known = torch.arange(40) % 3 == 0
+    draws = Draws(
+        torch.tensor([1, vocab, vocab, 7]).repeat(10),
+        torch.tensor([1.0, 1.0, 0.9, 0.99, 1.0]).repeat(8),
+        seeds=torch.arange(40),
+        positions=torch.arange(40),
+    )
+    alone = sample_targets(logits, torch.ones(40), draws)
+    proposals = _near(40, known & (draws.top_ks != 1), torch.full((vocab,), 1 / vocab))
+    near = sample_targets(logits, torch.ones(40), draws._replace(proposals=proposals))
+    assert torch.equal(near[~known], alone[~known])
+    assert torch.equal(near[::4], logits[::4].argmax(-1))
+    assert not torch.equal(near, alone)
+
+
+def test_distributions_keep_what_the_filters_leave_beyond_the_shortlist_too() -> None:
+    probs = torch.full((2, 3000), 1 / 3000)
+    left = distributions(probs, Draws(top_ps=torch.tensor([0.9, 1.0])))
+    assert left.sum(1).tolist() == pytest.approx([1.0, 1.0])
+    assert int((left > 0).sum(1)[0]) == pytest.approx(2700, abs=2)
+    assert torch.equal(left[1], probs[1])

@@ -130,12 +130,16 @@ def check(args: Any) -> QSpecConfig:
             )
     if settings.key_file and not Path(settings.key_file).is_file():
         raise ConfigError(f"{config.flag('key_file')} is {settings.key_file!r}, but no such file")
-    if settings.acceptance == "reject" and not str(args.device).startswith("cpu"):
+    _check_acceptance(args, settings)
+    _check_draft_model(args, settings)
+    return settings
+
+
+def _check_acceptance(args: Any, settings: QSpecConfig) -> None:
+    if settings.acceptance == "reject" and str(args.device).split(":")[0] != "cpu":
         raise ConfigError(
             f"{config.flag('acceptance')} is reject, but QSPEC supports only match on a GPU so far"
         )
-    _check_draft_model(args, settings)
-    return settings
 
 
 def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:

@@ -91,13 +91,15 @@ def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
 
 
 def distributions(probs: Tensor, draws: Draws) -> Tensor:
-    """What the filters leave of `probs` [N, V], as distributions: float64 [N, V]."""
-    left = probs.double()
+    """What the filters leave of `probs` [N, V], made to sum to 1 again: float [N, V]."""
     rows = _filtered(probs, draws).nonzero()[:, 0]
-    if len(rows):
-        tokens, kept = _left(probs[rows], draws.of(rows))
-        left[rows] = torch.zeros_like(left[rows]).scatter_(1, tokens, kept.double())
-    return left.div_(left.sum(1, keepdim=True))
+    if not len(rows):
+        return probs
+    tokens, kept = _left(probs[rows], draws.of(rows))
+    kept /= kept.sum(1, keepdim=True)
+    left = probs.clone()
+    left[rows] = probs.new_zeros(len(rows), probs.shape[1]).scatter_(1, tokens, kept)
+    return left
 
 
 def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,70 @@
+"""Rejection sampling on a running server: real target, real sidecar, drafts by probability."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmark.server import Server
+from sglang_qspec.models import DemoModels
+from test.engine.test_server import (
+    COMMON,
+    SAMPLED,
+    SAMPLED_TEXTS,
+    check_equally_frequent,
+    cores,
+    generate,
+    state,
+    until,
+)
+
+pytestmark = pytest.mark.server
+
+# The target waits for each step, so that most tokens are drawn near a drafted one.
+STEPS = {"custom_params": {"qspec_sources": ["step"]}}
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels) -> Iterator[Server]:
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+        *("--speculative-qspec-acceptance", "reject"),
+        *("--speculative-qspec-mode", "sequential"),
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as running:
+        until(lambda: state(running)["sidecar"] == "ready", 120)
+        yield running
+
+
+def test_texts_drawn_near_drafts_are_as_frequent_as_without_speculation(server: Server) -> None:
+    texts = {}
+    for enabled, custom_params in ((True, STEPS["custom_params"]), (False, {})):
+        sampling = {**SAMPLED, "custom_params": {"qspec_enabled": enabled, **custom_params}}
+        texts[enabled] = server.post(
+            "/generate", {"text": SAMPLED_TEXTS, "sampling_params": sampling}
+        )
+    records = [answer["meta_info"]["qspec"] for answer in texts[True]]
+    steps = sum(record["accepted_by_source"]["step"] for record in records)
+    assert steps > len(records) / 4  # otherwise this would test plain decoding
+    check_equally_frequent(texts[True], texts[False])
+
+
+def test_long_samples_follow_most_of_what_is_drafted_and_differ(server: Server) -> None:
+    answers = [
+        generate(server, SAMPLED_TEXTS[0], temperature=0.7, ignore_eos=True, **STEPS)
+        for _ in range(2)
+    ]
+    assert answers[0]["output_ids"] != answers[1]["output_ids"]
+    records = [answer["meta_info"]["qspec"] for answer in answers]
+    # A token drawn apart from the draft's would equal it in every second place.
+    assert sum(r["accepted_tokens"] for r in records) > 2 * sum(r["passes"] for r in records)
+
+
+def test_a_seed_still_gives_the_same_text(server: Server) -> None:
+    texts = [
+        generate(server, SAMPLED_TEXTS[0], temperature=1.0, sampling_seed=7)["output_ids"]
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
