@@ -125,6 +125,20 @@ def test_a_request_that_is_switched_off_is_decoded_plainly(link: FakeSidecarLink
     assert link.submits == link.closes == link.admits == []
 
 
+def test_output_is_followed_in_passes_without_drafts_too(link: FakeSidecarLink) -> None:
+    active = make(link)
+    poll(active)
+    enqueue(active)
+    poll(active)
+    plain = active.propose(["a"], [[8]], 1, drafts=False)
+    active.settle(["a"], plain, [[]], [9])
+    assert tree_of(active, "a", [8, 9], 3).token_ids == (9, 10, 11)
+    assert [commit.token_ids for commits in link.commits for commit in commits.requests] == [
+        [8],
+        [9],
+    ]
+
+
 @pytest.mark.parametrize("source", list(Source))
 def test_a_request_uses_the_sources_that_it_names_and_no_others(
     link: FakeSidecarLink, source: Source

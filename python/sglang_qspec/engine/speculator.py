@@ -253,7 +253,7 @@ class Speculator:
         the committed tokens of each, at least one; the tries follow them, and they only grow.
         """
         drafting = [
-            rid if drafts and self._follow(rid, output_ids) else None
+            rid if self._follow(rid, output_ids) and drafts else None
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
         self._report(rids)
