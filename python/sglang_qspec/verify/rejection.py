@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, where
 
+from sglang_qspec.verify.inverse import draw_columns
+
 
 class Proposals(NamedTuple):
     """What a drafter drew at each of N nodes, and from which distribution."""
@@ -53,7 +55,7 @@ def sample_near(probs: Tensor, proposals: Proposals) -> Tensor:
     rest = (~kept).nonzero()[:, 0]
     if len(rest):
         offers = candidate_probs[rest] * known[rest].unsqueeze(1)
-        drawn[rest] = torch.multinomial(_left_over(probs[rest], ids[rest], offers), 1).squeeze(1)
+        drawn[rest] = draw_columns(_left_over(probs[rest], ids[rest], offers))
     return drawn
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_qspec.verify.inverse import draw_columns
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.race import race
 from sglang_qspec.verify.rejection import Proposals, sample_near
@@ -187,10 +188,4 @@ def _draw(weights: Tensor, draws: Draws) -> Tensor:
     """Draw a column of each row of `weights` [N, R] >= 0 in proportion to its weight."""
     if draws.seeds is not None and draws.positions is not None:
         return race(weights, draws.seeds, draws.positions)
-    # Inverse of the distribution function, in float64 so that 2**-24 steps do not show.
-    sums = weights.double().cumsum(-1)
-    total = sums[:, -1:]
-    point = torch.rand(total.shape, dtype=torch.float64) * total
-    # The last step below keeps a point that was rounded up to the total on a possible column.
-    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(sums, point, right=True).squeeze(1)
+    return draw_columns(weights)
