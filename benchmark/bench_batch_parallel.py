@@ -137,7 +137,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=3,
         help="prompts of a cell for each request in flight; at least six in all (default: 3)",
     )
-    add("--max-new-tokens", type=positive, default=64, help="of each answer (default: 64)")
+    add("--max-new-tokens", type=positive, default=128, help="of each answer (default: 128)")
     add("--max-prompt-tokens", type=positive, default=256, help="of each prompt (default: 256)")
     add("--dtype", default="bfloat16", help="of the target (default: bfloat16)")
     add("--model", type=Path, help="the target (default: the demo model)")

@@ -26,7 +26,7 @@ class Passes:
     rows: int = 0
     """Tokens that the passes had, those that only pad included."""
     seconds: float = 0.0
-    """From the end of the pass before, without waits; a first pass after a prompt's is left out."""
+    """From the end of the pass before, or the beginning if a prompt was read; without waits."""
     waited_seconds: float = 0.0
     """In which the target waited for drafts."""
 

@@ -213,8 +213,7 @@ def figures(run: CellRun) -> Figures:
         waited = total.waited_seconds / total.passes
         batch = total.requests / total.passes
         width = total.rows / total.requests
-        # The sidecar drafted for all passes, and some of them are not counted.
-        draft = run.counters.step_seconds * batch / passes if passes else None
+        draft = run.counters.step_seconds / total.passes
         if draft:
             hidden = max(0.0, 1 - waited / draft)
     return Figures(

@@ -35,7 +35,7 @@ class Proposer:
         self._patience = Patience()
         self._punctuality = Punctuality()
         self._pass_ended: float | None = None
-        """When the last decode pass did, if there was nothing after it."""
+        """When the last decode pass did, or the next one began if there was something between."""
         self._waited = 0.0
         """Seconds since then that were spent waiting for drafts."""
 
@@ -47,6 +47,8 @@ class Proposer:
         other pipelines, whose passes are made for them, unless they are late (`Punctuality`). What
         comes and makes no tree larger buys no time, or it could hold up a pass forever.
         """
+        if self._pass_ended is None:
+            self._pass_ended = time.monotonic()
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]
         if self._knobs.draft_token_num != self._width.max_width:
@@ -71,16 +73,15 @@ class Proposer:
     def end_pass(self, pipeline: str, trees: DraftTrees) -> None:
         """A decode pass over these trees has ended."""
         now = time.monotonic()
-        if self._pass_ended is not None:
-            rows = len(trees) * trees.width
-            seconds = now - self._pass_ended - self._waited
-            self.times.observe(rows, seconds)
-            totals = self._speculator.totals
-            totals.note_pass(pipeline, len(trees), rows, seconds, self._waited)
+        assert self._pass_ended is not None
+        rows = len(trees) * trees.width
+        seconds = now - self._pass_ended - self._waited
+        self.times.observe(rows, seconds)
+        self._speculator.totals.note_pass(pipeline, len(trees), rows, seconds, self._waited)
         self._pass_ended, self._waited = now, 0.0
 
     def interrupt(self) -> None:
-        """The next decode pass does not follow the last one at once."""
+        """The next decode pass does not follow the last one at once: its time is its own."""
         self._pass_ended = None
 
     def _wait(

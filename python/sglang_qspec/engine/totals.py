@@ -25,7 +25,7 @@ class PassTotals:
     rows: int = 0
     """Tokens that the passes had, drafts and padding too."""
     seconds: float = 0.0
-    """From the end of the pass before, without waits."""
+    """From the end of the pass before, or the beginning if a prompt was read; without waits."""
     waited_seconds: float = 0.0
     """For step drafts."""
 

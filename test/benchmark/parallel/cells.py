@@ -41,10 +41,9 @@ def passes_of(
 def counters_of(
     name: str = "halves", *, draft_s: float = 0.02, batch: int = 3, **passes: float
 ) -> Counters:
-    """Drafting for each of the passes that the requests took part in, of which 10 are counted."""
-    made = REQUESTS * PASSES // batch
+    """Of ten passes, each with drafting of its own."""
     counted = passes_of(batch=batch, **passes)  # type: ignore[arg-type]
-    return Counters({name: counted, "queue": Passes()}, made * draft_s, 100, 50)
+    return Counters({name: counted, "queue": Passes()}, counted.passes * draft_s, 100, 50)
 
 
 def run_of(

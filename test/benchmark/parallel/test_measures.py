@@ -29,12 +29,6 @@ def test_times_are_for_each_verify_pass() -> None:
     assert (found.batch, found.width) == (3, 5)
 
 
-def test_drafting_for_passes_that_are_not_counted_is_not_ascribed_to_the_others() -> None:
-    few, all_of_them = (figures(run_of(counters=counters_of(passes=passes))) for passes in (7, 10))
-    assert few.draft_s == pytest.approx(all_of_them.draft_s)
-    assert few.hidden_share == pytest.approx(all_of_them.hidden_share)
-
-
 def test_waiting_for_longer_than_drafting_took_hides_nothing() -> None:
     assert figures(run_of(counters=counters_of(draft_s=0.01, waited_s=0.02))).hidden_share == 0
 
