@@ -236,11 +236,11 @@ def figures(run: CellRun) -> Figures:
 
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Of each figure, over the rounds that have it."""
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(Figures):
         known = [v for one in rounds if (v := getattr(one, field.name)) is not None]
         values[field.name] = statistics.median(known) if known else None
-    return Figures(**values)  # type: ignore[arg-type]
+    return Figures(**values)
 
 
 def streamed(gaps: Sequence[Gap]) -> Streamed:

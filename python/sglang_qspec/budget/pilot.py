@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_qspec.budget.pass_times import PassTimes
@@ -78,7 +78,7 @@ class Pilot:
                 k,
                 requests,
                 lambda b, w: self._times.seconds(b * w),
-                lambda b, k=k: k * step(b),  # type: ignore[misc]
+                _drafting(step, k),
                 lead=max(lead, k),
             )
             for pipeline in PIPELINES:
@@ -94,3 +94,8 @@ class Pilot:
         course.rival = rival
         if course.votes >= VOTES:
             course.pipeline, course.votes = rival, 0
+
+
+def _drafting(step: Curve, k: int) -> Callable[[int], float]:
+    """D: the seconds of `k` steps by the requests that they are for."""
+    return lambda requests: k * step(requests)

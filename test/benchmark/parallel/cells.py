@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmark.parallel.counters import Counters, Passes
 from benchmark.parallel.journal import Entry
 from benchmark.parallel.plan import (
@@ -39,10 +41,10 @@ def passes_of(
 
 
 def counters_of(
-    name: str = "halves", *, draft_s: float = 0.02, batch: int = 3, **passes: float
+    name: str = "halves", *, draft_s: float = 0.02, batch: int = 3, **passes: Any
 ) -> Counters:
     """Of ten passes, each with drafting of its own."""
-    counted = passes_of(batch=batch, **passes)  # type: ignore[arg-type]
+    counted = passes_of(batch=batch, **passes)
     return Counters({name: counted, "queue": Passes()}, counted.passes * draft_s, 100, 50)
 
 
