@@ -126,5 +126,5 @@ def test_a_run_can_go_on_with_other_numbers_but_not_with_other_lengths(tmp_path:
 
     Journal.open(tmp_path, header("--k", "4", "--in-flight", "4"), resume=False)
     Journal.open(tmp_path, header("--k", "1", "8", "--rounds", "3"), resume=True)
-    with pytest.raises(JournalError, match="max_new_tokens is 64, and that of this run 63"):
-        Journal.open(tmp_path, header("--max-new-tokens", "63"), resume=True)
+    with pytest.raises(JournalError, match="max_new_tokens is 128, and that of this run 127"):
+        Journal.open(tmp_path, header("--max-new-tokens", "127"), resume=True)
