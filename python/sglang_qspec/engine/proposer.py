@@ -34,6 +34,8 @@ class Proposer:
         self._width = WidthPolicy(knobs.draft_token_num, times=self.times)
         self._patience = Patience()
         self._punctuality = Punctuality()
+        self._generation = active.generation
+        """Of the sidecar that the two have learnt from."""
         self._pass_ended: float | None = None
         """When the last decode pass did, or the next one began if there was something between."""
         self._waited = 0.0
@@ -49,6 +51,9 @@ class Proposer:
         """
         if self._pass_ended is None:
             self._pass_ended = time.monotonic()
+        if self._generation != self._speculator.generation:
+            self._generation = self._speculator.generation
+            self._patience, self._punctuality = Patience(), Punctuality()
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]
         if self._knobs.draft_token_num != self._width.max_width:

@@ -1,13 +1,11 @@
-"""The drafts of all live requests: what was asked of the sidecar, what came back, what it earned.
+"""The drafts of all live requests: whose they are, what comes for them, and what they have earned.
 
 One `Speculator` lives in a scheduler's process and belongs to its thread. It is told of a request's
-events (`enqueue`, `end`), is polled for the sidecar's messages, and is asked for draft trees. It
-never waits: a message that cannot be sent now is sent at a later poll, or never.
+events (`enqueue`, `end`), is polled for the sidecar's messages, and is asked for draft trees.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,21 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.engine.courier import Courier
 from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.first_drafts import FirstDrafts
-from sglang_qspec.engine.followed import Followed
 from sglang_qspec.engine.live import Live, Tally, sources_of
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.engine.wishes import read_controls, read_guesses
-from sglang_qspec.link import Link, LinkState
-from sglang_qspec.messages import Admit, Close, Dice, Drafted
+from sglang_qspec.link import Link
+from sglang_qspec.messages import Dice, Drafted
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, Source, TrieStore
 
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission are numbered below this."""
-MESSAGES_PER_POLL = 64
-"""Bounds the time of one poll: about 10 us a message."""
 POLL_S = 0.0002
 """Between two polls of a wait."""
 
@@ -54,19 +50,12 @@ class Speculator:
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
         self.drawn = DrawnDrafts()
-        self.lead = settings.step_tokens if settings.mode != "queue" else 0
-        """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
         self._clock = clock
         self._settings = settings
         self._vocab_size = vocab_size
         self._tries = tries
-        self._link = link
-        self._sidecar = sidecar
         self._live: dict[str, Live] = {}
-        self._serials = itertools.count(1)
-        self._unsent: dict[str, None] = {}
-        self._followed = Followed()
-        self._generation = 0
+        self._courier = Courier(settings, self._live, link, sidecar)
         self._steps_taken = 0
 
     def enqueue(
@@ -93,8 +82,8 @@ class Speculator:
             return
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
-            self._forget_at_sidecar(rid, live)
-            live.renew(next(self._serials))
+            self._courier.forget(live)
+            live.renew(self._courier.next_serial())
             live.waits = True
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
@@ -104,7 +93,7 @@ class Speculator:
                 self._tries.open(rid, prompt_ids, sources=sources_of(wanted)),
                 wanted,
                 rank,
-                next(self._serials),
+                self._courier.next_serial(),
                 prompt_ids,
                 [],
                 max_new_tokens,
@@ -116,9 +105,7 @@ class Speculator:
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
-        if self._asks_sidecar(live):
-            self._unsent[rid] = None
-            self._submit_unsent()
+        self._courier.submit(live)
 
     def _insert_guesses(
         self, rid: str, live: Live, custom_params: Mapping[str, Any] | None
@@ -130,20 +117,11 @@ class Speculator:
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 
     def admit(self, rid: str) -> None:
-        """The request waits no longer. What the sidecar does about it is a setting."""
+        """The request waits no longer."""
         live = self._live.get(rid)
-        if live is None or not live.waits:
-            return
-        live.waits = False
-        if self._settings.on_admission == "stop":
-            self._forget_at_sidecar(rid, live)
-        elif self._settings.on_admission == "defer" and rid in self._followed:
-            self._defer(rid, live)
-
-    def _defer(self, rid: str, live: Live) -> None:
-        """Best effort: if it cannot be sent now, the drafts only come in another order."""
-        if self._link is not None and self._link.state is LinkState.READY:
-            self._link.send(Admit(rid=rid, serial=live.serial))
+        if live is not None and live.waits:
+            live.waits = False
+            self._courier.admit(live)
 
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
         """The request is over, however it ended. None if nothing was drafted for it.
@@ -155,43 +133,20 @@ class Speculator:
             return None
         self._tries.close(rid)
         self.drawn.end(rid)
-        self._forget_at_sidecar(rid, live)
+        self._courier.forget(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(output_len))
         return live.tally
 
-    def _forget_at_sidecar(self, rid: str, live: Live) -> None:
-        live.unfinished.clear()
-        self._unsent.pop(rid, None)
-        if rid in self._followed and self._link is not None:
-            self._followed.end(rid)
-            self._link.send(Close(rid=rid, serial=live.serial))
-
     def poll(self) -> None:
         """Take in what the sidecar sent, and send what could not be sent before."""
-        if self._sidecar is not None:
-            self._sidecar.keep_alive()
+        self._courier.keep_alive()
         self._exchange()
 
     def _exchange(self) -> None:
-        if self._link is None:
-            return
-        for message in self._link.receive(MESSAGES_PER_POLL):
-            if isinstance(message, Drafted):
-                self._take(message)
-        if self._link.state is not LinkState.READY:
-            return
-        if self._link.generation != self._generation:
-            # A new sidecar knows nothing of the requests that the old one was drafting.
-            self._generation = self._link.generation
-            for rid, live in self._live.items():
-                live.renew(next(self._serials))
-                self._followed.end(rid)
-                stopped = not live.waits and self._settings.on_admission == "stop"
-                if self._asks_sidecar(live) and not stopped:
-                    self._unsent[rid] = None
-        if self._unsent:
-            self._submit_unsent()
+        for drafted in self._courier.receive():
+            self._take(drafted)
+        self._courier.catch_up()
 
     def _take(self, drafted: Drafted) -> None:
         live = self._live.get(drafted.rid)
@@ -206,7 +161,7 @@ class Speculator:
         self._steps_taken += is_step
         if is_step:
             live.steps = True
-            live.rests = drafted.finished and self._followed.knows(live.rid, drafted.known_len)
+            live.rests = drafted.finished and self._courier.knows(live, drafted.known_len)
         elif drafted.finished:
             live.unfinished.discard(drafted.completion)
         if not drafted.token_ids:
@@ -225,20 +180,6 @@ class Speculator:
         if is_step and live.wants_candidates and not insertion.refused:
             self.drawn.take(drafted)
 
-    def _submit_unsent(self) -> None:
-        if self._link is None or self._link.state is not LinkState.READY:
-            return
-        for rid in list(self._unsent):
-            live = self._live[rid]
-            message = live.submission
-            if not self._link.send(message):
-                return
-            self._followed.begin(rid, message.base_len)
-            live.unfinished = set(range(message.completions))
-            del self._unsent[rid]
-            if not live.waits and self._settings.on_admission == "defer":
-                self._defer(rid, live)
-
     def propose(
         self,
         rids: Sequence[str],
@@ -256,7 +197,7 @@ class Speculator:
             rid if self._follow(rid, output_ids) and drafts else None
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
-        self._report(rids)
+        self._courier.report(rids)
         roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width)
 
@@ -266,12 +207,12 @@ class Speculator:
         Where drafts run further ahead than a pass verifies, only if the tree has room for more.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        if self._link is None or self._link.state is not LinkState.READY or not self.lead:
+        if not self._courier.ready or not self.lead:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
             if live is not None and (size < trees.width or self.lead < trees.width):
-                awaited[row] = self._followed.awaits(live)
+                awaited[row] = self._courier.awaits(live)
         return awaited
 
     def wait_for_steps(self, seconds: float) -> bool:
@@ -281,7 +222,7 @@ class Speculator:
             self._exchange()
             if self._steps_taken > before:
                 return True
-            if self._clock() >= until or self._link is None:
+            if self._clock() >= until:
                 return False
             time.sleep(POLL_S)
 
@@ -324,56 +265,45 @@ class Speculator:
                 tally.accepted[source] += 1
             confirmed = trees.token_ids[row, accepted[row]].tolist()
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
-        self._report(rids)
-
-    def _report(self, rids: Sequence[str]) -> None:
-        """Let the sidecar follow what these requests have committed."""
-        link = self._link
-        if link is not None and link.state is LinkState.READY and self.lead:
-            self._followed.report(rids, self._live, link, self.lead)
-
-    def _asks_sidecar(self, live: Live) -> bool:
-        """Whether anything that the sidecar drafts may be used for the request."""
-        return (
-            self.lead > 0 and "step" in live.controls.sources
-        ) or "queue" in live.controls.sources
+        self._courier.report(rids)
 
     def drop_drafts(self) -> None:
         """Forget all drafts, as when the target's weights change; requests stay live."""
         for rid, live in self._live.items():
-            self._forget_at_sidecar(rid, live)
-            live.renew(next(self._serials))  # what is under way is of no use either
+            self._courier.forget(live)
+            live.renew(self._courier.next_serial())  # what is under way is of no use either
             live.trie = self._tries.open(rid, live.prompt_ids, sources=sources_of(live.controls))
             self._tries.commit(rid, live.output_ids)
 
     @property
+    def lead(self) -> int:
+        """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
+        return self._courier.lead
+
+    @lead.setter
+    def lead(self, tokens: int) -> None:
+        self._courier.lead = tokens
+
+    @property
+    def generation(self) -> int:
+        """Counts the sidecars that there have been."""
+        return self._courier.generation
+
+    @property
     def step_times(self) -> list[tuple[float, float]]:
         """(completions, seconds) of the sidecar's passes for steps, from small to large."""
-        heartbeat = self._link.heartbeat if self._link is not None else None
+        heartbeat = self._courier.heartbeat
         return heartbeat.step_times if heartbeat is not None else []
 
     def describe(self) -> dict[str, Any]:
         """For /server_info and /metrics: the sidecar's state, what is kept, what it has earned.
 
-        What only a sidecar in reach does, is zero without one. The totals are since the start,
-        `drafted_tokens` since the sidecar's.
+        The totals are since the start, `drafted_tokens` since the sidecar's.
         """
-        link = self._link
-        heartbeat = link.heartbeat if link is not None else None
-        ready = link is not None and link.state is LinkState.READY
-        in_flight = sum(bool(live.unfinished) for live in self._live.values())
         return {
-            "sidecar": "none" if link is None else link.state.value,
-            "sidecar_restarts": self._sidecar.restarts if self._sidecar is not None else 0,
+            **self._courier.describe(),
             "live_requests": len(self._live),
-            "requests_in_flight": in_flight if ready else 0,
-            "drafting_requests": heartbeat.requests if heartbeat and ready else 0,
-            "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
-            "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
-            "step_passes": heartbeat.step_passes if heartbeat else 0,
-            "step_tokens": heartbeat.step_tokens if heartbeat else 0,
-            "step_seconds": heartbeat.step_seconds if heartbeat else 0.0,
             **self.totals.describe(),
             "trie_tokens": self._tries.size,
             "evictions": self._tries.evictions,
@@ -382,11 +312,6 @@ class Speculator:
                 for reason, count in self._tries.refused.items()
                 if reason.refused
             },
-            "dropped_messages": {
-                "to_sidecar": link.dropped if link is not None else 0,
-                "from_sidecar": heartbeat.dropped_messages if heartbeat else 0,
-                "malformed": link.malformed if link is not None else 0,
-            },
         }
 
     def check_integrity(self) -> None:
@@ -394,8 +319,7 @@ class Speculator:
         self._tries.check_integrity()
         if len(self._tries) != len(self._live) or any(r not in self._tries for r in self._live):
             raise RuntimeError("the open tries are not those of the live requests")
-        if not self._unsent.keys() <= self._live.keys():
-            raise RuntimeError("a request that is over waits to be submitted")
+        self._courier.check_integrity()
 
 
 _active: Speculator | None = None
