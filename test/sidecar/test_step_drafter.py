@@ -9,8 +9,8 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Dice, Drafted
 from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.verify.race import race
+from test.sidecar.desk import ONE, Desk
 from test.sidecar.scripted import ScriptedModel
-from test.sidecar.test_queue_drafter import ONE, Desk
 
 FIRST, SECOND = MAX_COMPLETIONS, MAX_COMPLETIONS + 1
 

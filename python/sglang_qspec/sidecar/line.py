@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, PromptKey
+from sglang_qspec.sidecar.prompt import Completion, Kind, Place, Prompt, PromptKey
 
 LOOKAHEAD = 64
 """How many waiting prompts have their first completions drafted before any has its others."""
@@ -98,12 +98,13 @@ class Line:
         """All unfinished completions, the least urgent first."""
         yield from reversed(self._left_to_do())
         for number in reversed(range(len(self._waiting))):
-            yield from itertools.chain.from_iterable(map(_first, self._behind(number)))
+            for prompt in self._behind(number):
+                yield from reversed(_first(prompt))
             yield from reversed(_others(self._waiting[number]))
         for prompt in reversed(self._waiting[:LOOKAHEAD]):
-            yield from _first(prompt)
+            yield from reversed(_first(prompt))
         for step in reversed(self._steps):
-            yield from _first(step)
+            yield from reversed(_first(step))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless exactly the unfinished completions wait, each once."""
@@ -131,7 +132,7 @@ class Line:
     def _left_to_do(self) -> list[Completion]:
         """For the prompts that are served: first completions before others, then by length."""
         unfinished = [c for p in self._served for c in p.completions if not c.finished]
-        return sorted(unfinished, key=lambda c: (c.index > 0, len(c.token_ids)))
+        return sorted(unfinished, key=lambda c: (c.kind is Kind.OTHER, len(c.token_ids)))
 
     def _take_out(self, prompt: Prompt) -> None:
         place = self._places.get(prompt)
@@ -145,8 +146,8 @@ class Line:
 
 
 def _first(prompt: Prompt) -> list[Completion]:
-    return [completion for completion in prompt.completions[:1] if not completion.finished]
+    return [c for c in prompt.completions if not c.finished and c.kind is not Kind.OTHER]
 
 
 def _others(prompt: Prompt) -> list[Completion]:
-    return [completion for completion in prompt.completions[1:] if not completion.finished]
+    return [c for c in prompt.completions if not c.finished and c.kind is Kind.OTHER]

@@ -25,6 +25,7 @@ class Kind(Enum):
     STEP = auto()
     """It continues what a request that is served has committed."""
     FIRST = auto()
+    """Its target is likeliest to follow it."""
     OTHER = auto()
 
 
@@ -52,7 +53,8 @@ class Completion:
     def kind(self) -> Kind:
         if self.prompt.parent is not None:
             return Kind.STEP
-        return Kind.OTHER if self.index else Kind.FIRST
+        likely = self.index == 0 or isinstance(self.sampling, Dice)
+        return Kind.FIRST if likely else Kind.OTHER
 
     @property
     def position(self) -> int:
@@ -78,6 +80,8 @@ class Subscription:
     told_finished: list[bool]
     place: Place | None
     """None: it is served already."""
+    own: int = 0
+    """The index of the completion that this request is likeliest to follow."""
     dice: Dice | None = None
     """How its step drafts are drawn; None takes the likeliest tokens."""
     output_ids: list[int] = field(default_factory=list)
@@ -92,9 +96,20 @@ class Subscription:
         """Committed output, as far as its server has told."""
         return self.base_len + len(self.output_ids)
 
+    def number(self, index: int) -> int:
+        """What the completion is called on the wire, where a request's own comes first."""
+        if index == self.own:
+            return 0
+        return index or self.own
+
 
 class Prompt:
-    """One prompt with its completions, shared by all requests that are equal in all of this."""
+    """One prompt with its completions, shared by all requests that are equal in all of this.
+
+    Requests with dice are likeliest to follow a completion that is drawn with theirs. Each gets
+    one, in place of another that was not begun yet, and has those of its siblings for its others: n
+    answers to a prompt are drafted for at the price of one.
+    """
 
     def __init__(
         self,
@@ -118,6 +133,8 @@ class Prompt:
         self.number = number
         self.row: int | None = None
         """A KV row that holds the prompt and maybe the beginning of its first completion."""
+        self._wanted = len(samplings)
+        """Completions that each request gets."""
         self.completions = [
             Completion(
                 self,
@@ -169,16 +186,39 @@ class Prompt:
         place: Place | None,
         dice: Dice | None = None,
     ) -> None:
+        own = self._own(dice)
         count = len(self.completions)
         self.subscriptions[subscriber] = Subscription(
-            base_len, [0] * count, [False] * count, place, dice
+            base_len, [0] * count, [False] * count, place, own, dice
         )
+
+    def _own(self, dice: Dice | None) -> int:
+        """The completion for a request with these dice."""
+        if self.limit == 0 or not self.completions or dice is None:
+            return 0
+        if not isinstance(self.completions[0].sampling, Dice):
+            return 0
+        for completion in self.completions:
+            if completion.sampling == dice:
+                return completion.index
+        for completion in reversed(self.completions):
+            if completion.kind is Kind.OTHER and not (completion.token_ids or completion.finished):
+                completion.sampling, completion.seed = dice, dice.seed
+                return completion.index
+        self.completions.append(Completion(self, len(self.completions), dice, dice.seed))
+        for subscription in self.subscriptions.values():
+            subscription.sent.append(0)
+            subscription.told_finished.append(False)
+        return self.completions[-1].index
 
     def news(self, completion: Completion) -> list[tuple[Peer, Drafted]]:
         """What the subscribers have not been sent of one completion; it counts as sent now."""
         news = []
         index, end = completion.index, len(completion.token_ids)
         for (peer, rid, serial), subscription in self.subscriptions.items():
+            number = subscription.number(index)
+            if number >= self._wanted:
+                continue
             start = subscription.sent[index]
             if start == end and subscription.told_finished[index] == completion.finished:
                 continue
@@ -190,7 +230,7 @@ class Prompt:
                     Drafted(
                         rid=rid,
                         serial=serial,
-                        completion=self.number + index,
+                        completion=self.number + number,
                         base_len=subscription.base_len,
                         start=start,
                         token_ids=completion.token_ids[start:end],
@@ -217,7 +257,7 @@ def prompt_key(submit: Submit, limit: int) -> PromptKey:
         submit.temperature,
         submit.top_p,
         submit.greedy_first,
-        _likely(submit),
+        isinstance(_likely(submit), Dice),
         frozenset(submit.stop_token_ids),
         submit.ignore_eos,
         limit,

@@ -135,14 +135,14 @@ class Tenancy:
     def _source(self, completion: Completion) -> tuple[int | None, int]:
         """An open row to fork, and how much: one with this prompt, or one that begins alike."""
         prompt = completion.prompt
-        size = len(prompt.token_ids)
+        # One token at least has to be computed, for its logits.
+        size = min(len(prompt.token_ids), len(completion) - 1)
         for row, _ in _held(prompt):
             if self._model.length(row) >= size:
                 return row, size
         best, shared = None, SHARED_PREFIX - 1
         for row, holder in self._alike(prompt):
-            # One token at least has to be computed, for its logits.
-            limit = min(self._model.length(row), size - 1)
+            limit = min(self._model.length(row), len(prompt.token_ids) - 1)
             common = min(limit, _agreement(prompt.token_ids, holder))
             if common > shared:
                 best, shared = row, common

@@ -1,0 +1,117 @@
+"""A drafter in a test, and what its requests are told."""
+
+from collections import defaultdict
+
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import Admit, Close, Commit, Commits, Dice, Drafted, Submit
+from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from test.sidecar.scripted import ScriptedModel
+
+ONE, TWO = Peer("one", b"1"), Peer("two", b"2")
+
+
+class Desk:
+    """Drives a drafter and collects what its requests are told."""
+
+    def __init__(self, model: ScriptedModel, **options: int) -> None:
+        self.model = model
+        self.drafter = QueueDrafter(model, **options)
+        self.told: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
+        self.finished: list[tuple[Peer, str, int]] = []
+        self.base_lens: dict[str, int] = {}
+        self.bases: dict[tuple[Peer, str, int], int] = {}
+        self.rests: dict[str, int] = {}
+        """The output length at which a request was last told that its step draft is complete."""
+
+    def submit(
+        self,
+        rid: str,
+        token_ids: list[int],
+        *,
+        peer: Peer = ONE,
+        completions: int = 3,
+        max_new_tokens: int = 10,
+        base_len: int = 0,
+        stop: list[int] | None = None,
+        ignore_eos: bool = False,
+        greedy_first: bool = True,
+        rank: tuple[int, int] = (0, 0),
+        dice: Dice | None = None,
+    ) -> None:
+        self.drafter.submit(
+            peer,
+            Submit(
+                rid,
+                0,
+                token_ids,
+                base_len,
+                max_new_tokens,
+                completions,
+                0.6,
+                stop or [],
+                ignore_eos,
+                greedy_first=greedy_first,
+                rank=rank,
+                dice=dice,
+            ),
+        )
+        self.collect()
+
+    def commit(
+        self, rid: str, base_len: int, token_ids: list[int], max_new_tokens: int = 10
+    ) -> None:
+        commit = Commit(rid, 0, base_len, token_ids, max_new_tokens)
+        self.drafter.follow(ONE, Commits([commit]))
+        self.drafter.check_integrity()
+        self.collect()
+
+    def admit(self, rid: str, peer: Peer = ONE) -> None:
+        self.drafter.admit(peer, Admit(rid, 0))
+        self.drafter.check_integrity()
+
+    def close(self, rid: str, peer: Peer = ONE) -> None:
+        self.drafter.close(peer, Close(rid, 0))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.drafter.step()
+            self.drafter.check_integrity()
+            self.collect()
+
+    def run(self) -> None:
+        for _ in range(2000):
+            if self.drafter.idle:
+                return
+            self.step()
+        raise AssertionError("the drafter does not come to an end")
+
+    def collect(self) -> None:
+        for peer, drafted in self.drafter.take():
+            self._note(peer, drafted)
+
+    def _note(self, peer: Peer, drafted: Drafted) -> None:
+        if drafted.completion >= MAX_COMPLETIONS and drafted.finished:
+            self.rests[drafted.rid] = drafted.known_len
+            if not drafted.token_ids:
+                return
+        name = (peer, drafted.rid, drafted.completion)
+        assert drafted.start == len(self.told[name]), "a gap, or tokens sent twice"
+        rests = drafted.completion >= MAX_COMPLETIONS  # a step draft may go on
+        assert rests or name not in self.finished, "told after it was finished"
+        assert drafted.token_ids or drafted.finished, "a message that says nothing"
+        self.told[name] += drafted.token_ids
+        self.base_lens[drafted.rid] = drafted.base_len
+        assert self.bases.setdefault(name, drafted.base_len) == drafted.base_len
+        if drafted.finished:
+            self.finished.append(name)
+
+    def leave(self, *rids: str) -> None:
+        """End all requests, and see that nothing is left of them."""
+        for rid in rids:
+            self.close(rid)
+        self.drafter.drop(TWO)
+        self.drafter.check_integrity()
+        assert self.model.free_tokens == self.model.total_tokens
+        assert self.drafter.idle
+        assert self.drafter.requests == 0
