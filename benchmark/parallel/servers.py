@@ -25,7 +25,7 @@ def server_for(config: str, settings: Settings, width: int) -> Configuration:
     speculation += ["--speculative-draft-model-path", str(settings.draft_model)]
     speculation += ["--speculative-num-draft-tokens", str(width)]
     if settings.on_gpu:
-        speculation += ["--speculative-qspec-device", "cuda:0"]
+        speculation += ["--speculative-qspec-draft-device", "cuda:0"]
     else:
         speculation += ["--speculative-qspec-mem-fraction", MEM_FRACTION]
     if settings.sidecar_cores:

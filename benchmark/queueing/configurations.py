@@ -105,7 +105,7 @@ def configuration(name: str, settings: Settings) -> Configuration:
         speculation += ["--speculative-draft-model-path", str(settings.draft_model)]
         speculation += ["--speculative-qspec-completions", str(COMPLETIONS[LARGEST])]
         if settings.on_gpu:
-            speculation += ["--speculative-qspec-device", "cuda:0"]
+            speculation += ["--speculative-qspec-draft-device", "cuda:0"]
         else:
             # Several servers wait in memory at once; this is KV for 50 thousand tokens of the demo.
             speculation += ["--speculative-qspec-mem-fraction", "0.06"]

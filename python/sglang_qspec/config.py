@@ -182,7 +182,7 @@ class QSpecConfig:
     key_file: str = _setting(
         "", _text, "key file that authenticates both ends of a tcp endpoint (written by qspec keys)"
     )
-    device: str = _setting(
+    draft_device: str = _setting(
         "",
         _device,
         "device of the draft model; by default cpu on a cpu server, otherwise the last GPU",

@@ -51,6 +51,6 @@ def test_only_queue_speculation_has_a_sidecar_with_as_many_completions_as_its_na
 
 def test_on_a_gpu_target_and_sidecar_share_the_first() -> None:
     command = flags("qspec-4", replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=()))
-    assert command[command.index("--speculative-qspec-device") + 1] == "cuda:0"
+    assert command[command.index("--speculative-qspec-draft-device") + 1] == "cuda:0"
     assert "--device" not in command
     assert "--speculative-qspec-cores" not in command

@@ -88,7 +88,7 @@ def _start_own(
         model_path=draft_model,
         quantization=spec.speculative_draft_model_quantization if explicit else None,
         endpoint=private.address,
-        device=settings.device or _default_device(gpu_id),
+        device=settings.draft_device or _default_device(gpu_id),
         trust_remote_code=get_model().trust_remote_code,
     )
     process.start()

@@ -30,5 +30,5 @@ def test_the_sidecar_has_cores_of_its_own_and_passes_may_be_as_wide_as_asked() -
 def test_on_a_gpu_target_and_sidecar_share_the_first() -> None:
     settings = replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=())
     flags = server_for("halves", settings, 16).speculation
-    assert flags[flags.index("--speculative-qspec-device") + 1] == "cuda:0"
+    assert flags[flags.index("--speculative-qspec-draft-device") + 1] == "cuda:0"
     assert "--speculative-qspec-cores" not in flags
