@@ -51,7 +51,6 @@ PARTS = {
     (_SPECULATOR, "Speculator.settle"): "settle",
     (_SPECULATOR, "Speculator.wait_for_steps"): "wait",
     ("sglang_qspec.budget.width", "WidthPolicy.choose"): "width",
-    ("sglang_qspec.trie.trees", "DraftTrees.lay_out"): "layout",
     (_WORKER, "verify_input_of"): "layout",
     (_WORKER, "QSpecWorker._slots"): "slots",
     (_WORKER, "_finished"): "finish",

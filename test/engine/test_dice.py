@@ -170,7 +170,7 @@ def verify(reqs: list[Req], tree: DraftTree, committed: int) -> list[list[int]]:
     """What `cpu_eagle_sample` lets each request have of a tree, its bonus token included."""
     trees = DraftTrees.of([tree] * len(reqs), len(tree))
     seq_lens = torch.full((len(reqs),), committed - 1)
-    verify_input = verify_input_of(trees, trees.lay_out(), seq_lens, "cpu", full_mask=False)
+    verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch = batch_of(reqs, forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=seq_lens)
     logits = SimpleNamespace(next_token_logits=TABLE[verify_input.draft_token])
     with dice.rolled(batch), get_parallel_of_one():

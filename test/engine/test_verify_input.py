@@ -35,9 +35,7 @@ def test_links_of_full_trees_are_those_that_sglang_derives_from_the_mask(width: 
 def test_positions_are_the_committed_length_plus_the_depth() -> None:
     tree = DraftTree((1, 2, 3, 4), (0, 0, 1, 0), (Source.QUEUE,) * 4, (1.0, 0.9, 0.5, 0.1))
     trees = DraftTrees.of([tree, tree], 4)
-    verify_input = verify_input_of(
-        trees, trees.lay_out(), torch.tensor([10, 20]), "cpu", full_mask=False
-    )
+    verify_input = verify_input_of(trees, torch.tensor([10, 20]), "cpu", full_mask=False)
     assert verify_input.positions.tolist() == [10, 11, 12, 11, 20, 21, 22, 21]
     assert verify_input.custom_mask.view(2, 4, 4)[0].int().tolist() == [
         [1, 0, 0, 0],
@@ -51,7 +49,7 @@ def test_a_full_mask_lets_every_node_see_the_whole_prefix() -> None:
     tree = random_tree(random.Random(1), 3)
     trees = DraftTrees.of([tree, tree], 3)
     layout = trees.lay_out()
-    mask = verify_input_of(trees, layout, torch.tensor([2, 4]), "cpu", full_mask=True).custom_mask
+    mask = verify_input_of(trees, torch.tensor([2, 4]), "cpu", full_mask=True).custom_mask
     first, second = mask[: 3 * 5].view(3, 5), mask[3 * 5 :].view(3, 7)
     assert first[:, :2].all()
     assert second[:, :4].all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_qspec.engine import knobs
+from sglang_qspec.engine import knobs, speculator
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import RequestError
@@ -23,7 +23,11 @@ def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
     """After `SchedulerInternalStateController._add_speculative`."""
     if _exposed is not None:
         active, current = _exposed
-        state[KEY] = {**active.describe(), "settings": vars(current)}
+        state[KEY] = {
+            "failed": speculator.active() is None,
+            **active.describe(),
+            "settings": vars(current),
+        }
 
 
 def add_handlers(handlers: dict[str, Any], controller: Any) -> None:

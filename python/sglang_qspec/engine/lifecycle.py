@@ -13,6 +13,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import metrics, speculator
 from sglang_qspec.engine.dice import dice_of
+from sglang_qspec.engine.fuse import guarded
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -23,17 +24,18 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
     params = req.sampling_params
-    active.enqueue(
-        req.rid,
-        prompt_ids=list(req.origin_input_ids_unpadded),
-        output_ids=list(req.output_ids),
-        max_new_tokens=params.max_new_tokens,
-        stop_token_ids=sorted(params.stop_token_ids or ()),
-        ignore_eos=params.ignore_eos,
-        custom_params=params.custom_params,
-        rank=rank(scheduler, req),
-        dice=dice_of(req),
-    )
+    with guarded("a request was queued"):
+        active.enqueue(
+            req.rid,
+            prompt_ids=list(req.origin_input_ids_unpadded),
+            output_ids=list(req.output_ids),
+            max_new_tokens=params.max_new_tokens,
+            stop_token_ids=sorted(params.stop_token_ids or ()),
+            ignore_eos=params.ignore_eos,
+            custom_params=params.custom_params,
+            rank=rank(scheduler, req),
+            dice=dice_of(req),
+        )
 
 
 def rank(scheduler: Any, req: Any) -> tuple[int, int]:
@@ -60,12 +62,14 @@ def aborted(result: None, scheduler: Any, abort_req: Any, req: Any) -> None:
     """After `Scheduler.send_abort_output`: the request ended in the queue."""
     active = speculator.active()
     if active is not None:
-        active.end(req.rid)
+        with guarded("a request was aborted"):
+            active.end(req.rid)
 
 
 def polled(result: None, manager: Any) -> None:
     """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls."""
     active = speculator.active()
     if active is not None:
-        active.poll()
-        metrics.publish_due(active)
+        with guarded("drafts were received"):
+            active.poll()
+            metrics.publish_due(active)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_qspec.engine import metrics, speculator
+from sglang_qspec.engine.fuse import guarded
 
 KEY = "qspec"
 
@@ -31,7 +32,8 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
             active = speculator.active()
             if active is not None and any(req.finished() for req in reqs):
-                info[KEY] = [_last_record(active, req) for req in reqs]
+                with guarded("a request was reported"):
+                    info[KEY] = [_last_record(active, req) for req in reqs]
             return info
 
     return OutputStreamer

@@ -334,3 +334,9 @@ def activate(speculator: Speculator) -> None:
     """Let SGLang's hooks in this process reach `speculator`."""
     global _active
     _active = speculator
+
+
+def deactivate() -> None:
+    """From now on there is none, as if the server had been started without."""
+    global _active
+    _active = None

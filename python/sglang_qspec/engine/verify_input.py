@@ -9,17 +9,18 @@ import torch
 from numpy.typing import NDArray
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-from sglang_qspec.trie import DraftTrees, TreeLayout
+from sglang_qspec.trie import DraftTrees
 
 
 def verify_input_of(
-    trees: DraftTrees, layout: TreeLayout, seq_lens: torch.Tensor, device: str, full_mask: bool
+    trees: DraftTrees, seq_lens: torch.Tensor, device: str, *, full_mask: bool
 ) -> NgramVerifyInput:
     """The input of one pass over `trees`; `seq_lens` [bs] int64 excludes the drafts.
 
     `full_mask`: GPU backends take each request's [D, seq_len + D] mask, CPU ones [D, D].
     """
     bs, width = trees.token_ids.shape
+    layout = trees.lay_out()
 
     def put(array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)

@@ -8,6 +8,7 @@ has one, otherwise an ordinary decode pass.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,13 @@ from sglang_qspec import config
 from sglang_qspec.budget import Pilot
 from sglang_qspec.engine import compat, dice, internal_state, parts, speculator, touched
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
+from sglang_qspec.engine.fuse import guarded
 from sglang_qspec.engine.halves import Halves
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.startup import open_speculator
 from sglang_qspec.engine.verify_input import verify_input_of
-from sglang_qspec.trie import DraftTrees, TreeLayout
+from sglang_qspec.trie import DraftTrees
 from sglang_qspec.verify.rejection import Proposals
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,8 @@ class QSpecWorker(BaseSpecWorker):
 
     def clear_cache_pool(self) -> None:
         """Called by /flush_cache and weight updates: drafts made before are of no use."""
-        self._speculator.drop_drafts()
+        with guarded("drafts were dropped"):
+            self._speculator.drop_drafts()
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
@@ -89,17 +92,31 @@ class QSpecWorker(BaseSpecWorker):
 
         The scheduler restores `batch`'s fields after it (forward isolation).
         """
-        self._speculator.poll()
         if not batch.forward_mode.is_decode():
-            self._proposer.interrupt()
             return self._extend(batch)
-        pipeline = self._pipeline(batch)
-        self._speculator.lead = self._knobs.lead(pipeline)
-        if pipeline != "halves":
+        pipeline, halves = self._plan(batch)
+        if not halves:
             return self._pass(batch, pipeline)
-        rows = self._halves.split([req.rid for req in batch.reqs])
-        results = [self._pass(parts.take(batch, half), pipeline) for half in rows]
-        return parts.join(rows, results)
+        results = [self._pass(parts.take(batch, half), pipeline) for half in halves]
+        return parts.join(halves, results)
+
+    @property
+    def _speculates(self) -> bool:
+        """Whether nothing has failed so far."""
+        return speculator.active() is not None
+
+    def _plan(self, batch: ScheduleBatch) -> tuple[str, Sequence[Sequence[int]]]:
+        """The pipeline for this round, and the rows of each half if it has halves."""
+        pipeline: str = "queue"
+        halves: Sequence[Sequence[int]] = ()
+        if self._speculates:
+            with guarded("a round was planned"):
+                self._speculator.poll()
+                pipeline = self._pipeline(batch)
+                self._speculator.lead = self._knobs.lead(pipeline)
+                if pipeline == "halves":
+                    halves = self._halves.split([req.rid for req in batch.reqs])
+        return pipeline, halves
 
     def _pipeline(self, batch: ScheduleBatch) -> str:
         """The one for this round; a batch that has no halves is drafted ahead."""
@@ -119,21 +136,35 @@ class QSpecWorker(BaseSpecWorker):
 
     def _pass(self, batch: ScheduleBatch, pipeline: str) -> GenerationBatchResult:
         """One pass of the target over a decoding batch; what it commits is drafted on from."""
-        trees = self._proposer.propose(batch, pipeline)
-        if trees.width == 1:
+        trees: DraftTrees | None = None
+        verify_input: NgramVerifyInput | None = None
+        if self._speculates:
+            with guarded("drafts were proposed"):
+                trees = self._proposer.propose(batch, pipeline)
+                if trees.width > 1:
+                    verify_input = verify_input_of(
+                        trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
+                    )
+        if trees is None or verify_input is None:
             result = self._decode(batch)
             accepted: list[list[int]] = [[] for _ in batch.reqs]
             bonus_ids = result.next_token_ids.tolist()
         else:
-            result, accepted, bonus_ids = self._verify(batch, trees)
-        self._speculator.settle([req.rid for req in batch.reqs], trees, accepted, bonus_ids)
-        self._proposer.end_pass(pipeline, trees)
+            result, accepted, bonus_ids = self._verify(batch, trees, verify_input)
+        if self._speculates and trees is not None:
+            with guarded("a pass was taken stock of"):
+                self._speculator.settle([req.rid for req in batch.reqs], trees, accepted, bonus_ids)
+                self._proposer.end_pass(pipeline, trees)
         return result
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Prefill, or an idle batch: the target alone."""
-        for req in batch.reqs:
-            self._speculator.admit(req.rid)
+        if self._speculates:
+            with guarded("requests were admitted"):
+                self._speculator.poll()
+                self._proposer.interrupt()
+                for req in batch.reqs:
+                    self._speculator.admit(req.rid)
         with dice.rolled(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
@@ -159,20 +190,17 @@ class QSpecWorker(BaseSpecWorker):
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
 
     def _verify(
-        self, batch: ScheduleBatch, trees: DraftTrees
+        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
     ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
         """A pass over all trees; for each request also the accepted nodes and the bonus token."""
-        width, layout = trees.width, trees.lay_out()
-        verify_input = verify_input_of(
-            trees, layout, batch.seq_lens, batch.device, full_mask=not self._on_cpu
-        )
+        width = trees.width
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.draft_token
         batch.out_cache_loc = self._slots(batch, width)
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         sample = cpu_eagle_sample if self._on_cpu else eagle_utils.eagle_sample
-        grammar_mask = self._grammar_mask(batch, trees, layout, verify_input)
+        grammar_mask = self._grammar_mask(batch, trees, verify_input)
         with dice.rolled(batch, self._proposals(batch, trees)):
             predict, accept_lens, accept_index = sample(
                 verify_input, batch, result.logits_output, grammar_mask
@@ -191,8 +219,13 @@ class QSpecWorker(BaseSpecWorker):
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
         """Near what the target is to draw at all nodes of a pass; without trees, at its roots."""
-        rids = [req.rid for req in batch.reqs]
-        return self._speculator.drawn.proposals(rids, [req.output_ids for req in batch.reqs], trees)
+        proposals = None
+        if self._speculates:
+            with guarded("drafted probabilities were looked up"):
+                rids = [req.rid for req in batch.reqs]
+                outputs = [req.output_ids for req in batch.reqs]
+                proposals = self._speculator.drawn.proposals(rids, outputs, trees)
+        return proposals
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
         """KV slots [bs * width] behind each request's committed tokens; already allocated."""
@@ -208,14 +241,11 @@ class QSpecWorker(BaseSpecWorker):
         return slots
 
     def _grammar_mask(
-        self,
-        batch: ScheduleBatch,
-        trees: DraftTrees,
-        layout: TreeLayout,
-        verify_input: NgramVerifyInput,
+        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
     ) -> Any:
         if not batch.has_grammar:
             return None
+        layout = trees.lay_out()
         tree = GrammarTree.from_host(
             torch.from_numpy(layout.next_token),
             torch.from_numpy(layout.next_sibling),

@@ -123,7 +123,7 @@ def verified(
 ) -> list[list[int]]:
     """What `cpu_eagle_sample` lets each request have of its tree, its bonus token included."""
     seq_lens = torch.full((len(trees),), 9)
-    verify_input = verify_input_of(trees, trees.lay_out(), seq_lens, "cpu", full_mask=False)
+    verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch: Any = SimpleNamespace(
         reqs=reqs,
         sampling_info=info_of(len(reqs), top_k),

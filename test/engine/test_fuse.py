@@ -1,0 +1,97 @@
+"""An error in the plugin ends speculation, not the server.
+
+The errors are put into a running server by another plugin, as SGLang loads any that is installed.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server
+from sglang_qspec.engine import lifecycle, speculator
+from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.models import DemoModels
+from test.engine.test_server import COMMON, cores, generate, state
+
+FAULTY = """
+from itertools import count
+
+def load():
+    from sglang_qspec.engine.speculator import Speculator
+
+    calls, sound = count(), Speculator.settle
+
+    def settle(*arguments):
+        if next(calls) == 12:
+            raise KeyError("a fault")
+        return sound(*arguments)
+
+    Speculator.settle = settle
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> dict[str, str]:
+    """The environment of a server with a plugin that makes a pass fail."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    package = tmp_path / "faulty-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[sglang.srt.plugins]\nfaulty = faulty:load\n")
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+@pytest.mark.server
+def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
+    models: DemoModels, faulty: dict[str, str]
+) -> None:
+    prompts = render(models.target, PROMPTS)[:4]
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    with Server(models.target, arguments, cores=cores(0), environment=faulty) as server:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            during = list(pool.map(lambda text: generate(server, text), prompts))
+        assert state(server)["failed"]
+        assert server.log.count("Speculation failed (a pass was taken stock of)") == 1
+        for prompt, answer in zip(prompts, during, strict=True):
+            after = generate(server, prompt)
+            assert "qspec" not in after["meta_info"]
+            assert after["output_ids"] == answer["output_ids"]
+        chosen = generate(server, prompts[0], temperature=0.8, max_new_tokens=8)
+        assert chosen["meta_info"]["completion_tokens"] == 8
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A speculator all of whose methods fail."""
+    broken = object.__new__(Speculator)  # without any of its attributes
+    speculator.activate(broken)
+    yield
+    speculator.deactivate()
+
+
+@pytest.mark.usefixtures("active")
+def test_a_hook_that_fails_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        lifecycle.polled(None, None)
+    assert speculator.active() is None
+    (record,) = caplog.records
+    assert "Speculation failed (drafts were received)" in record.message
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+
+
+def test_a_program_can_still_be_interrupted() -> None:
+    with pytest.raises(KeyboardInterrupt), guarded("anything"):
+        raise KeyboardInterrupt
