@@ -1,4 +1,4 @@
-"""What all tests share: SGLang importable on a machine without a GPU, and the demo models."""
+"""What all tests share: SGLang without a GPU, the demo models, and the choice of long tests."""
 
 import os
 import shutil
@@ -9,6 +9,18 @@ if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from sglang_qspec.models import DemoModels, demo_models
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run the tests that take minutes too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--thorough"):
+        return
+    long = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(scope="session")
