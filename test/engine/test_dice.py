@@ -41,6 +41,8 @@ def rolling() -> Iterator[None]:
 class Req:
     """What is read of SGLang's request."""
 
+    output_ids = (0,)
+
     def __init__(self, **params: Any) -> None:
         self.sampling_params = SamplingParams(**params)
         self.sampling_params.normalize(None)

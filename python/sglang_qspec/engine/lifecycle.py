@@ -23,6 +23,8 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
+    if req.custom_logit_processor:  # which may look at the output, and knows nothing of a tree
+        return
     params = req.sampling_params
     with guarded("a request was queued"):
         active.enqueue(

@@ -62,7 +62,7 @@ class Proposer:
         widest = self._width.max_width
         if widest == 1 or self._needs_plain_decode(batch):
             return self._speculator.propose(rids, outputs, 1, drafts=False)
-        if is_penalized(batch):
+        if not self._on_cpu and _is_penalized(batch):
             trees = self._speculator.propose(rids, outputs, widest, drafts=False)
             return trees.best(self._width.choose(trees).width)
         size, left = 0, math.inf
@@ -127,17 +127,16 @@ class Proposer:
         """Whether tree verification would ignore a sampling parameter of this batch."""
         info = batch.sampling_info
         return bool(
-            info.has_custom_logit_processor
-            or info.has_watermark_candidates
-            or (info.need_min_p_sampling and not self._on_cpu)
+            info.has_watermark_candidates
+            or (not self._on_cpu and (info.has_custom_logit_processor or info.need_min_p_sampling))
         )
 
 
-def is_penalized(batch: ScheduleBatch) -> bool:
-    """Whether tokens are penalized by the text before them: such requests advance by one token.
+def _is_penalized(batch: ScheduleBatch) -> bool:
+    """Whether tokens are penalized by the text before them.
 
-    SGLang applies the penalties of the committed text to every node of a tree, which is not what
-    the target alone would do behind a draft token.
+    SGLang's tree verification applies the penalties of the committed text to every node, which is
+    not what the target alone would do behind a draft token; `engine.cpu.penalties` does better.
     """
     info = batch.sampling_info
     return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None

@@ -32,6 +32,7 @@ from sglang.srt.speculative.spec_utils import (
 from sglang_qspec import config
 from sglang_qspec.budget import Pilot
 from sglang_qspec.engine import compat, dice, internal_state, parts, speculator, touched
+from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.fuse import guarded
 from sglang_qspec.engine.halves import Halves
@@ -165,6 +166,8 @@ class QSpecWorker(BaseSpecWorker):
                 self._proposer.interrupt()
                 for req in batch.reqs:
                     self._speculator.admit(req.rid)
+        if self._on_cpu:
+            read_outputs(batch)
         with dice.rolled(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
@@ -182,6 +185,8 @@ class QSpecWorker(BaseSpecWorker):
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.orig_seq_lens = batch.orig_seq_lens + 1
         batch.seq_lens_sum = None
+        if self._on_cpu:
+            read_outputs(batch)
         with dice.rolled(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         logits = result.logits_output

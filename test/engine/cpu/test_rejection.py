@@ -57,6 +57,7 @@ class Req:
     """What is read of SGLang's request: many of them share one set of parameters."""
 
     sampling_params = SamplingParams(temperature=1.0)
+    output_ids = (0,)
 
 
 def normalised(drafter: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
+from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
+from sglang_qspec.engine.cpu.penalties import penalize_trees
 from sglang_qspec.engine.dice import draws_of
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
@@ -21,7 +22,6 @@ from sglang_qspec.verify.sample import sample_targets
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import ScheduleBatch
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
     from sglang.srt.speculative.spec_utils import GrammarMask
     from torch import Tensor
@@ -36,14 +36,14 @@ def cpu_eagle_sample(
     """Accept draft tokens: (predict [bs * D], accept_lens [bs], accept_index [bs, S]), int32.
 
     Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`; the logits
-    are changed in place by penalties, bias and grammar as there.
+    are changed in place by penalties, bias and grammar as there, but by those of each node.
     """
     info = batch.sampling_info
     if batch.forward_mode.is_idle():
         return eagle_sample(verify_input, batch, logits_output, grammar_mask)
     width = verify_input.draft_token_num
     logits = logits_output.next_token_logits
-    _shape_logits(logits, info, width, grammar_mask)
+    _shape_logits(logits, batch, verify_input, grammar_mask)
     if info.is_all_greedy:
         targets = likeliest(logits)
     else:
@@ -74,14 +74,22 @@ def cpu_eagle_sample(
 
 
 def _shape_logits(
-    logits: Tensor, info: SamplingBatchInfo, width: int, grammar_mask: GrammarMask | None
+    logits: Tensor,
+    batch: ScheduleBatch,
+    verify_input: NgramVerifyInput,
+    grammar_mask: GrammarMask | None,
 ) -> None:
-    """Penalties, bias and grammar, in place; every node of a request gets the request's."""
+    """Processors, penalties, bias and grammar, in place, as plain decoding has them at each node.
+
+    A request with a custom processor has no drafts (`engine.lifecycle`): only its root counts.
+    """
+    info = batch.sampling_info
+    bs, width = len(batch.seq_lens), verify_input.draft_token_num
+    if info.has_custom_logit_processor:
+        apply_custom_logit_processor(logits.view(bs, width, logits.shape[-1])[:, 0], info)
     sanitize_nan_logits(logits, "verify: target model logits")
-    if info.acc_additive_penalties is not None:
-        logits.add_(info.acc_additive_penalties.repeat_interleave(width, dim=0))
-    if info.acc_scaling_penalties is not None:
-        apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(width, dim=0))
+    token_ids = verify_input.draft_token.view(bs, width)
+    penalize_trees(logits, batch.reqs, token_ids, verify_input.custom_mask.view(bs, width, width))
     if info.logit_bias is not None:
         logits.add_(info.logit_bias.repeat_interleave(width, dim=0))
     if grammar_mask is not None:
