@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
+
+RARE = 5.0
+"""Outcomes that are expected less often than this are taken together (Cochran's rule)."""
+
+
+class Fit(NamedTuple):
+    """Pearson's test of counts against a distribution."""
+
+    statistic: float
+    freedom: int
+    p: float
+    """How likely a statistic as large is if the distribution is right; 0 for the impossible."""
+
+
+def fit(counts: Tensor, expected: Tensor) -> Fit:
+    """Compare `counts` [n] with the probabilities `expected` float64 [n], which sum to 1."""
+    hoped = expected.double() * counts.sum()
+    seen = counts.double()
+    rare = hoped < RARE
+    if int(counts[expected == 0].sum()):
+        return Fit(float("inf"), 1, 0.0)
+    hoped = torch.cat((hoped[~rare], hoped[rare].sum().view(1)))
+    seen = torch.cat((seen[~rare], seen[rare].sum().view(1)))
+    possible = hoped > 0
+    statistic = ((seen - hoped)[possible] ** 2 / hoped[possible]).sum()
+    freedom = max(int(possible.sum()) - 1, 1)
+    half = torch.tensor(freedom / 2, dtype=torch.float64)
+    return Fit(float(statistic), freedom, float(torch.special.gammaincc(half, statistic / 2)))
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:

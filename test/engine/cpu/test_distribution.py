@@ -1,0 +1,224 @@
+"""Texts from verified drafts have exactly the target's distribution, whatever was drafted.
+
+Real passes over a toy target (`toy`): the first one, two and three tokens of many requests are
+counted and compared with their computed distribution by Pearson's chi-square. Each comparison
+prints a line with its statistic (`pytest -rP`), and has it among its properties in a junit file.
+Seeds are fixed, so a run repeats itself. docs/losslessness.md has a record.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_qspec.engine.cpu import sample
+from sglang_qspec.verify.penalties import Penalty, penalize
+from sglang_qspec.verify.rejection import Proposals, sample_near
+from test.engine.cpu import toy
+from test.engine.cpu.toy import Case, decode_with_sglang, distribution, speculate
+from test.verify.chi_square import Fit, fit
+
+LEVEL = 1e-5
+"""The smallest p that passes: with all comparisons of the long run taken together (some hundreds),
+a right build fails with less than one seed in a hundred."""
+SAMPLES = {False: 20_000, True: 5_000}
+MANY_SAMPLES = {False: 100_000, True: 40_000}
+"""By whether there are penalties, which are computed request by request."""
+
+ALL_AT_ONCE = {"min_p": 1e-6}
+"""Drops nothing, but filtered rows are drawn all at once, and others in a race each."""
+PENALTIES: dict[str, dict[str, Any]] = {
+    "frequency": {"frequency_penalty": 0.9},
+    "presence": {"presence_penalty": 1.2},
+    "repetition": {"repetition_penalty": 1.8},
+    "min_new_tokens": {"min_new_tokens": 3},
+    "all penalties": {
+        "frequency_penalty": -0.5,
+        "presence_penalty": 0.8,
+        "repetition_penalty": 1.4,
+        "min_new_tokens": 2,
+    },
+}
+FILTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "top-k": {"top_k": 3},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.15},
+    "all filters": {"top_k": 5, "top_p": 0.95, "min_p": 0.05},
+    "logit bias": {"logit_bias": {"2": 1.5, "4": -2.0}},
+}
+PARAMETERS = FILTERS | PENALTIES
+TEMPERATURES = (0.5, 1.0, 1.5)
+
+
+def params_of(temperature: float, name: str) -> dict[str, Any]:
+    return {"temperature": temperature, **ALL_AT_ONCE, **PARAMETERS[name]}
+
+
+def case_of(temperature: float, name: str, drafter: str, shape: str, accept: str) -> Case:
+    return Case(params_of(temperature, name), drafter, shape, accept == "reject")
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Iterator[None]:
+    with toy.engine():
+        yield
+
+
+def fits(counts: Tensor, params: dict[str, Any]) -> list[Fit]:
+    """Of the first one, two and three tokens."""
+    shape = (toy.VOCAB,) * toy.LENGTH
+    counts, expected = counts.view(shape), distribution(params).view(shape)
+    return [
+        fit(counts.flatten(length).sum(-1).flatten(), expected.flatten(length).sum(-1).flatten())
+        if length < toy.LENGTH
+        else fit(counts.flatten(), expected.flatten())
+        for length in range(1, toy.LENGTH + 1)
+    ]
+
+
+def check(counts: Tensor, params: dict[str, Any], record: Callable[[str, object], None]) -> None:
+    """Fail unless the counts of all lengths may be of the target's distribution."""
+    found = fits(counts, params)
+    for length, one in enumerate(found, 1):
+        line = f"chi2={one.statistic:.1f} df={one.freedom} p={one.p:.3g} n={int(counts.sum())}"
+        record(f"{length} tokens", line)
+        print(f"{length} tokens: {line}")  # noqa: T201 (for -rP)
+    assert min(one.p for one in found) > LEVEL
+
+
+@pytest.mark.parametrize("name", ["none", "all filters", "logit bias", "all penalties"])
+def test_sglangs_own_plain_passes_have_the_computed_distribution(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    """With SGLang's penalizers and sampler, and nothing of ours: what is computed is the target."""
+    params = {"temperature": 1.0, **PARAMETERS[name]}
+    check(decode_with_sglang(params, 40_000), params, record_property)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "name", "drafter", "shape", "accept"),
+    [
+        (1.0, "none", "good", "tree", "match"),
+        (1.5, "none", "adversarial", "chain", "match"),
+        (0.5, "logit bias", "good", "tree", "reject"),
+        (1.0, "none", "bad", "tree", "reject"),
+        (1.5, "all filters", "good", "chain", "reject"),
+        (1.0, "top-p", "adversarial", "tree", "match"),
+        (1.0, "all penalties", "good", "tree", "match"),
+        (1.5, "all penalties", "bad", "tree", "reject"),
+        (0.5, "min_new_tokens", "good", "chain", "match"),
+    ],
+)
+def test_texts_have_the_targets_distribution(
+    temperature: float,
+    name: str,
+    drafter: str,
+    shape: str,
+    accept: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    case = case_of(temperature, name, drafter, shape, accept)
+    check(speculate(case, SAMPLES[name in PENALTIES]), case.params, record_property)
+
+
+@pytest.mark.parametrize("accept", ["match", "reject"])
+def test_texts_that_are_drawn_in_races_have_it_too(
+    accept: str, record_property: Callable[[str, object], None]
+) -> None:
+    case = Case({"temperature": 1.0}, "good", "tree", accept == "reject")
+    check(speculate(case, 5000), case.params, record_property)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("accept", ["match", "reject"])
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_texts_have_the_targets_distribution_for_all_parameters(
+    temperature: float, name: str, accept: str, record_property: Callable[[str, object], None]
+) -> None:
+    case = case_of(temperature, name, "good", "tree", accept)
+    check(speculate(case, MANY_SAMPLES[name in PENALTIES]), case.params, record_property)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("accept", ["match", "reject"])
+@pytest.mark.parametrize("name", ["none", "all penalties"])
+@pytest.mark.parametrize(("drafter", "shape"), list(itertools.product(toy.DRAFTERS, toy.SHAPES)))
+def test_texts_have_the_targets_distribution_for_all_drafts(
+    drafter: str, shape: str, name: str, accept: str, record_property: Callable[[str, object], None]
+) -> None:
+    case = case_of(1.0, name, drafter, shape, accept)
+    check(speculate(case, MANY_SAMPLES[name in PENALTIES]), case.params, record_property)
+
+
+# The same check, with a rule broken on purpose.
+
+
+def twice_as_ready(probs: Tensor, proposals: Proposals) -> Tensor:
+    """A draft is kept with twice its chance."""
+    return sample_near(probs, proposals._replace(candidate_probs=proposals.candidate_probs / 2))
+
+
+def always_ready(probs: Tensor, proposals: Proposals) -> Tensor:
+    """A draft is kept whatever its chance."""
+    drawn = sample_near(probs, proposals)
+    return torch.where(proposals.known, proposals.token_ids, drawn)
+
+
+def nothing_taken_off(probs: Tensor, ids: Tensor, offers: Tensor) -> Tensor:
+    """Behind a draft that is not kept all of the target's distribution is drawn from."""
+    return probs
+
+
+def first_child_wins(**arguments: Any) -> None:
+    """A drafted token is accepted whatever the target has drawn."""
+    child = arguments["retrieve_next_token"]
+    drafted = arguments["candidates"].gather(1, child.clamp(min=0))
+    arguments["target_predict"] = torch.where(child < 0, arguments["target_predict"], drafted)
+    accept_whole_walk(**arguments)
+
+
+def root_alone(
+    logits: Tensor, penalty: Penalty, output_ids: Tensor, draft_ids: Tensor, mask: Tensor
+) -> None:
+    """All nodes have the root's penalties, as SGLang's trees do."""
+    path = mask.clone()
+    path[:, 1:] = False
+    penalize(logits, penalty, output_ids, draft_ids, path)
+
+
+def dice_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
+    """All nodes of a tree are drawn with the numbers of its root."""
+    roots = positions.view(-1, width)[:, :1].expand(-1, width).flatten()
+    return draws_of(info, roots, width)
+
+
+accept_whole_walk = sample.verify_tree_greedy_func
+draws_of = sample.draws_of
+
+
+@pytest.mark.parametrize(
+    ("place", "broken", "accept"),
+    [
+        ("verify.sample.sample_near", twice_as_ready, "reject"),
+        ("verify.sample.sample_near", always_ready, "reject"),
+        ("verify.rejection._left_over", nothing_taken_off, "reject"),
+        ("engine.cpu.sample.verify_tree_greedy_func", first_child_wins, "match"),
+        ("engine.cpu.sample.draws_of", dice_of_the_root, "match"),
+        ("engine.cpu.penalties.penalize", root_alone, "match"),
+        ("engine.cpu.penalties.penalize", root_alone, "reject"),
+    ],
+)
+def test_the_check_fails_where_a_rule_is_broken(
+    monkeypatch: pytest.MonkeyPatch, place: str, broken: Callable[..., Any], accept: str
+) -> None:
+    name = "all penalties" if broken is root_alone else "none"
+    case = case_of(1.0, name, "good", "tree", accept)
+    monkeypatch.setattr(f"sglang_qspec.{place}", broken)
+    assert min(one.p for one in fits(speculate(case, 3000), case.params)) < LEVEL / 1000
