@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from benchmark.demo import render, wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from benchmark.server import Server, ServerError
 from sglang_qspec.config import MODES, PIPELINES
 from sglang_qspec.models import DemoModels
+from test.engine.frequencies import PARAMETERS, check_first_tokens
 from test.engine.test_server import cores
 
 pytestmark = pytest.mark.server
@@ -36,6 +38,7 @@ def server(models: DemoModels) -> Iterator[Server]:
         *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
+        "--enable-custom-logit-processor",
     ]
     with Server(models.target, arguments, cores=cores(0)) as server:
         wait_for_sidecar(server)
@@ -106,6 +109,81 @@ def test_step_drafts_alone_are_accepted_in_every_pipeline(
     assert accepted > passes  # at least one of four a pass; it is nearly three where undisturbed
     if mode != "ahead":
         assert state(server)["pipelines"][mode]["waited_seconds"] > 0
+
+
+def seeded(number: int) -> dict[str, Any]:
+    """Parameters of a sampled request: filters and penalties for some, a seed for each."""
+    return {
+        "temperature": 0.5 + number % 3 / 2,
+        "top_p": 0.9 if number % 2 else 1.0,
+        "frequency_penalty": 0.4 if number % 4 == 2 else 0.0,
+        "repetition_penalty": 1.3 if number % 4 == 3 else 1.0,
+        "sampling_seed": number,
+        "max_new_tokens": 24,
+    }
+
+
+def test_a_seed_gives_the_same_text_in_every_pipeline_and_width(
+    server: Server, prompts: list[str]
+) -> None:
+    def texts(enabled: bool) -> list[list[int]]:
+        custom = {"custom_params": {"qspec_enabled": enabled}}
+        sampling = [{**seeded(number), **custom} for number in range(len(prompts))]
+        answers = server.post("/generate", {"text": prompts, "sampling_params": sampling})
+        return [answer["output_ids"] for answer in answers]
+
+    alone = texts(False)
+    for mode, width, step_tokens, fixed in (
+        ("sequential", 6, 4, 0),
+        ("halves", 4, 3, 1),
+        ("ahead", 6, 16, 1),
+        ("queue", 2, 16, 0),
+    ):
+        turn(
+            server,
+            mode=MODES.index(mode),
+            draft_token_num=width,
+            step_tokens=step_tokens,
+            fixed_width=fixed,
+        )
+        before = sum(state(server)["accepted_tokens"].values())
+        assert texts(True) == alone
+        assert sum(state(server)["accepted_tokens"].values()) > before
+    turn(server, step_tokens=16)
+
+
+def test_first_tokens_are_as_frequent_as_without_speculation_under_a_penalty(
+    server: Server,
+) -> None:
+    turn(server, mode=MODES.index("sequential"), draft_token_num=6, fixed_width=0)
+    check_first_tokens(server, PARAMETERS["top-p, presence"], {}, 150)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_first_tokens_are_as_frequent_whatever_the_parameters(server: Server, name: str) -> None:
+    turn(server, mode=MODES.index("sequential"), draft_token_num=6, fixed_width=0)
+    check_first_tokens(server, PARAMETERS[name], {}, 1000)
+
+
+def test_a_custom_processor_costs_its_own_request_alone_the_drafts(
+    server: Server, prompts: list[str], expected: list[list[int]]
+) -> None:
+    turn(server, mode=MODES.index("ahead"), draft_token_num=6, fixed_width=0)
+    body = {
+        "text": prompts[0],
+        "custom_logit_processor": DisallowedTokensLogitsProcessor.to_str(),
+        "sampling_params": {**GREEDY, "custom_params": {"token_ids": expected[0][:2]}},
+    }
+    alone = server.post("/generate", body)["output_ids"]
+    assert not set(alone) & set(expected[0][:2])
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(generate, server, prompts[1:6])
+        assert server.post("/generate", body)["output_ids"] == alone
+        answers = others.result()
+    assert [answer["output_ids"] for answer in answers] == expected[1:6]
+    assert sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in answers) > 40
 
 
 def test_log_probabilities_are_the_same_while_others_are_served_in_halves(

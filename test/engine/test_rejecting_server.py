@@ -6,6 +6,7 @@ import pytest
 
 from benchmark.server import Server
 from sglang_qspec.models import DemoModels
+from test.engine.frequencies import PARAMETERS, check_first_tokens
 from test.engine.test_server import (
     COMMON,
     SAMPLED,
@@ -49,6 +50,19 @@ def test_texts_drawn_near_drafts_are_as_frequent_as_without_speculation(server: 
     steps = sum(record["accepted_by_source"]["step"] for record in records)
     assert steps > len(records) / 4  # otherwise this would test plain decoding
     check_equally_frequent(texts[True], texts[False])
+
+
+def test_first_tokens_are_as_frequent_as_without_speculation_under_a_penalty(
+    server: Server,
+) -> None:
+    check_first_tokens(server, PARAMETERS["min-p, frequency"], STEPS["custom_params"], 150)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_first_tokens_are_as_frequent_whatever_the_parameters(server: Server, name: str) -> None:
+    check_first_tokens(server, PARAMETERS[name], STEPS["custom_params"], 1000)
 
 
 def test_long_samples_follow_most_of_what_is_drafted_and_differ(server: Server) -> None:

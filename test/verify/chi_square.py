@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -31,9 +32,27 @@ def fit(counts: Tensor, expected: Tensor) -> Fit:
     seen = torch.cat((seen[~rare], seen[rare].sum().view(1)))
     possible = hoped > 0
     statistic = ((seen - hoped)[possible] ** 2 / hoped[possible]).sum()
-    freedom = max(int(possible.sum()) - 1, 1)
-    half = torch.tensor(freedom / 2, dtype=torch.float64)
-    return Fit(float(statistic), freedom, float(torch.special.gammaincc(half, statistic / 2)))
+    return _fit(float(statistic), int(possible.sum()) - 1)
+
+
+def compare(ours: Mapping[Hashable, int], theirs: Mapping[Hashable, int]) -> Fit:
+    """Whether two samples of outcomes, each with its count, may be of one distribution."""
+    sizes = sum(ours.values()), sum(theirs.values())
+    scale = (sizes[1] / sizes[0]) ** 0.5
+    pairs = {key: (ours.get(key, 0), theirs.get(key, 0)) for key in {*ours, *theirs}}
+    common = [pair for pair in pairs.values() if sum(pair) >= 2 * RARE]
+    rest = tuple(
+        size - sum(column) for size, column in zip(sizes, zip(*common, strict=True), strict=True)
+    )
+    common += [rest] if sum(rest) else []
+    statistic = sum((a * scale - b / scale) ** 2 / (a + b) for a, b in common)
+    return _fit(statistic, len(common) - 1)
+
+
+def _fit(statistic: float, freedom: int) -> Fit:
+    freedom = max(freedom, 1)
+    half, at = (torch.tensor(value / 2, dtype=torch.float64) for value in (freedom, statistic))
+    return Fit(statistic, freedom, float(torch.special.gammaincc(half, at)))
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:

@@ -1,0 +1,65 @@
+"""Two samples of a server's texts, with speculation and without: are they of one distribution?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from benchmark.server import Server
+from test.verify.chi_square import Fit, compare
+
+TEXT = "The old house at the end of the road was"
+TOKENS = 4
+"""Of which the first comes from the prompt's pass, and the others from verified trees."""
+LEVEL = 1e-5
+"""The smallest p that passes. The seeds are secret, so that no two runs are alike."""
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "top-p": {"temperature": 0.5, "top_p": 0.9},
+    "repetition": {"temperature": 0.5, "repetition_penalty": 1.5},
+    "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "top-k": {"temperature": 1.5, "top_k": 4},
+    "top-p, presence": {"temperature": 1.5, "top_p": 0.5, "presence_penalty": 1.0},
+    "min-p, frequency": {"temperature": 1.5, "min_p": 0.15, "frequency_penalty": 0.8},
+    "bias": {"temperature": 1.0, "top_k": 5, "logit_bias": {"253": 2.0, "28": -2.0}},
+}
+
+
+def sample(
+    server: Server, params: dict[str, Any], custom: dict[str, Any], count: int
+) -> list[dict[str, Any]]:
+    """So many answers to one prompt."""
+    sampling = {**params, "max_new_tokens": TOKENS, "ignore_eos": True, "custom_params": custom}
+    answers: list[dict[str, Any]] = server.post(
+        "/generate", {"text": [TEXT] * count, "sampling_params": sampling}
+    )
+    return answers
+
+
+def compare_first_tokens(
+    server: Server, params: dict[str, Any], custom: dict[str, Any], count: int
+) -> list[Fit]:
+    """Of the first token, the first two, and so on; `custom` is what speculates."""
+    ours = sample(server, params, custom, count)
+    theirs = sample(server, params, {"qspec_enabled": False}, count)
+    accepted = sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in ours)
+    assert accepted > count / 4  # otherwise this would test plain decoding
+    return [
+        compare(
+            *(
+                Counter(tuple(answer["output_ids"][:length]) for answer in answers)
+                for answers in (ours, theirs)
+            )
+        )
+        for length in range(1, TOKENS + 1)
+    ]
+
+
+def check_first_tokens(
+    server: Server, params: dict[str, Any], custom: dict[str, Any], count: int
+) -> None:
+    """Fail unless both samples may be of one distribution."""
+    found = compare_first_tokens(server, params, custom, count)
+    for length, one in enumerate(found, 1):
+        line = f"chi2={one.statistic:.1f} df={one.freedom} p={one.p:.3g} n={count}"
+        print(f"{length} tokens: {line}")  # noqa: T201 (for -rP)
+    assert min(one.p for one in found) > LEVEL

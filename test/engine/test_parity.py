@@ -1,0 +1,180 @@
+"""Greedy answers are the target's own, token for token, however they are scheduled.
+
+A hundred prompts of 5 to 400 tokens, 128 tokens of answer each, float32. One server answers without
+speculation, the other with it: prompts in chunks of 64 tokens, prefixes from the radix cache, a KV
+pool so small that requests are retracted, and others that come and are aborted beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmark.demo import wait_for_sidecar
+from benchmark.server import Server, ServerError
+from sglang_qspec.models import DemoModels
+from test.engine.test_server import cores
+
+pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(3600)]
+
+PROMPTS = 100
+MAX_NEW_TOKENS = 128
+SHORTEST, LONGEST = 5, 400
+GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS, "ignore_eos": True}
+COMMON = [
+    *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "16"),
+    *("--context-length", "2048", "--log-level", "warning", "--enable-metrics"),
+]
+POOL = 2400
+"""KV slots: less than 16 of the longer requests take."""
+
+PREFACE = (
+    "The following notes were taken by a traveller who walked along the coast from one harbour to "
+    "the next, and who asked the people there about their work, their tools and their weather. "
+)
+QUESTIONS = (
+    "Who mends the nets?",
+    "List three things that the fishermen carry.",
+    "Continue the story.",
+    "Write a Python function that counts the boats.",
+    "Why is the sea salty?",
+    "The capital of Norway is",
+)
+WORDS = ("wind", "rope", "lamp", "harbour", "bread", "stone", "winter", "road", "letter", "bridge")
+
+
+def prompts() -> list[str]:
+    """Some share a long beginning; some have the same words over and over, as drafts like them."""
+    rng = random.Random(11)
+    texts = []
+    for number in range(PROMPTS):
+        question = QUESTIONS[number % len(QUESTIONS)]
+        kind = number % 5
+        if kind == 0:
+            texts.append(question)
+        elif kind == 1:
+            texts.append(PREFACE * 3 + f"Note {number}. " + question)
+        elif kind == 2:
+            texts.append(" ".join(rng.choices(WORDS, k=rng.randint(10, 120))) + ". " + question)
+        elif kind == 3:
+            texts.append(
+                f"{number}, {number + 1}, {number + 2}," + f" {number}," * rng.randint(2, 40)
+            )
+        else:
+            texts.append(PREFACE * rng.randint(1, 10) + question)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def expected(models: DemoModels) -> list[list[int]]:
+    """What the target alone answers, with room for all."""
+    with Server(models.target, [*COMMON, "--max-total-tokens", "16384"], cores=cores(0)) as server:
+        answers = server.post("/generate", {"text": prompts(), "sampling_params": GREEDY})
+    lengths = [answer["meta_info"]["prompt_tokens"] for answer in answers]
+    assert min(lengths) <= SHORTEST
+    assert LONGEST / 2 < max(lengths) <= LONGEST
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels, expected: list[list[int]]) -> Iterator[Server]:
+    arguments = [
+        *COMMON,
+        *("--chunked-prefill-size", "64", "--max-total-tokens", str(POOL)),
+        *("--schedule-conservativeness", "0.1"),  # admits more than there is room for
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as running:
+        wait_for_sidecar(running)
+        yield running
+
+
+def total(server: Server, name: str) -> float:
+    """One of SGLang's counters."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(server.get("/metrics/"))
+        for sample in family.samples
+        if sample.name == name
+    )
+
+
+@contextmanager
+def storm(server: Server) -> Iterator[None]:
+    """Requests beside the others that are aborted, or whose client goes, after a random time."""
+    over = threading.Event()
+    rng = random.Random(3)
+
+    def blow() -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            rid = f"storm-{number}"
+            body = {"text": f"Gust {number} {PREFACE}", "rid": rid, "sampling_params": GREEDY}
+            patience = rng.uniform(0.05, 2.0)
+            if number % 2:
+                threading.Timer(patience, abort, [server, rid]).start()
+            with contextlib.suppress(ServerError, OSError):
+                server.post("/generate", body, timeout=60.0 if number % 2 else patience)
+            time.sleep(rng.uniform(0.0, 0.5))
+
+    thread = threading.Thread(target=blow)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def abort(server: Server, rid: str) -> None:
+    server.post("/abort_request", {"rid": rid})
+
+
+def ask(server: Server, text: str) -> dict[str, Any]:
+    answer: dict[str, Any] = server.post("/generate", {"text": text, "sampling_params": GREEDY})
+    return answer
+
+
+@pytest.mark.parametrize("concurrency", [16, 4, 1])
+def test_every_answer_is_the_targets(
+    server: Server,
+    expected: list[list[int]],
+    concurrency: int,
+    record_property: Any,
+) -> None:
+    server.post("/flush_cache?timeout=30", {})
+    retracted = total(server, "sglang:num_retracted_requests_total")
+    with storm(server), ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(lambda text: ask(server, text), prompts()))
+    retracted = total(server, "sglang:num_retracted_requests_total") - retracted
+    different = [
+        number
+        for number, (answer, own) in enumerate(zip(answers, expected, strict=True))
+        if answer["output_ids"] != own
+    ]
+    records = [answer["meta_info"]["qspec"] for answer in answers]
+    cached = sum(answer["meta_info"]["cached_tokens"] for answer in answers)
+    accepted = sum(record["accepted_tokens"] for record in records)
+    line = (
+        f"concurrency {concurrency}: {len(different)} of {PROMPTS} differ, {accepted} of "
+        f"{PROMPTS * MAX_NEW_TOKENS} tokens accepted, {cached} prompt tokens cached, "
+        f"{retracted:.0f} retracted"
+    )
+    record_property("parity", line)
+    print(line)  # noqa: T201 (for -rP)
+    assert not different
+    assert accepted > PROMPTS * MAX_NEW_TOKENS / 4
+    assert cached > 0
+    if concurrency == 16:
+        assert retracted > 0
