@@ -199,8 +199,7 @@ def _plain_distribution(params: dict[str, Any], output: list[int]) -> list[float
 def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     """As `QSpecWorker._verify`, without a model."""
     trees = _trees(batch, sidecar.ahead(batch), case)
-    layout = trees.lay_out()
-    verify_input = verify_input_of(trees, layout, batch.seq_lens, "cpu", full_mask=False)
+    verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
     logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.draft_token])
     with dice.rolled(batch, sidecar.proposals(batch, trees)):  # type: ignore[arg-type]
         predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)  # type: ignore[arg-type]
