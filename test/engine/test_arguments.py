@@ -33,6 +33,8 @@ def server_args(**changes: Any) -> Any:
         "is_embedding": False,
         "enable_pdmux": False,
         "speculative_adaptive": False,
+        "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0,
         "enable_mixed_chunk": False,
         "enable_torch_compile": False,
     }
@@ -52,6 +54,8 @@ def server_args(**changes: Any) -> Any:
         ("enable_lora", True, "--enable-lora"),
         ("is_embedding", True, "--is-embedding"),
         ("enable_torch_compile", True, "--enable-torch-compile"),
+        ("speculative_accept_threshold_single", 0.9, "--speculative-accept-threshold-single"),
+        ("speculative_accept_threshold_acc", 0.9, "--speculative-accept-threshold-acc"),
     ],
 )
 def test_an_unsupported_mode_is_named_with_its_value(name: str, value: Any, flag: str) -> None:

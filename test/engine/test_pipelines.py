@@ -156,7 +156,7 @@ def test_first_tokens_are_as_frequent_as_without_speculation_under_a_penalty(
     server: Server,
 ) -> None:
     turn(server, mode=MODES.index("sequential"), draft_token_num=6, fixed_width=0)
-    check_first_tokens(server, PARAMETERS["top-p, presence"], {}, 150)
+    check_first_tokens(server, PARAMETERS["top-k, presence"], {}, 150)
 
 
 @pytest.mark.thorough

@@ -41,9 +41,7 @@ def compare(ours: Mapping[Hashable, int], theirs: Mapping[Hashable, int]) -> Fit
     scale = (sizes[1] / sizes[0]) ** 0.5
     pairs = {key: (ours.get(key, 0), theirs.get(key, 0)) for key in {*ours, *theirs}}
     common = [pair for pair in pairs.values() if sum(pair) >= 2 * RARE]
-    rest = tuple(
-        size - sum(column) for size, column in zip(sizes, zip(*common, strict=True), strict=True)
-    )
+    rest = (sizes[0] - sum(a for a, _ in common), sizes[1] - sum(b for _, b in common))
     common += [rest] if sum(rest) else []
     statistic = sum((a * scale - b / scale) ** 2 / (a + b) for a, b in common)
     return _fit(statistic, len(common) - 1)

@@ -173,6 +173,11 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
             args.speculative_adaptive,
             "false",
         ),
+        # Below 1 they let drafts pass that the target would not have said.
+        *(
+            (getattr(args, name) != 1.0, "--" + name.replace("_", "-"), getattr(args, name), "1.0")
+            for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+        ),
         (
             bool(args.enable_mixed_chunk),
             "--enable-mixed-chunk",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.budget import (
     Choice,
@@ -126,10 +128,22 @@ class Proposer:
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter of this batch."""
         info = batch.sampling_info
+        if self._on_cpu:
+            return bool(info.has_watermark_candidates)
         return bool(
             info.has_watermark_candidates
-            or (not self._on_cpu and (info.has_custom_logit_processor or info.need_min_p_sampling))
+            or info.has_custom_logit_processor
+            or info.need_min_p_sampling
+            or any(_cuts_twice(req.sampling_params) for req in batch.reqs)
         )
+
+
+def _cuts_twice(params: Any) -> bool:
+    """Whether top-k and top-p apply together.
+
+    SGLang's tree verification takes top-p of what top-k has left, its sampler of all.
+    """
+    return bool(1 < params.top_k < TOP_K_ALL and params.top_p < 1)
 
 
 def _is_penalized(batch: ScheduleBatch) -> bool:
