@@ -1,5 +1,6 @@
 """The README says what the code does, where that can be compared."""
 
+import re
 from pathlib import Path
 
 from sglang_qspec import config
@@ -20,3 +21,10 @@ def settings_table() -> str:
 
 def test_the_settings_table_is_that_of_the_code() -> None:
     assert settings_table() in README.read_text()
+
+
+def test_the_tests_that_are_to_hold_losslessness_exist() -> None:
+    page = README.with_name("docs") / "losslessness.md"
+    named = set(re.findall(r"test/[\w/]+\.py", page.read_text()))
+    assert len(named) > 5
+    assert all((README.parent / name).is_file() for name in named)
