@@ -1,0 +1,100 @@
+"""Penalties read from the output are those that SGLang's penalizers add up token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_qspec.engine.cpu.penalties import penalize_trees, read_outputs
+from sglang_qspec.trie import DraftTree, DraftTrees, Source
+from test.engine.cpu import toy
+from test.engine.cpu.toy import FIRST, STOP, VOCAB, Batch, Request
+
+PARAMS: list[dict[str, Any]] = [
+    {"frequency_penalty": 0.3, "presence_penalty": -0.4},
+    {"repetition_penalty": 1.7},
+    {},
+    {"frequency_penalty": 1.1, "repetition_penalty": 0.6, "min_new_tokens": 4},
+    {"min_new_tokens": 9},
+]
+OUTPUTS = [[2, 2, 5], [], [1], [3, 1], [4, 4, 4, 1, 0]]
+TOKENS, PARENTS = (0, 4, STOP, 1, 4), (0, 0, 0, 1, 3)
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Iterator[None]:
+    with toy.engine():
+        yield
+
+
+def requests() -> list[Request]:
+    return [Request({"temperature": 1.0, **params}, n) for n, params in enumerate(PARAMS)]
+
+
+def logits_of(rows: int) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
+
+
+def added_up(logits: Tensor, behind: Sequence[Sequence[int]]) -> Tensor:
+    """What SGLang makes of `logits` [bs, V] when each request has said the first token and these.
+
+    Its batches are of one length; each request has one of its own here.
+    """
+    rows = []
+    for number, tokens in enumerate(behind):
+        batch = Batch(requests()[number : number + 1])
+        batch.cumulate_penalty_output_tokens()
+        for token in tokens:
+            batch.reqs[0].output_ids.append(token)
+            batch.cumulate_penalty_output_tokens()
+        row = logits[number : number + 1].clone()
+        with batch.forward():
+            batch.sampling_info.apply_logits_bias(row)
+        rows.append(row)
+    return torch.cat(rows)
+
+
+def test_a_plain_pass_over_retracted_requests_has_the_penalties_of_all_they_have_said() -> None:
+    """A new batch, in which SGLang's own penalizers know of nothing."""
+    reqs = requests()
+    for req, tokens in zip(reqs, OUTPUTS, strict=True):
+        req.output_ids += tokens
+    batch, logits = Batch(reqs), logits_of(len(PARAMS))
+    expected = added_up(logits, OUTPUTS)
+    with batch.forward():
+        read_outputs(batch)  # type: ignore[arg-type]
+        batch.sampling_info.apply_logits_bias(logits)
+    assert torch.allclose(logits, expected, atol=1e-6)
+
+
+def test_requests_without_penalties_keep_what_the_pass_has() -> None:
+    batch = Batch([Request({"temperature": 1.0}, 0)])
+    with batch.forward():
+        read_outputs(batch)  # type: ignore[arg-type]
+        assert batch.sampling_info.penalizer_orchestrator is None
+
+
+def test_every_node_has_the_penalties_of_plain_decoding_behind_its_path() -> None:
+    reqs, width = requests(), len(TOKENS)
+    for req, tokens in zip(reqs, OUTPUTS, strict=True):
+        req.output_ids += tokens
+    scores = tuple(1 / (1 + node) for node in range(width))
+    tree = DraftTree(TOKENS, PARENTS, (Source.STEP,) * width, scores)
+    trees = DraftTrees.of([tree] * len(reqs), width)
+    logits = logits_of(len(reqs) * width)
+    paths = [[], [4], [STOP], [4, 1], [4, 1, 4]]
+    expected = torch.stack(
+        [
+            added_up(logits[node::width], [output + path for output in OUTPUTS])
+            for node, path in enumerate(paths)
+        ],
+        1,
+    )
+    token_ids = torch.from_numpy(trees.token_ids).long()
+    penalize_trees(logits, reqs, token_ids, torch.from_numpy(trees.lay_out().mask))
+    assert TOKENS[0] == FIRST
+    assert torch.allclose(logits.view_as(expected), expected, atol=1e-6)
