@@ -250,3 +250,15 @@ def test_a_setting_without_the_algorithm_stops_the_start(models: DemoModels) -> 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert ["it must be QSPEC" in line for line in said(ended.stderr)] == [True]
+
+
+def test_a_target_with_recurrent_layers_is_refused(models: DemoModels, tmp_path: Path) -> None:
+    """Their state is not rolled back behind a wrong draft."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from transformers import FalconH1Config
+
+    FalconH1Config(architectures=["FalconH1ForCausalLM"]).save_pretrained(tmp_path)
+    args = server_args(model_path=str(tmp_path))
+    with pytest.raises(ConfigError, match="a model with recurrent layers"):
+        arguments._check_target(args, ModelConfig(str(tmp_path)))
+    arguments._check_target(args, ModelConfig(str(models.target)))

@@ -12,7 +12,7 @@ from sglang_qspec.models import DemoModels
 pytestmark = pytest.mark.server
 
 PROGRAM = """
-import sys, json
+import asyncio, sys, json
 import sglang_qspec  # first, for the stand-ins on a CPU
 import sglang as sgl
 
@@ -33,9 +33,21 @@ if __name__ == "__main__":
     plain = engine.generate(text, sampling)
     guess = f"<NGRAMGUESS>{plain['text']}</NGRAMGUESS>"
     guessed, other = engine.generate([text + guess, "One, two,"], sampling)
+    streamed = [piece["text"] for piece in engine.generate(text + guess, sampling, stream=True)]
+
+    async def ask():
+        whole, pieces = await asyncio.gather(
+            engine.async_generate(text + guess, sampling),
+            engine.async_generate("One, two,", sampling, stream=True),
+        )
+        return whole, [piece["text"] async for piece in pieces]
+
+    whole, pieces = asyncio.get_event_loop().run_until_complete(ask())
     settings = engine.get_server_info()["internal_states"][0]["qspec"]
     engine.shutdown()
-    print(json.dumps({"plain": plain, "guessed": guessed, "other": other, "state": settings}))
+    answers = {"plain": plain, "guessed": guessed, "other": other, "async": whole}
+    streams = {"streamed": streamed, "async_streamed": pieces}
+    print(json.dumps({**answers, **streams, "state": settings}))
 """
 
 
@@ -56,6 +68,10 @@ def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels) -> Non
     assert result["guessed"]["output_ids"] == result["plain"]["output_ids"]
     assert result["guessed"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 4
     assert result["other"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] == 0
+    assert result["async"]["output_ids"] == result["plain"]["output_ids"]
+    assert result["async"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 4
+    assert result["streamed"][-1] == result["plain"]["text"]
+    assert result["async_streamed"][-1] == result["other"]["text"]
     assert result["state"]["sidecar"] in ("connecting", "ready")
 
 

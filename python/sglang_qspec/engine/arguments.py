@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import attn_dp_enabled_of, resolving_view
+from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
@@ -92,6 +94,7 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     if (view.speculative_algorithm or "").upper() == "QSPEC":
         try:
             check(view)
+            _check_target(view, model_config_of(server_args))
         except QSpecError as error:
             _stop(error)
     previous(server_args)
@@ -191,6 +194,15 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
             "false on a cpu",
         ),
     ]
+
+
+def _check_target(args: Any, model_config: Any) -> None:
+    """The target keeps nothing but KV, which a pass may leave behind where a draft is wrong."""
+    if mambaish_config(model_config) is not None:
+        raise ConfigError(
+            f"--model-path is {args.model_path}, a model with recurrent layers (Mamba or linear "
+            "attention), but QSPEC supports only attention so far"
+        )
 
 
 def _check_draft_model(args: Any, settings: QSpecConfig) -> None:

@@ -25,6 +25,8 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return
     if req.custom_logit_processor:  # which may look at the output, and knows nothing of a tree
         return
+    if req.multimodal_inputs is not None or req.input_embeds is not None:
+        return  # its token ids stand for what the draft model cannot see
     params = req.sampling_params
     with guarded("a request was queued"):
         active.enqueue(

@@ -53,7 +53,7 @@ def _hook_front() -> None:
 
 
 def _hook_scheduler() -> None:
-    from sglang_qspec.engine import internal_state, lifecycle, report
+    from sglang_qspec.engine import internal_state, lifecycle, report, row_width
 
     hooks = (
         (lifecycle.enqueued, HookType.AFTER),
@@ -62,6 +62,7 @@ def _hook_scheduler() -> None:
         (lifecycle.polled, HookType.AFTER),
         (internal_state.describe, HookType.AFTER),
         (internal_state.add_handlers, HookType.AFTER),
+        (row_width.widened, HookType.AFTER),
     )
     for target, (hook, kind) in zip(touched.HOOKED_IN_SCHEDULER, hooks, strict=True):
         HookRegistry.register(target, hook, kind)

@@ -97,9 +97,19 @@ def _take_from_request(manager: Any, obj: Any) -> None:
             obj.sampling_params = _params_with_guesses(manager, obj.sampling_params, guesses)
     elif isinstance(obj.text, list) and _parses_tags(manager):
         _take_from_batch(manager, obj)
+    _check_not_empty(manager, obj)
     params = obj.sampling_params
     for own in params if isinstance(params, list) else [params]:
         _check_custom_params(manager, (own or {}).get("custom_params"))
+
+
+def _check_not_empty(manager: Any, obj: Any) -> None:
+    """A prompt without a token, as one that was only a guess, would end SGLang's scheduler."""
+    texts = [obj.text] if isinstance(obj.text, str) else obj.text or []
+    if all(texts) or manager.tokenizer is None or obj.session_params or obj.contains_mm_input():
+        return
+    if not manager.tokenizer.encode(""):
+        raise RequestError("the prompt is empty (guesses are no part of it); it must hold a token")
 
 
 def _take_from_batch(manager: Any, obj: Any) -> None:

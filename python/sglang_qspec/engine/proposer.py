@@ -128,11 +128,11 @@ class Proposer:
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter of this batch."""
         info = batch.sampling_info
-        if self._on_cpu:
-            return bool(info.has_watermark_candidates)
-        return bool(
-            info.has_watermark_candidates
-            or info.has_custom_logit_processor
+        # Positions of images are not counted in tokens: SGLang's own decode pass knows them.
+        if info.has_watermark_candidates or any(req.multimodal_inputs for req in batch.reqs):
+            return True
+        return not self._on_cpu and bool(
+            info.has_custom_logit_processor
             or info.need_min_p_sampling
             or any(_cuts_twice(req.sampling_params) for req in batch.reqs)
         )

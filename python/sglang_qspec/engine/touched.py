@@ -29,6 +29,7 @@ HOOKED_IN_SCHEDULER = (
     "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load",
     _INTERNAL_STATE + "._add_speculative",
     _INTERNAL_STATE + "._update_handlers",
+    "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
 )
 """Wrapped in the scheduler's process."""
 
@@ -39,12 +40,14 @@ _IMPORTED = {
         "add_attention_backend_choices",
         "add_quantization_method_choices",
     ),
+    "sglang.srt.arg_groups.model_override_base": ("model_config_of",),
     "sglang.srt.arg_groups.overrides": (
         "attn_dp_enabled_of",
         "declare_resolution",
         "resolving_view",
     ),
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
+    "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     "sglang.srt.configs.model_config": ("ModelConfig",),
     "sglang.srt.distributed": ("bootstrap",),
     "sglang.srt.distributed.parallel_state": (
@@ -101,6 +104,7 @@ _IMPORTED = {
     "sglang.srt.managers.scheduler_components.internal_state": ("_UpdateHandler",),
     "sglang.srt.managers.tp_worker": ("TpModelWorker",),
     "sglang.srt.managers.utils": ("is_health_check_generate_req",),
+    "sglang.srt.mem_cache.allocation_sizing": ("get_alloc_reserve_per_decode",),
     "sglang.srt.mem_cache.memory_pool": ("KVWriteLoc", "MHATokenToKVPool"),
     "sglang.srt.model_executor.forward_batch_info": (
         "CaptureHiddenMode",
@@ -109,6 +113,7 @@ _IMPORTED = {
     ),
     "sglang.srt.model_executor.forward_context": ("get_attn_backend",),
     "sglang.srt.model_executor.model_runner": ("ModelRunner",),
+    "sglang.srt.model_loader.loader": ("DefaultModelLoader.postprocess_weights",),
     "sglang.srt.models.llama": (
         "LlamaAttention",
         "LlamaDecoderLayer",

@@ -216,6 +216,10 @@ class QSpecWorker(BaseSpecWorker):
             )
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
+        if result.logits_output.hidden_states is not None:
+            # The scheduler reads a row for each accepted token, where NGRAM leaves those of nodes.
+            rows = accept_index.flatten().clamp(min=0)
+            result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
         tokens = predict[accept_index].flatten()
         finished = _finished(result, tokens, accept_lens, batch.seq_lens + accept_lens, width)
         last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).flatten()

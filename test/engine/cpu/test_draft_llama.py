@@ -29,7 +29,7 @@ model.extend(rows, [prompt[:-1] for prompt in prompts])
 stepped = model.step(rows, [prompt[-1] for prompt in prompts])
 model.truncate(rows[0], len(prompts[0]) - 2)
 again = model.extend(rows[:1], [prompts[0][-2:]])
-decoder = model._runner.model.model.__dict__["_qspec_decoder"]
+decoder = model._runner.model.model.__dict__["_qspec_decoder"][1]
 print(json.dumps([decoder.drafting is not None, stepped.tolist(), again.tolist()]))
 """
 PROMPTS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040))]

@@ -9,6 +9,7 @@ from sglang.srt.layers.quantization.unquant import (
     UnquantizedEmbeddingMethod,
     UnquantizedLinearMethod,
 )
+from sglang.srt.model_loader.loader import DefaultModelLoader
 from torch.nn import Parameter
 
 from sglang_qspec.cpu.dense_linear import can_pack, pack, packed_linear
@@ -19,13 +20,44 @@ if TYPE_CHECKING:
 _stock_finish = UnquantizedLinearMethod.process_weights_after_loading
 _stock_apply = UnquantizedLinearMethod.apply
 _stock_lm_head = LogitsProcessor._compute_lm_head
+_stock_postprocess = DefaultModelLoader.postprocess_weights
+
+_generation = 0
+
+
+def generation() -> int:
+    """How often weights were loaded in this process: what was read from others is stale.
+
+    Loading writes through `Parameter.data`, which leaves a tensor's address and version alone.
+    """
+    return _generation
+
+
+def _postprocess(model: Any, target_device: Any) -> None:
+    """At the end of loading: at the start, and of each update of the weights."""
+    global _generation
+    _stock_postprocess(model, target_device)
+    _generation += 1
 
 
 def _finish(method: UnquantizedLinearMethod, layer: Any) -> None:
-    """Replace the loaded weight by its packed form; it can't be loaded into again."""
+    """Replace the loaded weight by its packed form, which keeps its loader for `_restore`."""
     _stock_finish(method, layer)
     if can_pack(layer.weight):
-        layer.weight = Parameter(pack(layer.weight.data), requires_grad=False)
+        layer.weight = _like(layer.weight, pack(layer.weight.data))
+
+
+def _restore(method: UnquantizedLinearMethod, layer: Any) -> None:
+    """Before other weights are loaded: dense again, as a packed one cannot be written to."""
+    if layer.weight.is_mkldnn:
+        layer.weight = _like(layer.weight, layer.weight.data.to_dense())
+
+
+def _like(weight: Parameter, data: Tensor) -> Parameter:
+    """Other data with the attributes that tell SGLang how to load it."""
+    parameter = Parameter(data, requires_grad=False)
+    vars(parameter).update(vars(weight))
+    return parameter
 
 
 def _apply(
@@ -54,7 +86,7 @@ def _lm_head(
         return _stock_lm_head(processor, hidden_states, lm_head, embedding_bias, **options)
     weight = lm_head.weight
     kept = getattr(lm_head, "_qspec_packed", None)
-    state = (weight.data_ptr(), weight._version)
+    state = (weight.data_ptr(), weight._version, generation())
     if kept is None or kept[0] != state:
         kept = lm_head._qspec_packed = (state, pack(weight.data))
     return packed_linear(hidden_states.to(weight.dtype), kept[1])
@@ -63,5 +95,7 @@ def _lm_head(
 def install() -> None:
     """Patch the classes; may be called again."""
     UnquantizedLinearMethod.process_weights_after_loading = _finish
+    UnquantizedLinearMethod.restore_weights_before_loading = _restore
     UnquantizedLinearMethod.apply = _apply
+    DefaultModelLoader.postprocess_weights = staticmethod(_postprocess)
     LogitsProcessor._compute_lm_head = _lm_head

@@ -23,6 +23,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_qspec.cpu.decoder_ops import mirrored, rms_norm, rotate, rotation, silu_and_mul
 from sglang_qspec.cpu.dense_linear import packed_linear, packed_linear_add
 from sglang_qspec.engine.cpu.attention import CpuAttention
+from sglang_qspec.engine.cpu.dense_linear import generation
 from sglang_qspec.engine.cpu.draft_llama import DraftDecoder
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """The layers of one model, read once, after its weights were loaded."""
+    """The layers of one model, read once whenever its weights were loaded."""
 
     layers: list[_Layer]
     norm: _Norm
@@ -169,9 +170,10 @@ def _forward(
 ) -> Any:
     plain = input_embeds is None and pp_proxy_tensors is None and not model.layers_to_capture
     if plain and positions.dim() == 1 and not forward_batch.forward_mode.is_idle():
-        if "_qspec_decoder" not in model.__dict__:
-            model.__dict__["_qspec_decoder"] = _read(model)
-        decoder = model.__dict__["_qspec_decoder"]
+        kept = model.__dict__.get("_qspec_decoder")
+        if kept is None or kept[0] != generation():
+            kept = model.__dict__["_qspec_decoder"] = (generation(), _read(model))
+        decoder = kept[1]
         if decoder is not None:
             return decoder.forward(model.embed_tokens(input_ids), positions, forward_batch)
     return _stock_forward(

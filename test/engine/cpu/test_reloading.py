@@ -1,0 +1,65 @@
+"""Weights that are loaded in place of others, on a CPU: nothing of the old ones is left."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from sglang_qspec.models import DemoModels
+from test.random_llama import write_random_llama
+
+PROGRAM = """
+import json, sys
+from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+first, second, prompt, dtype = json.load(sys.stdin)
+model = DraftModel(
+    DraftModelOptions(first, device="cpu", dtype=dtype, max_total_tokens=256, context_len=128,
+                      rows=4)
+)
+logits = []
+for path in (first, second, first):
+    done, message = model._runner.weight_updater.update_weights_from_disk(path, "auto")
+    assert done, message
+    logits.append(model.extend([model.open()], [prompt])[0].tolist())
+print(json.dumps(logits))
+"""
+PROMPT = list(range(1000, 1020))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-4), ("bfloat16", 0.05)])
+def test_other_weights_replace_all_of_the_old_ones(
+    models: DemoModels, tmp_path: Path, dtype: str, error: float
+) -> None:
+    """Layers, norms, the embedding table and the head that is tied to it; there and back."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
+    first = write_random_llama(
+        tmp_path / "first", models, hidden_size=128, intermediate_size=192, **sizes
+    )
+    second = write_random_llama(
+        tmp_path / "second", models, hidden_size=128, intermediate_size=192, **sizes
+    )
+    other = LlamaForCausalLM.from_pretrained(second)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    other.save_pretrained(second)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps([str(first), str(second), PROMPT, dtype]),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = torch.tensor(json.loads(ended.stdout.splitlines()[-1]))
+    for path, logits in zip((first, second, first), found, strict=True):
+        model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+        with torch.inference_mode():
+            expected = model(torch.tensor([PROMPT])).logits[0, -1]
+        assert float((logits - expected).norm() / expected.norm()) < error
+    assert float((found[1] - found[0]).norm() / found[0].norm()) > 0.3

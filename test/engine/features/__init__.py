@@ -1,0 +1,1 @@
+"""What SGLang offers besides plain generation, with QSPEC: a package, to share one server."""

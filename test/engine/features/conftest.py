@@ -1,0 +1,48 @@
+"""One running server for all tests of this folder, with every option on that combines with others.
+
+Each test compares with what the same server answers without drafts, in float32 and greedily.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.server import Server
+from sglang_qspec.models import DemoModels
+from test.engine.features.asking import PLAIN, ask, state
+
+ARGUMENTS = [
+    *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
+    # Four requests of 300 tokens do not fit: some have to wait again.
+    *("--max-running-requests", "4", "--max-total-tokens", "1024", "--context-length", "512"),
+    *("--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3"),
+    *("--enable-priority-scheduling", "--enable-custom-logit-processor"),
+    *("--enable-return-hidden-states", "--enable-streaming-session"),
+]
+
+
+@pytest.fixture(scope="package")
+def server(models: DemoModels) -> Iterator[Server]:
+    available = sorted(os.sched_getaffinity(0))
+    arguments = [
+        *ARGUMENTS,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(available[-1])),
+    ]
+    with Server(models.target, arguments, cores=available[:1]) as running:
+        deadline = time.monotonic() + 120
+        while state(running)["sidecar"] != "ready":
+            assert time.monotonic() < deadline, running.log[-2000:]
+            time.sleep(0.1)
+        yield running
+        assert running.exit_code(1.0) is None, "the server has ended:\n" + running.log[-4000:]
+
+
+@pytest.fixture(scope="package")
+def story(server: Server) -> dict[str, Any]:
+    """The target's own answer to TEXT, of 32 tokens."""
+    return ask(server, {"max_new_tokens": 32, "custom_params": PLAIN})

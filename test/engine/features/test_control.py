@@ -1,0 +1,179 @@
+"""What operators and schedulers do to requests that run: all of them end as they would have."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from benchmark.server import Server, ServerError
+from sglang_qspec.models import DemoModels
+from test.engine.features.asking import PLAIN, TEXT, ask, check_same, guessing, state, until
+
+pytestmark = pytest.mark.server
+
+LONG = {"max_new_tokens": 120, "ignore_eos": True}
+TEXTS = [TEXT, "The old house at the end of the road", "One, two, three,", "A cat and a dog"]
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[list[int]]:
+    """Long answers to TEXTS, each alone."""
+    return [
+        ask(server, {**LONG, "custom_params": PLAIN}, text=text)["output_ids"] for text in TEXTS
+    ]
+
+
+@contextlib.contextmanager
+def running(server: Server, **body: Any) -> Iterator[list[Future[Any]]]:
+    """All of TEXTS being answered at length: at least one is in the middle of its answer."""
+    before = state(server)["pipelines"]
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        asked = [pool.submit(ask, server, LONG, text=text, **body) for text in TEXTS]
+        until(lambda: passes(state(server)["pipelines"]) > passes(before) + 3)
+        yield asked
+
+
+def passes(pipelines: dict[str, Any]) -> int:
+    return sum(pipeline["passes"] for pipeline in pipelines.values())
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_what_is_paused_goes_on_as_if_it_had_not_been(
+    server: Server, expected: list[list[int]], mode: str
+) -> None:
+    with running(server) as asked:
+        server.post("/pause_generation", {"mode": mode})
+        paused = passes(state(server)["pipelines"])
+        assert not all(answer.done() for answer in asked)
+        assert passes(state(server)["pipelines"]) == paused
+        server.post("/continue_generation", {})
+        assert [answer.result()["output_ids"] for answer in asked] == expected
+
+
+def test_a_pause_may_abort_what_runs(server: Server, expected: list[list[int]]) -> None:
+    with running(server) as asked:
+        server.post("/pause_generation", {"mode": "abort"})
+        server.post("/continue_generation", {})
+        ends = [answer.result()["meta_info"]["finish_reason"]["type"] for answer in asked]
+    assert "abort" in ends
+    check_idle(server)
+    assert ask(server, LONG, text=TEXTS[0])["output_ids"] == expected[0]
+
+
+def check_idle(server: Server) -> None:
+    """Nothing is kept of requests that are over."""
+    until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
+
+
+def test_new_weights_drop_the_drafts_of_the_old_ones(
+    server: Server, models: DemoModels, expected: list[list[int]]
+) -> None:
+    """The same weights again, in the middle: answers stay what they were, drafts do not."""
+    custom = guessing(expected[0])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, {**LONG, "custom_params": custom}, text=TEXTS[0])
+        until(lambda: state(server)["trie_tokens"] > 0)
+        server.post("/pause_generation", {"mode": "retract"})
+        before = state(server)["trie_tokens"]
+        result = server.post("/update_weights_from_disk", {"model_path": str(models.target)})
+        assert result["success"], result
+        assert state(server)["trie_tokens"] < before
+        server.post("/continue_generation", {})
+        answer = asked.result()
+    assert answer["output_ids"] == expected[0]
+    check_idle(server)
+
+
+def test_requests_that_do_not_fit_wait_again_and_end_the_same(
+    server: Server, expected: list[list[int]]
+) -> None:
+    """Four answers that do not fit together: with log probabilities, guesses and a stream."""
+    longest = {**LONG, "max_new_tokens": 300}
+    plain = [ask(server, {**longest, "custom_params": PLAIN}, text=text) for text in TEXTS]
+    assert [p["output_ids"][:120] for p in plain] == expected
+    bodies: list[dict[str, Any]] = [{}, {"return_logprob": True, "top_logprobs_num": 2}, {}, {}]
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        asked = [
+            pool.submit(
+                ask,
+                server,
+                {**longest, "custom_params": guessing(p["output_ids"][9:])},
+                text=text,
+                **body,
+            )
+            for text, p, body in zip(TEXTS, plain, bodies, strict=True)
+        ]
+        answers = [answer.result() for answer in asked]
+    for mine, theirs in zip(answers, plain, strict=True):
+        check_same(theirs, mine)
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+    assert len(answers[1]["meta_info"]["output_token_logprobs"]) == 300
+    check_idle(server)
+
+
+def test_an_urgent_request_overtakes_and_all_end_the_same(
+    server: Server, expected: list[list[int]]
+) -> None:
+    ended: list[str] = []
+
+    def tell(name: str, text: str, priority: int) -> list[int]:
+        answer: list[int] = ask(server, LONG, text=text, priority=priority)["output_ids"]
+        ended.append(name)
+        return answer
+
+    with ThreadPoolExecutor(9) as pool:
+        patient = [pool.submit(tell, "patient", TEXTS[n % 4], 0) for n in range(8)]
+        until(lambda: state(server)["live_requests"] == 8)
+        urgent = pool.submit(tell, "urgent", TEXTS[0], 9)
+        assert urgent.result() == expected[0]
+        assert [answer.result() for answer in patient] == [expected[n % 4] for n in range(8)]
+    assert ended[-1] != "urgent"
+
+
+@pytest.mark.parametrize("grammar", [{}, {"regex": "([a-z]{3} ){200}"}], ids=["free", "grammar"])
+def test_clients_that_go_away_leave_nothing_behind(
+    server: Server, expected: list[list[int]], grammar: dict[str, Any]
+) -> None:
+    sampling = {"max_new_tokens": 400, **grammar, "custom_params": guessing(expected[0])}
+    for hang_up in (True, False):
+        for stream in (True, False):
+            rid = f"gone-{hang_up}-{stream}-{len(grammar)}"
+            until_gone(server, {"sampling_params": sampling, "rid": rid, "stream": stream}, hang_up)
+    check_idle(server)
+    assert ask(server, LONG, text=TEXTS[1])["output_ids"] == expected[1]
+
+
+def until_gone(server: Server, body: dict[str, Any], hang_up: bool) -> None:
+    """A request that is left in the middle, by its client or by /abort_request."""
+
+    def wait() -> None:
+        with contextlib.suppress(ServerError, OSError):
+            patience = 1.0 if hang_up else 60.0
+            if body["stream"]:
+                for number, _ in enumerate(server.stream("/generate", {"text": TEXT, **body})):
+                    if hang_up and number > 2:
+                        break
+            else:
+                server.post("/generate", {"text": TEXT, **body}, timeout=patience)
+
+    client = threading.Thread(target=wait)
+    client.start()
+    until(lambda: state(server)["live_requests"] > 0)
+    if not hang_up:
+        server.post("/abort_request", {"rid": body["rid"]})
+    client.join(60)
+    until(lambda: state(server)["live_requests"] == 0)
+
+
+def test_a_flush_drops_what_is_cached_and_changes_nothing(
+    server: Server, expected: list[list[int]]
+) -> None:
+    again = ask(server, LONG, text=TEXTS[2])
+    assert again["meta_info"]["cached_tokens"] > 0
+    server.post("/flush_cache?timeout=10", {})
+    fresh = ask(server, LONG, text=TEXTS[2])
+    assert fresh["meta_info"]["cached_tokens"] == 0
+    assert fresh["output_ids"] == again["output_ids"] == expected[2]

@@ -1,0 +1,116 @@
+"""Where an answer ends, when the end is in the middle of what a pass accepts."""
+
+from typing import Any
+
+import pytest
+
+from benchmark.server import Server, ServerError
+from test.engine.features.asking import TEXT, ask, both, check_same, guessing
+
+pytestmark = pytest.mark.server
+
+HELLO = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize(
+    "stop", [{"stop": "woman"}, {"stop": ["zzz", "d wom"]}, {"stop_regex": "wom[a-z]n"}], ids=str
+)
+def test_a_stop_string_in_an_accepted_run_ends_the_answer_there(
+    server: Server, story: dict[str, Any], stop: dict[str, Any], trim: bool
+) -> None:
+    assert "wise old woman" in story["text"]
+    sampling = {"max_new_tokens": 32, "no_stop_trim": not trim, **stop}
+    plain, ours = both(server, sampling, story["output_ids"])
+    check_same(plain, ours)
+    assert ours["meta_info"]["finish_reason"]["type"] == "stop"
+    assert len(ours["output_ids"]) < len(story["output_ids"])
+
+
+def test_a_stop_token_in_an_accepted_run_ends_the_answer_there(
+    server: Server, story: dict[str, Any]
+) -> None:
+    for place in (1, 2, 7, 20):
+        sampling = {"max_new_tokens": 32, "stop_token_ids": [story["output_ids"][place]]}
+        plain, ours = both(server, sampling, story["output_ids"])
+        check_same(plain, ours, accepted=place > 1)
+        assert ours["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_the_token_limit_holds_in_the_middle_of_an_accepted_run(
+    server: Server, story: dict[str, Any]
+) -> None:
+    for limit in (0, 1, 2, 3, 4, 7, 18):
+        plain, ours = both(server, {"max_new_tokens": limit}, story["output_ids"])
+        check_same(plain, ours, accepted=limit > 2)
+        assert ours["output_ids"] == story["output_ids"][:limit]
+
+
+def test_an_end_of_text_ends_the_answer_unless_it_is_ignored(server: Server) -> None:
+    ended = both(server, {"max_new_tokens": 60}, text=HELLO)
+    check_same(*ended)
+    assert ended[1]["meta_info"]["finish_reason"]["type"] == "stop"
+    for special in (True, False):
+        sampling = {"max_new_tokens": 60, "ignore_eos": True, "skip_special_tokens": special}
+        plain, ours = both(server, sampling, text=HELLO)
+        check_same(plain, ours)
+        assert len(ours["output_ids"]) == 60
+
+
+def test_a_stop_token_is_not_taken_before_the_fewest_tokens(
+    server: Server, story: dict[str, Any]
+) -> None:
+    sampling = {
+        "max_new_tokens": 24,
+        "min_new_tokens": 12,
+        "stop_token_ids": [story["output_ids"][5]],
+    }
+    plain, ours = both(server, sampling)
+    check_same(plain, ours, accepted=False)
+    assert len(ours["output_ids"]) >= 12
+
+
+@pytest.mark.parametrize("room", [1, 2, 9, 24])
+def test_an_answer_may_end_with_the_context(server: Server, room: int) -> None:
+    """What is reserved behind its last tokens would be outside its row of KV slots."""
+    prompt = [300 + number % 50 for number in range(511 - room)]
+    plain, ours = both(server, {"max_new_tokens": room, "ignore_eos": True}, input_ids=prompt)
+    check_same(plain, ours, accepted=False)
+    assert len(ours["output_ids"]) == room
+    check_same(*both(server, {"max_new_tokens": 8}))
+
+
+@pytest.mark.parametrize("prompt", [{"text": "word " * 600}, {"input_ids": [300] * 600}])
+def test_a_prompt_that_does_not_fit_is_a_400(server: Server, prompt: dict[str, Any]) -> None:
+    with pytest.raises(ServerError, match="HTTP 400.*context length"):
+        ask(server, {"max_new_tokens": 8, "custom_params": guessing([1, 2])}, **prompt)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": ""}),
+        ("/generate", {"text": "<NGRAMGUESS>hi</NGRAMGUESS>", "stream": True}),
+        ("/generate", {"text": ["a", "<NGRAMGUESS>hi</NGRAMGUESS>"]}),
+        ("/v1/completions", {"model": "m", "prompt": "<NGRAMGUESS>hi</NGRAMGUESS>"}),
+    ],
+)
+def test_a_prompt_of_no_tokens_is_a_400(server: Server, path: str, body: dict[str, Any]) -> None:
+    """It would end SGLang's scheduler; and one may be left of a prompt that is only a guess."""
+    with pytest.raises(ServerError, match="HTTP 400.*prompt is empty"):
+        server.post(path, body)
+    assert ask(server, {"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
+
+
+def test_a_stream_never_shows_what_is_behind_a_stop_string(
+    server: Server, story: dict[str, Any]
+) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 32, "stop": ["woman", " was"]}
+    plain, ours = both(server, sampling, story["output_ids"])
+    body = {
+        "text": TEXT,
+        "sampling_params": {**sampling, "custom_params": guessing(story["output_ids"])},
+    }
+    texts = [piece["text"] for piece in server.stream("/generate", {**body, "stream": True})]
+    assert texts[-1] == ours["text"] == plain["text"]
+    assert all(texts[-1].startswith(text) for text in texts)

@@ -1,0 +1,122 @@
+"""Answers that must follow a grammar: drafts that it forbids never cost an allowed token."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmark.server import Server, ServerError
+from test.engine.features.asking import PLAIN, ask, both, check_same, guessing
+
+pytestmark = pytest.mark.server
+
+TEXT = "Introduce the capital of France. Answer in JSON: "
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[\\w]+$"},
+        "population": {"type": "integer", "maximum": 9999999},
+    },
+    "required": ["name", "population"],
+    "additionalProperties": False,
+}
+STRUCTURE = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+GRAMMARS = {
+    "schema": {"json_schema": json.dumps(SCHEMA)},
+    "object": {"json_schema": '{"type": "object"}'},
+    "regex": {"regex": r"(\d{3}-){3}[a-f]{4}"},
+    "fixed": {"regex": r"user@example\.com"},
+    "ebnf": {"ebnf": 'root ::= "(" [0-9]+ ")" | "Hello" " world"*'},
+    "tag": {"structural_tag": json.dumps(STRUCTURE)},
+}
+
+
+@pytest.fixture(scope="module")
+def free(server: Server) -> list[int]:
+    """What the target says without a grammar; most of its tokens are forbidden with one."""
+    ids: list[int] = ask(server, {"max_new_tokens": 24}, text=TEXT)["output_ids"]
+    return ids
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("end", [{}, {"stop": ["pop", "12"]}, {"max_new_tokens": 5}], ids=str)
+def test_a_grammar_gives_what_it_gives_without_drafts(
+    server: Server, grammar: str, end: dict[str, Any]
+) -> None:
+    sampling = {"max_new_tokens": 32, **GRAMMARS[grammar], **end}
+    plain, ours = both(server, sampling, text=TEXT)
+    check_same(plain, ours, accepted=len(plain["output_ids"]) > 3)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_a_forbidden_draft_costs_no_correctness(
+    server: Server, free: list[int], grammar: str
+) -> None:
+    """Drafts that break the grammar at once, after a while, and behind its end."""
+    sampling = {"max_new_tokens": 32, **GRAMMARS[grammar]}
+    plain = ask(server, {**sampling, "custom_params": PLAIN}, text=TEXT)
+    allowed = plain["output_ids"]
+    guesses = [free, [*allowed[:4], *free], [*allowed, *free, 2, 0], [*allowed[:-1], 2, 2, 0]]
+    custom = {"qspec_guess_ids": [guess for guess in guesses if guess]}
+    ours = ask(server, {**sampling, "custom_params": custom}, text=TEXT)
+    check_same(plain, ours, accepted=len(allowed) > 3)
+
+
+def test_a_grammar_with_log_probabilities_counts_only_what_it_keeps(server: Server) -> None:
+    sampling = {"max_new_tokens": 48, **GRAMMARS["schema"]}
+    plain, ours = both(server, sampling, text=TEXT, return_logprob=True, top_logprobs_num=2)
+    check_same(plain, ours)
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert len(ours["meta_info"][name]) == len(ours["output_ids"])
+    mine, theirs = (answer["meta_info"]["output_token_logprobs"] for answer in (ours, plain))
+    assert [x[0] for x in mine] == pytest.approx([x[0] for x in theirs], abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", [2, 3, 4], ids=["halves", "ahead", "auto"])
+def test_a_batch_of_all_kinds_gives_each_its_own(
+    server: Server, story: dict[str, Any], free: list[int], mode: int
+) -> None:
+    """Grammars, stops, penalties, biases and log probabilities side by side, six at a time."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        GRAMMARS["schema"],
+        GRAMMARS["regex"],
+        {"stop": "the"},
+        {"frequency_penalty": 0.5},
+        {**GRAMMARS["schema"], "frequency_penalty": 0.5},
+        {"logit_bias": {"100": 5.0, "200": -100.0}},
+        {"max_new_tokens": 3},
+    ]
+    asked = {
+        "text": [TEXT] * len(kinds),
+        "return_logprob": [number % 2 == 0 for number in range(len(kinds))],
+    }
+    server.post("/set_internal_state", {"server_args": {"qspec_mode": mode}})
+    answers = []
+    for custom in (PLAIN, guessing(free)):
+        sampling = [
+            {"temperature": 0, "max_new_tokens": 20, **kind, "custom_params": custom}
+            for kind in kinds
+        ]
+        answers.append(server.post("/generate", {**asked, "sampling_params": sampling}))
+    server.post("/set_internal_state", {"server_args": {"qspec_mode": 4}})
+    for plain, ours in zip(*answers, strict=True):
+        check_same(plain, ours, accepted=False)
+
+
+def test_answers_of_one_grammar_may_be_many(server: Server) -> None:
+    sampling = {"n": 4, "max_new_tokens": 24, "temperature": 0.8, **GRAMMARS["regex"]}
+    texts = {answer["text"] for answer in ask(server, sampling, text=TEXT)}
+    assert len(texts) > 1
+    assert all(len(text) == 16 and text.count("-") == 3 for text in texts)
+
+
+def test_a_grammar_that_is_none_is_refused_and_harms_nothing(server: Server) -> None:
+    with pytest.raises(ServerError, match="HTTP 400"):
+        ask(server, {"max_new_tokens": 8, "json_schema": "INVALID"}, text=TEXT)
+    plain, ours = both(server, {"max_new_tokens": 24, **GRAMMARS["regex"]}, text=TEXT)
+    check_same(plain, ours)
