@@ -129,7 +129,8 @@ class Proposer:
         """Whether tree verification would ignore a sampling parameter of this batch."""
         info = batch.sampling_info
         # Positions of images are not counted in tokens: SGLang's own decode pass knows them.
-        if info.has_watermark_candidates or any(req.multimodal_inputs for req in batch.reqs):
+        has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
+        if info.has_watermark_candidates or has_images:
             return True
         return not self._on_cpu and bool(
             info.has_custom_logit_processor

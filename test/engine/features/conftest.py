@@ -16,8 +16,8 @@ from test.engine.features.asking import PLAIN, ask, state
 
 ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
-    # Four requests of 300 tokens do not fit: some have to wait again.
-    *("--max-running-requests", "4", "--max-total-tokens", "1024", "--context-length", "512"),
+    # Four answers of 100 tokens do not fit with what is reserved: some have to wait again.
+    *("--max-running-requests", "4", "--max-total-tokens", "512", "--context-length", "256"),
     *("--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3"),
     *("--enable-priority-scheduling", "--enable-custom-logit-processor"),
     *("--enable-return-hidden-states", "--enable-streaming-session"),

@@ -10,20 +10,19 @@ import pytest
 
 from benchmark.server import Server, ServerError
 from sglang_qspec.models import DemoModels
-from test.engine.features.asking import PLAIN, TEXT, ask, check_same, guessing, state, until
+from test.engine.features.asking import PLAIN, TEXT, ask, guessing, state, until
 
 pytestmark = pytest.mark.server
 
-LONG = {"max_new_tokens": 120, "ignore_eos": True}
+LONG = {"max_new_tokens": 100, "ignore_eos": True}
 TEXTS = [TEXT, "The old house at the end of the road", "One, two, three,", "A cat and a dog"]
 
 
 @pytest.fixture(scope="module")
 def expected(server: Server) -> list[list[int]]:
-    """Long answers to TEXTS, each alone."""
-    return [
-        ask(server, {**LONG, "custom_params": PLAIN}, text=text)["output_ids"] for text in TEXTS
-    ]
+    """Long answers to TEXTS."""
+    answers = ask(server, {**LONG, "custom_params": PLAIN}, text=TEXTS)
+    return [answer["output_ids"] for answer in answers]
 
 
 @contextlib.contextmanager
@@ -90,27 +89,20 @@ def test_new_weights_drop_the_drafts_of_the_old_ones(
 def test_requests_that_do_not_fit_wait_again_and_end_the_same(
     server: Server, expected: list[list[int]]
 ) -> None:
-    """Four answers that do not fit together: with log probabilities, guesses and a stream."""
-    longest = {**LONG, "max_new_tokens": 300}
-    plain = [ask(server, {**longest, "custom_params": PLAIN}, text=text) for text in TEXTS]
-    assert [p["output_ids"][:120] for p in plain] == expected
+    """Four answers that do not fit together, with guesses and one with log probabilities."""
     bodies: list[dict[str, Any]] = [{}, {"return_logprob": True, "top_logprobs_num": 2}, {}, {}]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         asked = [
             pool.submit(
-                ask,
-                server,
-                {**longest, "custom_params": guessing(p["output_ids"][9:])},
-                text=text,
-                **body,
+                ask, server, {**LONG, "custom_params": guessing(ids[9:])}, text=text, **body
             )
-            for text, p, body in zip(TEXTS, plain, bodies, strict=True)
+            for text, ids, body in zip(TEXTS, expected, bodies, strict=True)
         ]
         answers = [answer.result() for answer in asked]
-    for mine, theirs in zip(answers, plain, strict=True):
-        check_same(theirs, mine)
+    assert [answer["output_ids"] for answer in answers] == expected
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-    assert len(answers[1]["meta_info"]["output_token_logprobs"]) == 300
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert len(answers[1]["meta_info"][name]) == len(expected[1])
     check_idle(server)
 
 
@@ -124,12 +116,12 @@ def test_an_urgent_request_overtakes_and_all_end_the_same(
         ended.append(name)
         return answer
 
-    with ThreadPoolExecutor(9) as pool:
-        patient = [pool.submit(tell, "patient", TEXTS[n % 4], 0) for n in range(8)]
-        until(lambda: state(server)["live_requests"] == 8)
+    with ThreadPoolExecutor(8) as pool:
+        patient = [pool.submit(tell, "patient", TEXTS[n % 4], 0) for n in range(7)]
+        until(lambda: state(server)["live_requests"] == 7)
         urgent = pool.submit(tell, "urgent", TEXTS[0], 9)
         assert urgent.result() == expected[0]
-        assert [answer.result() for answer in patient] == [expected[n % 4] for n in range(8)]
+        assert [answer.result() for answer in patient] == [expected[n % 4] for n in range(7)]
     assert ended[-1] != "urgent"
 
 
@@ -137,7 +129,7 @@ def test_an_urgent_request_overtakes_and_all_end_the_same(
 def test_clients_that_go_away_leave_nothing_behind(
     server: Server, expected: list[list[int]], grammar: dict[str, Any]
 ) -> None:
-    sampling = {"max_new_tokens": 400, **grammar, "custom_params": guessing(expected[0])}
+    sampling = {"max_new_tokens": 200, **grammar, "custom_params": guessing(expected[0])}
     for hang_up in (True, False):
         for stream in (True, False):
             rid = f"gone-{hang_up}-{stream}-{len(grammar)}"

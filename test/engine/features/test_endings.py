@@ -33,7 +33,7 @@ def test_a_stop_token_in_an_accepted_run_ends_the_answer_there(
     for place in (1, 2, 7, 20):
         sampling = {"max_new_tokens": 32, "stop_token_ids": [story["output_ids"][place]]}
         plain, ours = both(server, sampling, story["output_ids"])
-        check_same(plain, ours, accepted=place > 1)
+        check_same(plain, ours, accepted=len(plain["output_ids"]) > 3)
         assert ours["meta_info"]["finish_reason"]["type"] == "stop"
 
 
@@ -73,7 +73,7 @@ def test_a_stop_token_is_not_taken_before_the_fewest_tokens(
 @pytest.mark.parametrize("room", [1, 2, 9, 24])
 def test_an_answer_may_end_with_the_context(server: Server, room: int) -> None:
     """What is reserved behind its last tokens would be outside its row of KV slots."""
-    prompt = [300 + number % 50 for number in range(511 - room)]
+    prompt = [300 + number % 50 for number in range(255 - room)]
     plain, ours = both(server, {"max_new_tokens": room, "ignore_eos": True}, input_ids=prompt)
     check_same(plain, ours, accepted=False)
     assert len(ours["output_ids"]) == room

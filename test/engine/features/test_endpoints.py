@@ -38,18 +38,24 @@ def test_openai_streams_add_up_to_the_plain_answer(server: Server, path: str, nu
     prompt = {"prompt": TEXT} if path == "/v1/completions" else {"messages": QUESTION}
     body = {"model": "m", "temperature": 0, "max_tokens": 24, "n": number, **prompt}
     plain = server.post(path, {**body, "custom_params": PLAIN})
-    expected = [choice.get("text") or choice["message"]["content"] for choice in plain["choices"]]
+    expected = [said(choice) for choice in plain["choices"]]
     ids = server.post("/tokenize", {"model": "m", "prompt": expected[0]})["tokens"]
     custom = {"custom_params": guessing(ids)}
     whole = server.post(path, {**body, **custom})
-    assert [c.get("text") or c["message"]["content"] for c in whole["choices"]] == expected
+    assert [said(choice) for choice in whole["choices"]] == expected
     assert whole["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
     pieces = ["" for _ in expected]
     for piece in server.stream(path, {**body, **custom, "stream": True}):
         for choice in piece["choices"]:
-            text = choice.get("text") or choice.get("delta", {}).get("content")
-            pieces[choice["index"]] += text or ""
+            pieces[choice["index"]] += said(choice)
     assert pieces == expected
+
+
+def said(choice: dict[str, Any]) -> str:
+    """The text of a choice, or of a piece of it, reasoning included."""
+    message = choice.get("message") or choice.get("delta") or {}
+    parts = (choice.get("text"), message.get("reasoning_content"), message.get("content"))
+    return "".join(part for part in parts if part)
 
 
 def test_a_stream_of_several_answers_to_several_prompts_keeps_them_apart(server: Server) -> None:
@@ -65,14 +71,14 @@ def test_a_stream_of_several_answers_to_several_prompts_keeps_them_apart(server:
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str
+    "wanted", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str
 )
-def test_a_tool_is_called_as_without_drafts(server: Server, choice: Any) -> None:
+def test_a_tool_is_called_as_without_drafts(server: Server, wanted: Any) -> None:
     body = {
         "model": "m",
         "messages": QUESTION,
         "tools": [TOOL],
-        "tool_choice": choice,
+        "tool_choice": wanted,
         "temperature": 0,
         "max_tokens": 48,
         "chat_template_kwargs": {"enable_thinking": False},
@@ -87,8 +93,9 @@ def test_a_tool_is_called_as_without_drafts(server: Server, choice: Any) -> None
     assert json.loads(mine[0]["function"]["arguments"])["city"] in ("Paris", "London")
     arguments = ""
     for piece in server.stream("/v1/chat/completions", {**body, "stream": True}):
-        for call in piece["choices"][0]["delta"].get("tool_calls") or ():
-            arguments += call["function"]["arguments"] or ""
+        for choice in piece["choices"]:
+            for call in choice["delta"].get("tool_calls") or ():
+                arguments += call["function"]["arguments"] or ""
     assert json.loads(arguments) == json.loads(mine[0]["function"]["arguments"])
 
 
@@ -135,8 +142,8 @@ def test_a_session_goes_on_from_its_own_answer(server: Server) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        {"frequency_penalty": 0.6},
-        {"presence_penalty": 0.4, "repetition_penalty": 1.2},
+        {"frequency_penalty": 1.6},
+        {"presence_penalty": 1.0, "repetition_penalty": 1.3},
         {"logit_bias": {"260": -100.0, "253": 4.0}},
         {"frequency_penalty": 0.3, "min_new_tokens": 10, "logit_bias": {"2": 20.0}},
     ],

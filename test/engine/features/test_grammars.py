@@ -43,11 +43,11 @@ def free(server: Server) -> list[int]:
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
-@pytest.mark.parametrize("end", [{}, {"stop": ["pop", "12"]}, {"max_new_tokens": 5}], ids=str)
+@pytest.mark.parametrize("end", [{}, {"stop": ["pop", "12"]}], ids=str)
 def test_a_grammar_gives_what_it_gives_without_drafts(
     server: Server, grammar: str, end: dict[str, Any]
 ) -> None:
-    sampling = {"max_new_tokens": 32, **GRAMMARS[grammar], **end}
+    sampling = {"max_new_tokens": 24, **GRAMMARS[grammar], **end}
     plain, ours = both(server, sampling, text=TEXT)
     check_same(plain, ours, accepted=len(plain["output_ids"]) > 3)
 
@@ -57,7 +57,7 @@ def test_a_forbidden_draft_costs_no_correctness(
     server: Server, free: list[int], grammar: str
 ) -> None:
     """Drafts that break the grammar at once, after a while, and behind its end."""
-    sampling = {"max_new_tokens": 32, **GRAMMARS[grammar]}
+    sampling = {"max_new_tokens": 24, **GRAMMARS[grammar]}
     plain = ask(server, {**sampling, "custom_params": PLAIN}, text=TEXT)
     allowed = plain["output_ids"]
     guesses = [free, [*allowed[:4], *free], [*allowed, *free, 2, 0], [*allowed[:-1], 2, 2, 0]]
@@ -76,11 +76,11 @@ def test_a_grammar_with_log_probabilities_counts_only_what_it_keeps(server: Serv
     assert [x[0] for x in mine] == pytest.approx([x[0] for x in theirs], abs=1e-3)
 
 
-@pytest.mark.parametrize("mode", [2, 3, 4], ids=["halves", "ahead", "auto"])
+@pytest.mark.parametrize("mode", [2, 4], ids=["halves", "auto"])
 def test_a_batch_of_all_kinds_gives_each_its_own(
     server: Server, story: dict[str, Any], free: list[int], mode: int
 ) -> None:
-    """Grammars, stops, penalties, biases and log probabilities side by side, six at a time."""
+    """Grammars, stops, penalties, biases and log probabilities side by side, four at a time."""
     kinds: list[dict[str, Any]] = [
         {},
         GRAMMARS["schema"],

@@ -36,9 +36,7 @@ def check_close(ours: Any, plain: Any, tolerance: float = TOLERANCE) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    "end", [{"max_new_tokens": 24}, {"max_new_tokens": 7}, {"max_new_tokens": 32, "stop": "woman"}]
-)
+@pytest.mark.parametrize("end", [{"max_new_tokens": 18}, {"max_new_tokens": 32, "stop": "woman"}])
 def test_log_probabilities_are_those_of_plain_decoding(
     server: Server, story: dict[str, Any], asked: dict[str, Any], end: dict[str, Any]
 ) -> None:
@@ -91,7 +89,8 @@ def test_hidden_states_are_those_of_the_tokens_that_were_accepted(
     check_same(plain, ours)
     theirs, mine = plain["meta_info"]["hidden_states"], ours["meta_info"]["hidden_states"]
     # The scheduler keeps those of a last pass's tokens behind a stop.
-    check_close(mine[: len(theirs)], theirs, tolerance=0.02)
+    # The first are those of the prompt, as far as it was not cached.
+    check_close(mine[1 : len(theirs)], theirs[1:], tolerance=0.02)
     assert len(mine) >= len(theirs) == len(plain["output_ids"])
 
 
