@@ -29,7 +29,6 @@ import argparse
 import hashlib
 import json
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -40,9 +39,9 @@ from typing import Any
 
 import msgspec
 
-from benchmark.demo import render, say, split_cores
+from benchmark.demo import render, say
 from benchmark.journal import JournalError
-from benchmark.options import cores, positive, rate
+from benchmark.options import Hardware, add_output, add_servers, check, positive
 from benchmark.page import Figure
 from benchmark.parallel.comparisons import auto_speedups, balanced, compare
 from benchmark.parallel.figures import figures
@@ -140,28 +139,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=positive, default=128, help="of each answer (default: 128)")
     add("--max-prompt-tokens", type=positive, default=256, help="of each prompt (default: 256)")
     add("--dtype", default="bfloat16", help="of the target (default: bfloat16)")
-    add("--model", type=Path, help="the target (default: the demo model)")
-    add("--draft-model", type=Path, help="the sidecar's (default: the demo model's 8-bit copy)")
-    add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    add("--target-cores", type=cores, help="of a CPU, such as 0-3 (default: the first)")
-    add("--sidecar-cores", type=cores, help="of a CPU, such as 4-5 (default: the second)")
-    add(
-        "--free-gib",
-        type=rate,
-        default=5.0,
-        help="memory that must be available for another server to be started next to those that "
-        "wait, in GiB; otherwise one of them is ended first (default: 5)",
-    )
-    add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
-    add("--resume", action="store_true", help="go on with the run in --output")
-    add("--report-only", action="store_true", help="report the run in --output as far as it came")
+    add_servers(parser)
+    add_output(parser)
     options = parser.parse_args(argv)
-    if (options.model is None) != (options.draft_model is None):
-        parser.error("--model and --draft-model go together: they must have one vocabulary")
-    if (options.target_cores is None) != (options.sidecar_cores is None):
-        parser.error("--target-cores and --sidecar-cores go together")
-    if (options.resume or options.report_only) and options.output is None:
-        parser.error("--resume and --report-only need the --output of the run")
+    check(parser, options)
     if options.streaming_rounds < 0:
         parser.error("--streaming-rounds must be 0 or more")
     odd = [level for level in options.in_flight if level > 1 and level % 2]
@@ -177,21 +158,19 @@ def _list(numbers: Sequence[int]) -> str:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """Of all servers; not of the k and the requests in flight, so a run may go on with others."""
-    model, draft_model = options.model, options.draft_model
-    if model is None:
-        from sglang_qspec.models import demo_models
-
-        say("preparing the demo models (a minute the first time)")
-        model, draft_model = demo_models().target, demo_models().draft
-    on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
-    target, sidecar = split_cores(on_gpu)
-    if options.target_cores is not None:
-        target, sidecar = options.target_cores, options.sidecar_cores
+    found = Hardware.of(options)
     # A pass may reach beyond the last token of an answer.
     longest = options.max_prompt_tokens + options.max_new_tokens + 2 * width_of(options)
     slots = max(*LEVELS, *options.in_flight)
     return Settings(
-        model, draft_model, options.dtype, slots, -(-longest // 64) * 64, on_gpu, target, sidecar
+        found.model,
+        found.draft_model,
+        options.dtype,
+        slots,
+        -(-longest // 64) * 64,
+        found.on_gpu,
+        found.target_cores,
+        found.sidecar_cores,
     )
 
 

@@ -27,7 +27,6 @@ import argparse
 import json
 import math
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -37,9 +36,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import render, say, split_cores
+from benchmark.demo import render, say
 from benchmark.journal import JournalError
-from benchmark.options import cores, positive, rate
+from benchmark.options import Hardware, add_output, add_servers, check, positive, rate
 from benchmark.queueing import charts, dataset
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, Settings, configuration
 from benchmark.queueing.figures import figures
@@ -130,51 +129,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of the target; float32 (the default) lets outputs be compared exactly, since "
         "bfloat16 kernels of different shapes may break ties differently",
     )
-    add("--model", type=Path, help="the target (default: the demo model)")
-    add("--draft-model", type=Path, help="the sidecar's (default: the demo model's 8-bit copy)")
-    add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    add("--target-cores", type=cores, help="of a CPU, such as 0-3 (default: the first)")
-    add("--sidecar-cores", type=cores, help="of a CPU, such as 4-5 (default: the second)")
-    add(
-        "--free-gib",
-        type=rate,
-        default=5.0,
-        help="memory that must be available for another server to be started next to those that "
-        "wait, in GiB; otherwise one of them is ended first (default: 5)",
-    )
-    add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
-    add("--resume", action="store_true", help="go on with the run in --output")
-    add("--report-only", action="store_true", help="report the run in --output as far as it came")
+    add_servers(parser)
+    add_output(parser)
     options = parser.parse_args(argv)
-    if (options.model is None) != (options.draft_model is None):
-        parser.error("--model and --draft-model go together: they must have one vocabulary")
-    if (options.target_cores is None) != (options.sidecar_cores is None):
-        parser.error("--target-cores and --sidecar-cores go together")
-    if (options.resume or options.report_only) and options.output is None:
-        parser.error("--resume and --report-only need the --output of the run")
+    check(parser, options)
     return options
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    model, draft_model = options.model, options.draft_model
-    if model is None:
-        from sglang_qspec.models import demo_models
-
-        say("preparing the demo models (a minute the first time)")
-        model, draft_model = demo_models().target, demo_models().draft
-    on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
-    target, sidecar = split_cores(on_gpu)
-    if options.target_cores is not None:
-        target, sidecar = options.target_cores, options.sidecar_cores
+    found = Hardware.of(options)
     return Settings(
-        model,
-        draft_model,
+        found.model,
+        found.draft_model,
         options.dtype,
         options.slots,
         options.context_length,
-        on_gpu,
-        target,
-        sidecar,
+        found.on_gpu,
+        found.target_cores,
+        found.sidecar_cores,
     )
 
 

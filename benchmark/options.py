@@ -1,11 +1,76 @@
-"""Types of command line options, for argparse: what is wrong is said in one sentence."""
+"""Command line options that benchmarks share: what is wrong with one is said in one sentence."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
+from benchmark.demo import say, split_cores
 from sglang_qspec.config import parse_cores
+
+
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """What is served and where; `check` and `Hardware.of` read it. `--dtype` is the benchmark's."""
+    add = parser.add_argument
+    add("--model", type=Path, help="the target (default: the demo model)")
+    add("--draft-model", type=Path, help="the sidecar's (default: the demo model's 8-bit copy)")
+    add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    add("--target-cores", type=cores, help="of a CPU, such as 0-3 (default: the first)")
+    add("--sidecar-cores", type=cores, help="of a CPU, such as 4-5 (default: the second)")
+    add(
+        "--free-gib",
+        type=rate,
+        default=5.0,
+        help="memory that must be available for another server to be started next to those that "
+        "wait, in GiB; otherwise one of them is ended first (default: 5)",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Where results go, and whether a run goes on."""
+    add = parser.add_argument
+    add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--report-only", action="store_true", help="report the run in --output as far as it came")
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What `add_servers` and `add_output` have read must go together."""
+    if (options.model is None) != (options.draft_model is None):
+        parser.error("--model and --draft-model go together: they must have one vocabulary")
+    if (options.target_cores is None) != (options.sidecar_cores is None):
+        parser.error("--target-cores and --sidecar-cores go together")
+    if (options.resume or options.report_only) and options.output is None:
+        parser.error("--resume and --report-only need the --output of the run")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The models of a run, and the processors of target and sidecar."""
+
+    model: Path
+    draft_model: Path
+    on_gpu: bool
+    target_cores: tuple[int, ...]
+    sidecar_cores: tuple[int, ...]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Hardware:
+        """As the options say; the demo models are made if they are not there yet."""
+        model, draft_model = options.model, options.draft_model
+        if model is None:
+            from sglang_qspec.models import demo_models
+
+            say("preparing the demo models (a minute the first time)")
+            model, draft_model = demo_models().target, demo_models().draft
+        on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
+        target, sidecar = split_cores(on_gpu)
+        if options.target_cores is not None:
+            target, sidecar = options.target_cores, options.sidecar_cores
+        return cls(model, draft_model, on_gpu, target, sidecar)
 
 
 def positive(text: str) -> int:

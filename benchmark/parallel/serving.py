@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,10 +104,10 @@ def serve(server: Server, task: Task) -> CellRun:
     Raises ServerError, OSError, or RuntimeError if the sidecar does not draft.
     """
     speculating = task.config in PIPELINES
-    _set(server, {"pp_max_micro_batch_size": task.running})
+    turn(server, {"pp_max_micro_batch_size": task.running})
     if speculating:
-        _set(server, PIPELINES[task.config].knobs(task.k))
-        _await_drafts(server, task)
+        turn(server, PIPELINES[task.config].knobs(task.k))
+        await_drafts(server, lambda: _warm_up(server, task))
     else:
         _warm_up(server, task)
     server.post("/flush_cache?timeout=10", {})
@@ -179,7 +179,8 @@ def prefill_seconds(answers: Sequence[Mapping[str, Any]]) -> float:
     return total
 
 
-def _set(server: Server, knobs: Mapping[str, int]) -> None:
+def turn(server: Server, knobs: Mapping[str, int]) -> None:
+    """Set a running server. Raises ServerError if it does not take it."""
     if server.post("/set_internal_state", {"server_args": dict(knobs)}) != [True]:
         raise ServerError(f"the server refused {dict(knobs)}")
 
@@ -190,27 +191,31 @@ def _warm_up(server: Server, task: Task) -> None:
     server.post("/generate", dict(task.body(prompts, WARM_UP_TOKENS), stream=False))
 
 
-def _await_drafts(server: Server, task: Task) -> None:
-    """Warm up until the sidecar drafts: after a pause either end may take the other for lost."""
+def await_drafts(server: Server, warm_up: Callable[[], None]) -> None:
+    """Warm up until the sidecar drafts: after a pause either end may take the other for lost.
+
+    Raises RuntimeError if it does not for long.
+    """
     deadline = time.monotonic() + DRAFTING_LIMIT_SECONDS
-    before = _state(server)["drafted_tokens"]
+    before = state_of(server)["drafted_tokens"]
     while time.monotonic() < deadline:
-        _warm_up(server, task)
+        warm_up()
         told = time.monotonic() + DRAFTING_SECONDS
         while time.monotonic() < told:
             # Not merely another: a new sidecar counts from 0.
-            if _state(server)["drafted_tokens"] > before:
+            if state_of(server)["drafted_tokens"] > before:
                 return
             time.sleep(0.25)
-        before = min(before, _state(server)["drafted_tokens"])
+        before = min(before, state_of(server)["drafted_tokens"])
     raise RuntimeError(f"the sidecar has drafted nothing for {DRAFTING_LIMIT_SECONDS:g} s")
 
 
 def _counters(server: Server) -> Counters:
     time.sleep(HEARTBEAT_SECONDS)
-    return read_counters(_state(server))
+    return read_counters(state_of(server))
 
 
-def _state(server: Server) -> dict[str, Any]:
+def state_of(server: Server) -> dict[str, Any]:
+    """What QSPEC says of itself in /server_info."""
     state: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
     return state

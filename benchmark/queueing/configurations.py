@@ -62,7 +62,8 @@ class Configuration:
 
     @property
     def has_sidecar(self) -> bool:
-        return "--speculative-draft-model-path" in self.speculation
+        flags = ("--speculative-draft-model-path", "--speculative-qspec-endpoint")
+        return any(flag in self.speculation for flag in flags)
 
     @property
     def server_key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -1,0 +1,1 @@
+"""The parts of `bench_worst_case`: what cannot be drafted well, and how it is served."""

@@ -1,0 +1,108 @@
+"""The requests of a cell: prompts, and guesses that mislead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
+
+DOCUMENTS = ("README.md", "docs/design.md", "docs/theory.md", "docs/results.md")
+RANDOM_PROMPT_TOKENS = 64
+GUESS_TOKENS = 4096
+"""Of one request, at most; the server's own cap by default."""
+MOST_COPIES = 16
+
+
+@dataclass(frozen=True)
+class Load:
+    """Prompts as token ids, and how long their answers are."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    shared: int = 0
+    """Tokens that all prompts begin with; they are in the server's cache."""
+
+
+class Loads:
+    """Makes the loads of all cases; the same ones each time."""
+
+    def __init__(self, model: Path, spec_bench: Sequence[str], context: int, tokens: int) -> None:
+        """`spec_bench` are prompts in the chat template; `context` and `tokens` are lengths of
+        long prompts and of answers."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self._spec_bench = [tuple(tokenizer(text).input_ids) for text in spec_bench]
+        own = [f"{text} (Variant {n}.)" for n in range(1, 4) for text in PROMPTS]
+        self._own = [tuple(tokenizer(text).input_ids) for text in render(model, own)]
+        self._document = tuple(tokenizer(_documents()).input_ids)[:context]
+        self._questions = [
+            tuple(tokenizer(f"\n\nIn other words, part {n} of this says that").input_ids)
+            for n in range(1, 65)
+        ]
+        # Those at the front are control tokens.
+        self._ordinary = range(100, tokenizer.vocab_size)
+        self._tokens = tokens
+
+    def of(self, case: str, running: int, number: int) -> Load:
+        """What a block of round `number` has to serve."""
+        if case == RANDOM:
+            draw = random.Random(f"{running} {number}")
+            prompts = [
+                tuple(draw.choices(self._ordinary, k=RANDOM_PROMPT_TOKENS)) for _ in range(running)
+            ]
+            return Load(tuple(prompts), self._tokens)
+        if case == LONG:
+            prompts = [self._document + self._questions[i % 64] for i in range(running)]
+            return Load(tuple(prompts), self._tokens, shared=len(self._document))
+        if case == SPEC_BENCH:
+            return Load(_some(self._spec_bench, max(4, 2 * running), number), self._tokens)
+        if case in (GUESSES, SIDECAR):
+            return Load(_some(self._own, running, number), self._tokens)
+        raise ValueError(f"{case!r} is no case")
+
+
+def _documents() -> str:
+    """Real text at hand."""
+    root = Path(__file__).parents[2]
+    return "\n".join((root / name).read_text(encoding="utf-8") for name in DOCUMENTS)
+
+
+def _some(
+    prompts: Sequence[tuple[int, ...]], count: int, number: int
+) -> tuple[tuple[int, ...], ...]:
+    """`count` of them, others in each round as far as there are others."""
+    first = (number - 1) * count
+    return tuple(prompts[i % len(prompts)] for i in range(first, first + count))
+
+
+def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
+    """Guesses that match the answer in each of its places and propose a wrong token there.
+
+    Every two tokens of the answer, followed by one that does not follow them, many times over: they
+    agree with each other, so they are believed until they are seen to be wrong.
+    """
+    guess: list[int] = []
+    for first, second, following in zip(answer, answer[1:], answer[2:], strict=False):
+        guess += [first, second, (following + 1) % vocab_size]
+    copies = max(1, min(MOST_COPIES, GUESS_TOKENS // max(len(guess), 1)))
+    flat: list[int | None] = []
+    for number in range(copies):
+        flat += [None] * bool(number) + guess[:GUESS_TOKENS]
+    return flat
+
+
+def sampling(temperature: float, max_new_tokens: int, **custom_params: Any) -> dict[str, Any]:
+    """Of a request whose answer is of that length exactly."""
+    return {
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "ignore_eos": True,
+        **({"custom_params": custom_params} if custom_params else {}),
+    }

@@ -1,0 +1,167 @@
+"""A sidecar whose drafts are always wrong: a real process at the real wire, without a model.
+
+    python -m benchmark.worst.wrong_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT [CORE ...]
+
+It keeps to the protocol in everything, as a sidecar does whose model knows nothing of the target's:
+completions come at once, and steps as quickly as a good drafter gives them, so that they are worth
+waiting for by all but what becomes of them. Every token is drawn at random. On SIGTERM it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.link import LinkServer, Peer, PrivateEndpoint, fingerprint
+from sglang_qspec.messages import (
+    PROTOCOL,
+    Close,
+    Commit,
+    Commits,
+    Drafted,
+    Heartbeat,
+    Submit,
+    Welcome,
+)
+
+STEP_SECONDS = 0.004
+"""Between two tokens of a step draft."""
+LONGEST_COMPLETION = 64
+
+
+class Guesser:
+    """Drafts for what it is asked; keeps one step draft for each request, the latest."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self.drafted = 0
+        """Tokens."""
+        self._rng = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._number = MAX_COMPLETIONS
+        self._steps: dict[tuple[Peer, str], tuple[Commit, int, int]] = {}
+        """The commit that each goes on from, its number, and tokens so far."""
+
+    def submit(self, message: Submit) -> list[Drafted]:
+        """All of its completions."""
+        length = min(message.max_new_tokens, LONGEST_COMPLETION)
+        return [
+            self._draft(message, number, message.base_len, 0, length, finished=True)
+            for number in range(message.completions)
+        ]
+
+    def commit(self, peer: Peer, message: Commits) -> None:
+        """Begin a step draft for each of its requests."""
+        for request in message.requests:
+            self._number += 1
+            self._steps[peer, request.rid] = (request, self._number, 0)
+
+    def close(self, peer: Peer, message: Close) -> None:
+        self._steps.pop((peer, message.rid), None)
+
+    def step(self) -> list[tuple[Peer, Drafted]]:
+        """One token more of each step draft that has not run far enough ahead."""
+        drafts = []
+        for key, (commit, number, length) in list(self._steps.items()):
+            finished = length + 1 >= commit.max_new_tokens
+            base_len = commit.base_len + len(commit.token_ids)
+            draft = self._draft(commit, number, base_len, length, 1, finished=finished)
+            drafts.append((key[0], draft))
+            self._steps[key] = (commit, number, length + 1)
+            if finished:
+                del self._steps[key]
+        return drafts
+
+    def _draft(
+        self,
+        request: Submit | Commit,
+        number: int,
+        base_len: int,
+        start: int,
+        length: int,
+        *,
+        finished: bool,
+    ) -> Drafted:
+        self.drafted += length
+        token_ids = self._rng.choices(range(self._vocab_size), k=length)
+        return Drafted(
+            request.rid,
+            request.serial,
+            number,
+            base_len,
+            start,
+            token_ids,
+            finished,
+            known_len=base_len,
+        )
+
+
+def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> None:
+    """Answer until `stopping` is set."""
+    due = time.monotonic()
+    while not stopping.is_set():
+        for peer, message in server.receive(1):
+            if isinstance(message, Submit):
+                for draft in guesser.submit(message):
+                    server.send(peer, draft)
+            elif isinstance(message, Commits):
+                guesser.commit(peer, message)
+            elif isinstance(message, Close):
+                guesser.close(peer, message)
+        if time.monotonic() >= due:
+            due = time.monotonic() + STEP_SECONDS
+            for peer, draft in guesser.step():
+                server.send(peer, draft)
+
+
+@contextmanager
+def running(model: Path, cores: Sequence[int]) -> Iterator[str]:
+    """One for a target, as a process on these processors (any if there are none): its endpoint."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    vocab_size = AutoConfig.from_pretrained(model).vocab_size
+    digest = fingerprint(AutoTokenizer.from_pretrained(model).get_vocab())
+    command = [sys.executable, "-m", "benchmark.worst.wrong_sidecar"]
+    with PrivateEndpoint() as private:
+        process = subprocess.Popen(
+            [*command, private.address, str(vocab_size), digest, *map(str, cores)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            yield private.address
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def main() -> None:
+    endpoint, vocab_size, digest, *cores = sys.argv[1:]
+    if cores:
+        os.sched_setaffinity(0, map(int, cores))
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    welcome = Welcome(PROTOCOL, "wrong", int(vocab_size), context_len=1 << 20)
+    guesser = Guesser(int(vocab_size))
+
+    def heartbeat() -> Heartbeat:
+        times = [(1.0, STEP_SECONDS)]
+        return Heartbeat(0, 0, guesser.drafted, 0, step_times=times)
+
+    server = LinkServer(endpoint, welcome, digest, heartbeat)
+    try:
+        serve(server, guesser, stopping)
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()
