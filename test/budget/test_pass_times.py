@@ -1,45 +1,79 @@
-"""What passes take by their rows."""
+"""What passes take by their requests and width."""
 
 import pytest
 
 from sglang_qspec.budget import PassCost, PassTimes
+from sglang_qspec.budget.pass_times import SETTLED
 from sglang_qspec.errors import ConfigError
+
+FLAT = PassCost(cheap_rows=0, row=0.0)
 
 
 def test_passes_that_were_seen_give_the_level_and_the_cost_its_shape() -> None:
     times = PassTimes(PassCost(cheap_rows=0, row=1.0))
-    times.observe(1, 0.2)
-    assert times.seconds(1) == pytest.approx(0.2)
-    assert times.seconds(3) == pytest.approx(0.4)
+    times.observe(1, 1, 0.2)
+    assert times.seconds(1, 1) == pytest.approx(0.2)
+    assert times.seconds(1, 3) == pytest.approx(0.4)
+    assert times.seconds(3, 1) == pytest.approx(0.4)
 
 
-def test_each_order_of_magnitude_has_its_own_level() -> None:
-    times = PassTimes(PassCost(cheap_rows=0, row=0.0))
+def test_each_width_and_each_order_of_magnitude_of_requests_has_its_own_level() -> None:
+    times = PassTimes(FLAT)
+    sizes = {(1, 1): 0.1, (1, 4): 0.15, (8, 1): 0.3, (8, 4): 0.7}
     for _ in range(300):
-        times.observe(1, 0.1)
-        times.observe(16, 0.3)
-    assert times.seconds(1) == pytest.approx(0.1, rel=0.15)
-    assert times.seconds(31) == pytest.approx(0.3, rel=0.15)
-    assert times.seconds(1000) == times.seconds(16)  # the nearest that was seen
+        for (requests, width), seconds in sizes.items():
+            times.observe(requests, width, seconds)
+    for (requests, width), seconds in sizes.items():
+        assert times.seconds(requests, width) == pytest.approx(seconds, rel=0.1)
+    assert times.seconds(15, 4) == times.seconds(8, 4)
+    assert times.seconds(1000, 6) == times.seconds(8, 4)  # the nearest that was seen
+
+
+def test_the_first_pass_of_a_size_tells_nothing_of_the_next_ones() -> None:
+    times = PassTimes(FLAT)
+    times.observe(1, 1, 0.1)
+    times.observe(1, 4, 9.0)
+    assert times.seconds(1, 4) == pytest.approx(0.1)
+
+
+def test_what_slows_all_passes_is_learnt_from_whichever_are_made() -> None:
+    times = PassTimes(FLAT)
+    for _ in range(4 * SETTLED):
+        times.observe(2, 1, 0.1)
+        times.observe(2, 4, 0.15)
+    for _ in range(4 * SETTLED):  # contexts have grown, and only one width is in use
+        times.observe(2, 4, 0.30)
+    assert times.seconds(2, 1) == pytest.approx(0.2, rel=0.15)  # in their old relation
+    assert times.seconds(2, 4) == pytest.approx(0.3, rel=0.05)
+
+
+def test_a_size_that_is_new_moves_itself_alone() -> None:
+    times = PassTimes(FLAT)
+    for _ in range(100):
+        times.observe(2, 1, 0.1)
+    for _ in range(SETTLED - 1):
+        times.observe(2, 16, 0.4)
+    assert times.seconds(2, 1) == pytest.approx(0.1, rel=0.05)
+    assert times.seconds(2, 16) > 0.3
 
 
 def test_a_pass_behind_an_interruption_is_hardly_news() -> None:
     times = PassTimes()
     for _ in range(50):
-        times.observe(1, 0.1)
-    times.observe(1, 30.0)
-    assert times.seconds(1) < 0.11
+        times.observe(1, 1, 0.1)
+    times.observe(1, 1, 30.0)
+    assert times.seconds(1, 1) < 0.11
 
 
-def test_a_size_that_is_no_longer_used_is_not_condemned_by_its_last_passes() -> None:
-    times = PassTimes(PassCost(cheap_rows=0, row=0.0))
-    times.observe(1, 0.1)
+def test_a_width_that_is_no_longer_used_is_not_condemned_by_its_last_passes() -> None:
+    times = PassTimes(FLAT)
+    times.observe(1, 1, 0.1)
     for _ in range(100):
-        times.observe(16, 0.2)
-    before = times.seconds(16)
+        times.observe(1, 16, 0.2)
+    before = times.seconds(1, 16) / times.seconds(1, 1)
     for _ in range(2000):
-        times.observe(1, 0.1)
-    assert times.seconds(16) < 0.6 * before
+        times.observe(1, 1, 0.1)
+    assert times.seconds(1, 16) / times.seconds(1, 1) < 0.8 * before
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -9,7 +9,7 @@ GOOD, BAD = 0.97, 0.5
 
 def times(cost: PassCost, one_row: float) -> PassTimes:
     measured = PassTimes(cost)
-    measured.observe(1, one_row)
+    measured.observe(1, 1, one_row)
     return measured
 
 

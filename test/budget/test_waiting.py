@@ -8,7 +8,6 @@ from sglang_qspec.budget.waiting import (
     FIRST_STEP,
     LATE,
     LONGEST_WAIT,
-    NEXT_CHANCE,
     PROBE_AFTER,
     SHORTEST_STEP,
 )
@@ -56,9 +55,16 @@ def test_a_token_gains_its_chance_on_each_draft_that_is_awaited() -> None:
     short = DraftTree((5,), (0,), (Source.STEP,), (1.0,))
     long = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.5))
     trees = DraftTrees.of([short, long], 4)
-    assert expected_gain(trees, np.array([True, True])) == pytest.approx(NEXT_CHANCE * 1.5)
-    assert expected_gain(trees, np.array([False, True])) == pytest.approx(NEXT_CHANCE * 0.5)
-    assert expected_gain(trees, np.array([False, False])) == 0.0
+    assert expected_gain(trees, np.array([True, True]), 0.9) == pytest.approx(0.9 * 1.5)
+    assert expected_gain(trees, np.array([False, True]), 0.9) == pytest.approx(0.9 * 0.5)
+    assert expected_gain(trees, np.array([False, False]), 0.9) == 0.0
+
+
+def test_drafts_that_are_seldom_right_gain_little() -> None:
+    trees = DraftTrees.of([DraftTree((5,), (0,), (Source.STEP,), (1.0,))] * 2, 4)
+    awaited, factors = np.array([True, True]), np.array([1.0, 0.2])
+    assert expected_gain(trees, awaited, 0.1) == pytest.approx(0.2)
+    assert expected_gain(trees, awaited, 0.9, factors) == pytest.approx(0.9 * 1.2)
 
 
 def test_drafts_that_a_pass_is_made_for_are_waited_for_until_they_are_late() -> None:

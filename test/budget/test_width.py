@@ -80,7 +80,7 @@ def test_the_rate_of_a_pass_follows_the_times_that_passes_took() -> None:
     policy = WidthPolicy(8)
     trees = DraftTrees.of([chain()], 8)
     for _ in range(200):
-        policy.times.observe(1, 0.1)
+        policy.times.observe(1, 1, 0.1)
     assert policy.choose(trees).rate == pytest.approx(10.0, rel=0.01)
 
 

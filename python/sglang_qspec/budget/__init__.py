@@ -1,18 +1,23 @@
-"""How many draft tokens the next pass verifies, for whom, and how long it waits for them."""
+"""How many draft tokens the next pass verifies, whose, and how long it waits for them."""
 
+from sglang_qspec.budget.credit import Credit, FirstTokens
 from sglang_qspec.budget.pass_times import PassCost, PassTimes
 from sglang_qspec.budget.pilot import Pilot
+from sglang_qspec.budget.sources import Sources
 from sglang_qspec.budget.waiting import Patience, Punctuality, expected_gain
 from sglang_qspec.budget.width import LADDER, Choice, WidthPolicy
 
 __all__ = [
     "LADDER",
     "Choice",
+    "Credit",
+    "FirstTokens",
     "PassCost",
     "PassTimes",
     "Patience",
     "Pilot",
     "Punctuality",
+    "Sources",
     "WidthPolicy",
     "expected_gain",
 ]

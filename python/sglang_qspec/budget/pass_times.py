@@ -1,16 +1,21 @@
-"""What passes of the target take by their rows, learnt while they run."""
+"""What passes of the target take by their requests and width, learnt while they run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 from sglang_qspec.errors import ConfigError
 
-MEMORY = 0.05
-"""Weight of the latest pass in what passes of its size take."""
-NEWS = 0.001
-"""Its weight in what those of other sizes take: what is never used must not be condemned forever by
-its last pass."""
+COMMON = 0.1
+"""Weight of the latest pass in what has become of all passes lately."""
+OWN = 0.02
+"""Its weight in how passes of its size compare with others; more while that is hardly known."""
+SETTLED = 20
+"""Passes of a size after which it is known well enough to tell of all."""
+NEWS = 0.0005
+"""Weight of a pass in how those of other widths compare: what is never used must not be condemned
+forever by its last pass."""
 FIRST_UNIT = 0.03
 """Seconds that a pass is taken for before any was seen."""
 
@@ -42,32 +47,64 @@ class PassCost:
         return 1.0 + self.cheap_row * cheap + self.row * (rows - cheap)
 
 
-class PassTimes:
-    """Seconds of a pass by its rows.
+@dataclass
+class _Level:
+    """How many times `PassCost` passes of one size take, in seconds."""
 
-    `cost` gives the shape within a binary order of magnitude of rows; the passes that were seen
-    give each its level, and that of the nearest one stands for those not seen yet.
+    unit: float
+    seen: int = 0
+    """Passes."""
+
+
+class PassTimes:
+    """Seconds of a pass by its requests and its width, in tokens of each request.
+
+    `cost` gives the shape within a size, which is a width and a binary order of magnitude of
+    requests; the passes that were seen give each size its level, and that of the nearest one stands
+    for those not seen yet. What slows all passes alike, such as contexts that grow or a processor
+    that is shared, is learnt soon and from whichever passes are made, so that sizes which are not
+    in use just then still compare as they did.
     """
 
     def __init__(self, cost: PassCost = PassCost()) -> None:
         self.cost = cost
-        self._units: dict[int, float] = {}
+        self._levels: dict[tuple[int, int], _Level] = {}
+        self._pace = 1.0
+        """What all levels have become multiplied with."""
 
-    def seconds(self, rows: int) -> float:
-        """What a pass of so many rows is expected to take."""
-        return self.cost.of(rows) * self._unit(rows.bit_length())
+    def seconds(self, requests: int, width: int) -> float:
+        """What a pass over `width` tokens of each of so many requests is expected to take."""
+        level = self._nearest((requests.bit_length(), width))
+        unit = FIRST_UNIT if level is None else level.unit * self._pace
+        return self.cost.of(requests * width) * unit
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long."""
-        unit, key = seconds / self.cost.of(rows), rows.bit_length()
-        before = self._units.get(key)
+    def observe(self, requests: int, width: int, seconds: float) -> None:
+        """A pass over `width` tokens of each of so many requests took so long."""
+        key = requests.bit_length(), width
+        nearest, level = self._nearest(key), self._levels.get(key)
+        if nearest is None:
+            self._levels[key] = _Level(seconds / self.cost.of(requests * width), 1)
+            return
+        if level is None:
+            # The first pass of a size also makes what passes of its size need.
+            self._levels[key] = _Level(nearest.unit)
+            return
         # A prompt's pass in between, or a machine that was busy, is no news about passes.
-        unit = min(unit, 2 * self._unit(key)) if self._units else unit
-        self._units[key] = unit if before is None else before + MEMORY * (unit - before)
-        for other in self._units.keys() - {key}:
-            self._units[other] += NEWS * (unit - self._units[other])
+        error = min(seconds / self.seconds(requests, width), 1.5) - 1.0
+        level.seen += 1
+        level.unit *= 1.0 + max(OWN, 1 / (level.seen + 1)) * error
+        if level.seen > SETTLED:
+            self._pace *= 1.0 + COMMON * error
+        for (magnitude, other), theirs in self._levels.items():
+            if magnitude == key[0] and other != width:
+                theirs.unit += NEWS * (level.unit - theirs.unit)
 
-    def _unit(self, key: int) -> float:
-        if not self._units:
-            return FIRST_UNIT
-        return self._units[min(self._units, key=lambda seen: abs(seen - key))]
+    def _nearest(self, key: tuple[int, int]) -> _Level | None:
+        """That of this size, or of the nearest by requests, and then by width, that was seen."""
+        if key in self._levels or not self._levels:
+            return self._levels.get(key)
+        requests, width = key
+        nearest = min(
+            self._levels, key=lambda seen: (abs(seen[0] - requests), abs(log2(seen[1] / width)))
+        )
+        return self._levels[nearest]

@@ -77,7 +77,7 @@ class Pilot:
                 agreement,
                 k,
                 requests,
-                lambda b, w: self._times.seconds(b * w),
+                self._times.seconds,
                 _drafting(step, k),
                 lead=max(lead, k),
             )

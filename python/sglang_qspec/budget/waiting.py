@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from sglang_qspec.trie import DraftTrees, Source
 
-NEXT_CHANCE = 0.93
-"""That one more token of a step draft is right if all before it are."""
 PROBE_AFTER = 64
 """Passes without a wait after which one is tried again, however long the last ones took."""
 MEMORY = 0.2
@@ -27,11 +25,22 @@ LONGEST_WAIT = 0.5
 """Seconds, whatever the sidecar says that its steps take."""
 
 
-def expected_gain(trees: DraftTrees, awaited: NDArray[np.bool_]) -> float:
-    """Tokens that one more of the step drafts of the `awaited` [bs] trees is expected to add."""
+def expected_gain(
+    trees: DraftTrees,
+    awaited: NDArray[np.bool_],
+    agreement: float,
+    factors: NDArray[np.float64] | None = None,
+) -> float:
+    """Tokens that one more of the step drafts of the `awaited` [bs] trees is expected to add.
+
+    It is right with the chance of `agreement` if all before it are; `factors` [bs] say how much is
+    believed of each request's drafts, by default all.
+    """
     is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
     chances = np.where(is_step, trees.scores, 1.0).min(axis=1)
-    return NEXT_CHANCE * float(chances[awaited].sum())
+    if factors is not None:
+        chances = chances * factors
+    return agreement * float(chances[awaited].sum())
 
 
 class Patience:

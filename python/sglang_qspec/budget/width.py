@@ -2,13 +2,17 @@
 
 SGLang's verification takes one width for the whole batch, so a wider tree for one request is
 padding for all others. The width is the one at which the batch gains most tokens per second: a pass
-of `bs` requests and width w has bs * w rows, whose time `PassTimes` knows, and it yields, for each
-request, the bonus token plus the estimated chances of its best w - 1 draft tokens.
+of `bs` requests and width w takes as long as `PassTimes` knows, and it yields, for each request,
+the bonus token plus the estimated chances of its best w - 1 draft tokens. So one more row of each
+request is bought where what all of them gain by it together is worth its time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sglang_qspec.budget.pass_times import PassTimes
 from sglang_qspec.errors import ConfigError
@@ -16,6 +20,9 @@ from sglang_qspec.trie import DraftTrees
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Widths that are used, so that kernels and buffers see few shapes."""
+MARGIN = 1.02
+"""How many times as many tokens per second as plain decoding a wider pass must be expected to give:
+the best of several estimates is more likely too high than too low."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +54,26 @@ class WidthPolicy:
         self.max_width = max_width
         self._steps = (*(width for width in LADDER if width < max_width), max_width)
 
-    def choose(self, trees: DraftTrees) -> Choice:
-        """The common width of a pass over a batch, one tree a request."""
+    def choose(self, trees: DraftTrees, factors: NDArray[np.float64] | None = None) -> Choice:
+        """The common width of a pass over a batch, one tree a request.
+
+        `factors` [bs] say how much of each request's scores is believed; by default all.
+        """
         bs = len(trees)
-        tokens = trees.scores.sum(axis=0).cumsum().tolist()
+        if factors is None:
+            factors = np.ones(bs)
+        gains = factors @ trees.scores
+        gains[:1] = bs  # the roots, which are no drafts
+        tokens = gains.cumsum().tolist()
         if self.fixed:
-            return Choice(self.max_width, tokens[-1] / self.times.seconds(bs * self.max_width))
+            return Choice(self.max_width, tokens[-1] / self.times.seconds(bs, self.max_width))
         largest = int(trees.sizes.max(initial=1))
-        best = Choice(1, bs / self.times.seconds(bs))
+        plain = Choice(1, bs / self.times.seconds(bs, 1))
+        best = Choice(1, MARGIN * plain.rate)
         for width in self._steps[1:]:
-            rate = tokens[min(width, len(tokens)) - 1] / self.times.seconds(bs * width)
+            rate = tokens[min(width, len(tokens)) - 1] / self.times.seconds(bs, width)
             if rate > best.rate:
                 best = Choice(width, rate)
             if width >= largest:
                 break
-        return best
+        return best if best.width > 1 else plain

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
+from sglang_qspec.budget import Sources
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.followed import Followed
 from sglang_qspec.engine.live import Live
 from sglang_qspec.link import Link, LinkState
 from sglang_qspec.messages import Admit, Close, Drafted, Heartbeat
 from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.trie import Source
 
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
@@ -25,7 +27,8 @@ class Courier:
     """See the module. `link` is None when there is neither a draft model nor an endpoint.
 
     `sidecar` is the one at its other end, where the server has started it and keeps it alive.
-    `live` are the requests, which are another's; here they are read, and given serials.
+    `live` are the requests, which are another's; here they are read, and given serials. Nothing is
+    asked of the sidecar that its `sources` pause.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Courier:
         live: Mapping[str, Live],
         link: Link | None,
         sidecar: SidecarProcess | None,
+        sources: Sources,
     ) -> None:
         self.lead = settings.step_tokens if settings.mode != "queue" else 0
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
@@ -43,6 +47,9 @@ class Courier:
         self._live = live
         self._link = link
         self._sidecar = sidecar
+        self._sources = sources
+        self._paused: frozenset[Source] = frozenset()
+        """What the sidecar has last been kept from."""
         self._serials = itertools.count(1)
         self._unsent: dict[str, None] = {}
         self._followed = Followed()
@@ -77,16 +84,30 @@ class Courier:
             return
         if self._link.generation != self.generation:
             self._begin_anew(self._link.generation)
+        if self._sources.paused != self._paused:
+            self._pause(self._sources.paused)
         self._submit_unsent()
 
     def _begin_anew(self, generation: int) -> None:
         """A new sidecar knows nothing of the requests that the old one was drafting."""
         self.generation = generation
         for rid, live in self._live.items():
-            live.renew(self.next_serial())
             self._followed.end(rid)
-            if live.waits or self._on_admission != "stop":
-                self._want(live)
+            self._ask_anew(live)
+
+    def _pause(self, paused: frozenset[Source]) -> None:
+        """Let the sidecar rest if nothing is wanted of it, and ask again for what was not."""
+        self._paused = paused
+        for live in self._live.values():
+            if not self._asks(live):
+                self.forget(live)
+            elif live.rid not in self._followed:
+                self._ask_anew(live)
+
+    def _ask_anew(self, live: Live) -> None:
+        live.renew(self.next_serial())
+        if live.waits or self._on_admission != "stop":
+            self._want(live)
 
     def submit(self, live: Live) -> None:
         """Ask for the request's drafts, now or as soon as that can be sent."""
@@ -94,17 +115,23 @@ class Courier:
         self._submit_unsent()
 
     def _want(self, live: Live) -> None:
-        """Unless nothing that the sidecar drafts may be used for the request."""
-        sources = live.controls.sources
-        if "queue" in sources or (self.lead > 0 and "step" in sources):
+        if self._asks(live):
             self._unsent[live.rid] = None
+
+    def _asks(self, live: Live) -> bool:
+        """Whether anything that the sidecar drafts may be used for the request."""
+        steps = self.lead > 0 and self._may(live, Source.STEP)
+        return steps or self._may(live, Source.QUEUE)
+
+    def _may(self, live: Live, source: Source) -> bool:
+        return source.name.lower() in live.controls.sources and source not in self._paused
 
     def _submit_unsent(self) -> None:
         if self._link is None or not self.ready:
             return
         for rid in list(self._unsent):
             live = self._live[rid]
-            message = live.submission
+            message = live.submission(completions=self._may(live, Source.QUEUE))
             if not self._link.send(message):
                 return
             self._followed.begin(rid, message.base_len)
@@ -134,7 +161,7 @@ class Courier:
 
     def report(self, rids: Iterable[str]) -> None:
         """Let the sidecar follow what these requests have committed."""
-        if self._link is not None and self.ready and self.lead:
+        if self._link is not None and self.ready and self.lead and Source.STEP not in self._paused:
             self._followed.report(rids, self._live, self._link, self.lead)
 
     def knows(self, live: Live, output_len: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_qspec.budget import Credit
 from sglang_qspec.controls import Controls
 from sglang_qspec.messages import Commit, Dice, Submit
 from sglang_qspec.trie import RequestTrie, Source
@@ -76,6 +77,8 @@ class Live:
     """Its step draft goes no further until more is committed."""
     dice: Dice | None = None
     """Its target's, if that draws with any."""
+    credit: Credit = field(default_factory=Credit)
+    """Of its drafts against their scores."""
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -95,16 +98,15 @@ class Live:
         remaining = self.max_new_tokens - len(self.output_ids)
         return min(remaining, self.controls.max_completion_tokens)
 
-    @property
-    def submission(self) -> Submit:
-        """Asks the sidecar for drafts from here on."""
+    def submission(self, *, completions: bool) -> Submit:
+        """Asks the sidecar for drafts from here on; without `completions` for steps alone."""
         return Submit(
             rid=self.rid,
             serial=self.serial,
             token_ids=self.prompt_ids + self.output_ids,
             base_len=len(self.output_ids),
             max_new_tokens=self.longest_draft,
-            completions=self.controls.completions if "queue" in self.controls.sources else 0,
+            completions=self.controls.completions if completions else 0,
             temperature=self.controls.temperature,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,

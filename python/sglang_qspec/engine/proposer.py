@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.budget import (
     Choice,
+    FirstTokens,
     PassTimes,
     Patience,
     Punctuality,
@@ -19,7 +23,7 @@ from sglang_qspec.budget import (
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.theory import Curve
-from sglang_qspec.trie import DraftTrees
+from sglang_qspec.trie import DraftTrees, Source
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -42,6 +46,8 @@ class Proposer:
         """When the last decode pass did, or the next one began if there was something between."""
         self._waited = 0.0
         """Seconds since then that were spent waiting for drafts."""
+        self._offered: DraftTrees | None = None
+        """What the pass that runs has chosen from."""
 
     def propose(self, batch: ScheduleBatch, pipeline: str) -> DraftTrees:
         """A tree for each request, of the width that the pass is to have.
@@ -67,32 +73,83 @@ class Proposer:
         if not self._on_cpu and _is_penalized(batch):
             trees = self._speculator.propose(rids, outputs, widest, drafts=False)
             return trees.best(self._width.choose(trees).width)
+        factors = self._speculator.factors(rids)
         size, left = 0, math.inf
         while True:
             trees = self._speculator.propose(rids, outputs, widest)
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
-            choice = self._width.choose(trees)
-            left = self._wait(rids, trees, choice, pipeline, left)
+            choice = self._width.choose(trees, factors)
+            left = self._wait(rids, trees, choice, factors, pipeline, left)
             if left <= 0.0:
+                self._offered = trees
                 return trees.best(choice.width)
 
-    def end_pass(self, pipeline: str, trees: DraftTrees) -> None:
-        """A decode pass over these trees has ended."""
+    def end_pass(
+        self,
+        rids: Sequence[str],
+        pipeline: str,
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+    ) -> None:
+        """A decode pass over these trees has accepted nodes of each, and chosen a token behind."""
         now = time.monotonic()
         assert self._pass_ended is not None
         rows = len(trees) * trees.width
         seconds = now - self._pass_ended - self._waited
-        self.times.observe(rows, seconds)
+        self.times.observe(len(trees), trees.width, seconds)
         self._speculator.totals.note_pass(pipeline, len(trees), rows, seconds, self._waited)
+        self._judge(rids, trees, accepted, bonus_ids)
         self._pass_ended, self._waited = now, 0.0
+
+    def _judge(
+        self,
+        rids: Sequence[str],
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+    ) -> None:
+        """Learn from a pass over `trees` what drafts are worth, and which sources pay."""
+        active, offered = self._speculator, self._offered
+        talked, active.talk_seconds, self._offered = active.talk_seconds, 0.0, None
+        if offered is None:
+            return
+        next_ids = [
+            trees.token_ids[row, nodes[0]] if nodes else bonus_ids[row]
+            for row, nodes in enumerate(accepted)
+        ]
+        first = FirstTokens.of(offered, np.array(next_ids, dtype=np.int32))
+        active.judge(rids, offered, first)
+        bs = len(trees)
+        if trees.width > 1:
+            plain = self.times.seconds(bs, 1)
+            extra = self.times.seconds(bs, trees.width) - plain
+            active.sources.settle(
+                trees,
+                accepted,
+                token_seconds=plain / bs,
+                # With one width, rows without drafts would only be padding.
+                extra_seconds=0.0 if self._width.fixed else max(0.0, extra),
+            )
+        else:
+            active.sources.judge(offered, first)
+        sidecar = Source.STEP if active.lead else Source.QUEUE
+        active.sources.observe(sidecar, 0, 0, cost=self._waited + talked)
 
     def interrupt(self) -> None:
         """The next decode pass does not follow the last one at once: its time is its own."""
         self._pass_ended = None
+        self._speculator.talk_seconds = 0.0
 
     def _wait(
-        self, rids: list[str], trees: DraftTrees, choice: Choice, pipeline: str, most: float
+        self,
+        rids: list[str],
+        trees: DraftTrees,
+        choice: Choice,
+        factors: NDArray[np.float64],
+        pipeline: str,
+        most: float,
     ) -> float:
         """Wait, at most so many seconds, for more of these trees' step drafts if that pays.
 
@@ -103,7 +160,8 @@ class Proposer:
             return 0.0
         ahead = pipeline == "ahead"
         if ahead:
-            gain = expected_gain(trees, awaited)
+            agreement = self._speculator.totals.agreement
+            gain = expected_gain(trees, awaited, agreement, factors)
             seconds = self._patience.seconds(len(rids), gain, choice.rate)
         else:
             seconds = self._punctuality.seconds(self._step_seconds(int(awaited.sum())))

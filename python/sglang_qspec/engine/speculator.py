@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_qspec.budget import FirstTokens, Sources
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.courier import Courier
 from sglang_qspec.engine.drawn import DrawnDrafts
@@ -50,12 +51,15 @@ class Speculator:
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
         self.drawn = DrawnDrafts()
+        self.sources = Sources(clock)
+        self.talk_seconds = 0.0
+        """Spent on what goes to the sidecar and comes from it, but for waits."""
         self._clock = clock
         self._settings = settings
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, Live] = {}
-        self._courier = Courier(settings, self._live, link, sidecar)
+        self._courier = Courier(settings, self._live, link, sidecar, self.sources)
         self._steps_taken = 0
 
     def enqueue(
@@ -140,8 +144,10 @@ class Speculator:
 
     def poll(self) -> None:
         """Take in what the sidecar sent, and send what could not be sent before."""
+        began = self._clock()
         self._courier.keep_alive()
         self._exchange()
+        self.talk_seconds += self._clock() - began
 
     def _exchange(self) -> None:
         for drafted in self._courier.receive():
@@ -197,9 +203,19 @@ class Speculator:
             rid if self._follow(rid, output_ids) and drafts else None
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
-        self._courier.report(rids)
+        self._report(rids)
         roots = [output_ids[-1] for output_ids in outputs]
-        return self._tries.propose(drafting, roots, width)
+        return self._tries.propose(drafting, roots, width, paused=self.sources.paused)
+
+    def _report(self, rids: Sequence[str]) -> None:
+        began = self._clock()
+        self._courier.report(rids)
+        self.talk_seconds += self._clock() - began
+
+    def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
+        """How much of each request's scores is to be believed: [bs]."""
+        lives = map(self._live.get, rids)
+        return np.array([1.0 if live is None else live.credit.factor for live in lives])
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """For which of these requests more of a step draft is to come: bool [bs].
@@ -265,7 +281,16 @@ class Speculator:
                 tally.accepted[source] += 1
             confirmed = trees.token_ids[row, accepted[row]].tolist()
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
-        self._courier.report(rids)
+        self._report(rids)
+
+    def judge(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
+        """See what the trees that were `offered` to a pass were worth, verified or not."""
+        claimed: list[float] = np.where(first.proposed, offered.scores, 0.0).sum(axis=1).tolist()
+        right: list[int] = first.right.sum(axis=1).tolist()
+        for row, rid in enumerate(rids):
+            live = self._live.get(rid)
+            if live is not None and claimed[row]:
+                live.credit.observe(claimed[row], right[row] > 0)
 
     def drop_drafts(self) -> None:
         """Forget all drafts, as when the target's weights change; requests stay live."""
@@ -305,6 +330,7 @@ class Speculator:
             "live_requests": len(self._live),
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             **self.totals.describe(),
+            "sources": self.sources.describe(),
             "trie_tokens": self._tries.size,
             "evictions": self._tries.evictions,
             "refused_chunks": {

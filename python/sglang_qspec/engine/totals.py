@@ -57,7 +57,7 @@ class Totals:
                 self.accepted[source] += 1
                 confirmed += source is Source.STEP
             if drafted:
-                self._learn(confirmed, missed=confirmed < drafted)
+                self.learn_agreement(confirmed, missed=confirmed < drafted)
 
     def take_back(self, sources: Sequence[Source]) -> None:
         """Tokens that were accepted behind the end of an output."""
@@ -85,7 +85,7 @@ class Totals:
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},
         }
 
-    def _learn(self, confirmed: int, *, missed: bool) -> None:
+    def learn_agreement(self, confirmed: int, *, missed: bool) -> None:
         """So many tokens of a draft in a row were right, and then one was wrong if it `missed`."""
         weight = MEMORY * (confirmed + missed)
         share = confirmed / (confirmed + missed)

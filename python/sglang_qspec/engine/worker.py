@@ -153,9 +153,10 @@ class QSpecWorker(BaseSpecWorker):
         else:
             result, accepted, bonus_ids = self._verify(batch, trees, verify_input)
         if self._speculates and trees is not None:
+            rids = [req.rid for req in batch.reqs]
             with guarded("a pass was taken stock of"):
-                self._speculator.settle([req.rid for req in batch.reqs], trees, accepted, bonus_ids)
-                self._proposer.end_pass(pipeline, trees)
+                self._speculator.settle(rids, trees, accepted, bonus_ids)
+                self._proposer.end_pass(rids, pipeline, trees, accepted, bonus_ids)
         return result
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:

@@ -54,7 +54,12 @@ class Trie:
     def check_integrity(self) -> None: ...
 
 def propose(
-    tries: Sequence[Trie | None], roots: Sequence[int], width: int, floor: float, policy: int
+    tries: Sequence[Trie | None],
+    roots: Sequence[int],
+    width: int,
+    floor: float,
+    policy: int,
+    sources: int = ...,
 ) -> tuple[
     NDArray[np.int32],
     NDArray[np.int32],

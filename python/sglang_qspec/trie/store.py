@@ -122,13 +122,21 @@ class TrieStore:
         self._used[rid] = trie
         self._shrink(rid)
 
-    def propose(self, rids: Sequence[str | None], roots: Sequence[int], width: int) -> DraftTrees:
-        """A draft tree of at most `width` nodes for each request.
+    def propose(
+        self,
+        rids: Sequence[str | None],
+        roots: Sequence[int],
+        width: int,
+        *,
+        paused: Collection[Source] = (),
+    ) -> DraftTrees:
+        """A draft tree of at most `width` nodes for each request, without tokens of `paused`.
 
         `roots` are the last committed tokens; None, and a request that is not open, get no more.
         """
+        sources = sum(1 << source for source in Source if source not in paused)
         tries = [trie.native if rid and (trie := self._tries.get(rid)) else None for rid in rids]
-        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0))
+        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, sources))
 
     def _hold(self, rid: str, trie: RequestTrie) -> None:
         """See that a request which gets something can lose it again."""

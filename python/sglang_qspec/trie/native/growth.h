@@ -1,7 +1,7 @@
 // Which draft tokens a tree is spent on: the likeliest ones, wherever they hang.
 //
 // The streams that match are merged into a tree on the fly, best first. A stream's word counts with
-// its odds (`Trust`); a token's chance after its parent is its streams' share of all odds there,
+// its odds (`Trust`, `Standing`); a token's chance after its parent is its streams' share of all odds there,
 // with one part in the whole for "none of them". A node's score is the product along its path.
 
 #pragma once
@@ -50,19 +50,21 @@ class Grower {
   // Write the tree of at most `width` nodes, each with a score of at least `floor`; its size.
   // `root` is the last committed token; `places` are different nodes that carry it.
   int grow(Token root, const std::vector<Place>& places, const Arena& arena,
-           const Trust& trust, Policy policy, double floor, int width, const TreeRow& row) {
+           const Trust& trust, const Standing& standing, Policy policy, double floor, int width,
+           const TreeRow& row) {
     heap_.clear();
     places_.assign(places.begin(), places.end());
     found_ = 0;
     int size = root_alone(root, row);
-    if (width > 1) branch(0, 0, 1.0, 0, places_.size(), arena, trust, policy, floor);
+    if (width > 1) branch(0, 0, 1.0, 0, places_.size(), arena, trust, standing, policy, floor);
     while (!heap_.empty() && size < width) {
       std::pop_heap(heap_.begin(), heap_.end());
       const Candidate best = heap_.back();
       heap_.pop_back();
       place(row, size, best);
       if (++size < width) {
-        branch(size - 1, best.depth, best.score, best.begin, best.end, arena, trust, policy, floor);
+        branch(size - 1, best.depth, best.score, best.begin, best.end, arena, trust, standing, policy,
+               floor);
       }
     }
     return size;
@@ -101,7 +103,8 @@ class Grower {
 
   // Push what follows the places [begin, end), which are all at tree node `parent`.
   void branch(int parent, int depth, double score, std::size_t begin, std::size_t end,
-              const Arena& arena, const Trust& trust, Policy policy, double floor) {
+              const Arena& arena, const Trust& trust, const Standing& standing, Policy policy,
+              double floor) {
     branches_.clear();
     double total = policy == kEstimate ? 1.0 : 0.0;
     for (std::size_t at = begin; at < end; ++at) {
@@ -109,7 +112,9 @@ class Grower {
       if (!child) continue;
       const Place& from = places_[at];
       const double weight =
-          policy == kEstimate ? trust.odds(from.kind, from.followed, from.length) : 1.0;
+          policy == kEstimate
+              ? standing.odds(from.kind, trust.chance(from.kind, from.followed, from.length))
+              : 1.0;
       total += weight;
       Branch& branch = branch_of(arena.token(child));
       branch.weight += weight;

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "arena.h"
-#include "trust.h"
 
 namespace qspec {
 
@@ -31,17 +30,17 @@ class Matcher {
   const std::vector<Cursor>& cursors() const { return cursors_; }
   std::size_t bytes() const { return cursors_.capacity() * sizeof(Cursor); }
 
-  // Follow committed tokens in the streams; `kind_of` tells whose a node is.
-  template <typename KindOf>
-  void advance(const Arena& arena, const std::vector<Token>& token_ids, int cap, KindOf kind_of,
-               Trust& trust) {
+  // Follow committed tokens in the streams; `observe` is told of each node that came next, how long
+  // the match before it was, and whether it was right.
+  template <typename Observe>
+  void advance(const Arena& arena, const std::vector<Token>& token_ids, int cap, Observe observe) {
     for (Token token : token_ids) {
       std::size_t kept = 0;
       for (const Cursor& cursor : cursors_) {
         const NodeId child = arena.next(cursor.node);
         if (!child) continue;
         const bool right = arena.token(child) == token;
-        trust.observe(kind_of(child), false, cursor.length, right);
+        observe(child, cursor.length, right);
         if (right) cursors_[kept++] = {child, std::min(cursor.length + 1, cap)};
       }
       cursors_.resize(kept);

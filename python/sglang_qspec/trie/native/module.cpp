@@ -49,9 +49,9 @@ std::vector<Token> token_ids_of(py::handle sequence) {
 
 // One tree of at most `width` nodes for each trie, padded to `width`: token ids, parents, sources,
 // scores, each [n, width], and sizes [n].
-// A trie that is missing gives the root alone.
+// A trie that is missing gives the root alone. `allowed` has a bit for each source that may be proposed.
 py::tuple propose(const std::vector<RequestTrie*>& tries, const std::vector<Token>& roots,
-                  int width, double floor, Policy policy) {
+                  int width, double floor, Policy policy, unsigned allowed) {
   if (width < 1) throw py::value_error("width must be at least 1");
   if (roots.size() != tries.size()) throw py::value_error("a root is needed for each trie");
   static Grower grower;
@@ -66,7 +66,7 @@ py::tuple propose(const std::vector<RequestTrie*>& tries, const std::vector<Toke
     const TreeRow tree{token_ids.mutable_data(row, 0), parents.mutable_data(row, 0),
                        sources.mutable_data(row, 0), scores.mutable_data(row, 0)};
     const int size =
-        tries[at] ? tries[at]->propose(grower, roots[at], policy, floor, width, tree)
+        tries[at] ? tries[at]->propose(grower, roots[at], policy, floor, width, allowed, tree)
                   : root_alone(roots[at], tree);
     pad(tree, size, width);
     sizes.mutable_at(row) = size;
@@ -140,9 +140,10 @@ PYBIND11_MODULE(_native, module) {
       .def("check_integrity", &RequestTrie::check_integrity);
 
   module.def("propose", [](const std::vector<RequestTrie*>& tries, const std::vector<Token>& roots,
-                           int width, double floor, int policy) {
-    return propose(tries, roots, width, floor, static_cast<Policy>(policy));
-  });
+                           int width, double floor, int policy, unsigned sources) {
+    return propose(tries, roots, width, floor, static_cast<Policy>(policy), sources);
+  }, py::arg("tries"), py::arg("roots"), py::arg("width"), py::arg("floor"), py::arg("policy"),
+             py::arg("sources") = ~0u);
   module.def("lay_out", &lay_out);
   module.def("count_by_source", &count_by_source);
 }

@@ -40,6 +40,7 @@ class RequestTrie {
               std::shared_ptr<Trust> trust, unsigned sources)
       : limits_(limits),
         trust_(std::move(trust)),
+        standing_(trust_->learns()),
         sources_(sources),
         last_prompt_id_(last_prompt_id) {
     begin(usable_prompt, {});
@@ -90,9 +91,10 @@ class RequestTrie {
     extend_text(token_ids, true);
     text_size_ += static_cast<int>(token_ids.size());
     keep_followed([this](Stream* stream) { return follow(*stream); });
-    matcher_.advance(
-        arena_, token_ids, limits_.max_match, [this](NodeId node) { return kind_of(node); },
-        *trust_);
+    matcher_.advance(arena_, token_ids, limits_.max_match,
+                     [this](NodeId child, int length, bool right) {
+                       observe(kind_of(child), false, length, right);
+                     });
     matcher_.discover(arena_, tail_, drafts_, limits_);
     if (text_size_ > limits_.max_lookup_tokens) {
       rebuild(limits_.max_lookup_tokens / 2, [](const Key&) { return true; });
@@ -100,12 +102,14 @@ class RequestTrie {
   }
 
   // Write the tree of at most `width` nodes behind the last committed token `root`; its size.
-  int propose(Grower& grower, Token root, Policy policy, double floor, int width,
+  // Of the sources that may be proposed, those in `sources` are.
+  int propose(Grower& grower, Token root, Policy policy, double floor, int width, unsigned sources,
               const TreeRow& row) {
+    sources &= sources_;
     places_.clear();
     for (const Stream* stream : followed_) {
       // One that lags behind the output has no next token, so it proposes nothing.
-      if (arena_.next(stream->at) && allowed(stream->kind)) {
+      if (arena_.next(stream->at) && holds(sources, stream->kind)) {
         const int length = std::min(stream->matched + 1, limits_.max_match);
         places_.push_back({stream->at, length, stream->kind, true});
       }
@@ -116,11 +120,11 @@ class RequestTrie {
       const bool is_followed =
           std::any_of(places_.begin(), places_.begin() + followed,
                       [&cursor](const Place& place) { return place.node == cursor.node; });
-      if (!is_followed && allowed(kind)) {
+      if (!is_followed && holds(sources, kind)) {
         places_.push_back({cursor.node, cursor.length, kind, false});
       }
     }
-    return grower.grow(root, places_, arena_, *trust_, policy, floor, width, row);
+    return grower.grow(root, places_, arena_, *trust_, standing_, policy, floor, width, row);
   }
 
   // Drop all drafts, and all own text but what the next matches need.
@@ -180,7 +184,7 @@ class RequestTrie {
 
   [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
 
-  bool allowed(Kind kind) const { return sources_ >> kSourceOf[kind] & 1u; }
+  static bool holds(unsigned sources, Kind kind) { return sources >> kSourceOf[kind] & 1u; }
 
   std::size_t number_of(NodeId node) const {
     return static_cast<std::size_t>(arena_.stream(node));
@@ -221,6 +225,12 @@ class RequestTrie {
     }
   }
 
+  // Whether the next token of a stream which matched like this was the target's.
+  void observe(Kind kind, bool followed, int length, bool right) {
+    standing_.observe(kind, trust_->chance(kind, followed, length), right);
+    trust_->observe(kind, followed, length, right);
+  }
+
   // Go along what was committed; false once the stream has something else there.
   bool follow(Stream& stream) {
     auto place = static_cast<std::size_t>(stream.base_len + stream.matched);
@@ -228,7 +238,7 @@ class RequestTrie {
       const NodeId node = arena_.next(stream.at);
       if (!node) break;
       const bool right = arena_.token(node) == output_[place];
-      trust_->observe(stream.kind, true, std::min(stream.matched + 1, limits_.max_match), right);
+      observe(stream.kind, true, std::min(stream.matched + 1, limits_.max_match), right);
       if (!right) return false;
       stream.at = node;
       ++stream.matched;
@@ -384,6 +394,7 @@ class RequestTrie {
 
   Limits limits_;
   std::shared_ptr<Trust> trust_;
+  Standing standing_;
   unsigned sources_;
   Token last_prompt_id_;
   std::vector<Token> output_;  // committed so far

@@ -9,7 +9,8 @@
 // drafts, sampled at temperature 0.6, six kinds of prompts) and are learnt from then on: every
 // committed token tells of every stream that was matched there whether it was right. Each chance
 // is the mean of its beta posterior, whose counts are halved now and then so that it follows a
-// change of load.
+// change of load. One request's streams of a kind may be worth much less (or more) than all others',
+// as when a client guesses wrong: what is made of their chances is learnt for each request by itself.
 
 #pragma once
 
@@ -37,17 +38,18 @@ class Trust {
         std::vector<Chance>& row = rows_[kind][followed];
         for (int length = 0; length <= max_match; ++length) {
           const double chance = kPriors[kind][followed].chance(std::max(length, 1));
-          row.push_back({chance, 0.0, 0.0, chance / (1.0 - chance)});
+          row.push_back({chance, 0.0, 0.0, chance});
         }
       }
     }
   }
 
   int max_match() const { return max_match_; }
+  bool learns() const { return learns_; }
 
   // `length` >= 1 tokens matched, the token before a followed stream's first one included.
-  double odds(Kind kind, bool followed, int length) const {
-    return rows_[kind][followed][length].odds;
+  double chance(Kind kind, bool followed, int length) const {
+    return rows_[kind][followed][length].mean;
   }
 
   // Whether the next token of a stream which matched like this was the target's.
@@ -61,12 +63,11 @@ class Trust {
       chance.seen /= 2;
     }
     const double mean = (kPriorWeight * chance.prior + chance.right) / (kPriorWeight + chance.seen);
-    const double sane = std::clamp(mean, 0.01, 0.99);
-    chance.odds = sane / (1.0 - sane);
+    chance.mean = std::clamp(mean, 0.01, 0.99);
   }
 
  private:
-  static constexpr double kPriorWeight = 64.0;  // observations that the first chance is worth
+  static constexpr double kPriorWeight = 32.0;  // observations that the first chance is worth
   static constexpr double kMemory = 2048.0;
 
   struct Prior {
@@ -81,7 +82,7 @@ class Trust {
   };
 
   struct Chance {
-    double prior, right, seen, odds;
+    double prior, right, seen, mean;
   };
 
   // By kind: found, followed. Own text is never followed.
@@ -97,6 +98,42 @@ class Trust {
   int max_match_;
   bool learns_;
   std::vector<Chance> rows_[kKinds][2];
+};
+
+// How one request's streams do against what all requests have taught of their kinds.
+class Standing {
+ public:
+  explicit Standing(bool learns) : learns_(learns) {}
+
+  // A stream whose next token had this chance was right or not.
+  void observe(Kind kind, double chance, bool right) {
+    if (!learns_) return;
+    Record& record = records_[kind];
+    record.expected += chance;
+    record.right += right;
+    if (record.expected >= kMemory) {
+      record.expected /= 2;
+      record.right /= 2;
+    }
+    record.factor = (kWeight + record.right) / (kWeight + record.expected);
+  }
+
+  // The odds of a chance in this request.
+  double odds(Kind kind, double chance) const {
+    const double sane = std::clamp(chance * records_[kind].factor, 0.001, 0.99);
+    return sane / (1.0 - sane);
+  }
+
+ private:
+  static constexpr double kWeight = 8.0;  // expected tokens that the common chances are worth
+  static constexpr double kMemory = 64.0;
+
+  struct Record {
+    double expected = 0.0, right = 0.0, factor = 1.0;
+  };
+
+  bool learns_;
+  std::array<Record, kKinds> records_;
 };
 
 }  // namespace qspec
