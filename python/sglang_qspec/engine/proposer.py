@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,11 +32,19 @@ if TYPE_CHECKING:
 class Proposer:
     """Asks the speculator for trees, and keeps the time of passes and waits."""
 
-    def __init__(self, active: Speculator, knobs: Knobs, *, on_cpu: bool) -> None:
+    def __init__(
+        self,
+        active: Speculator,
+        knobs: Knobs,
+        *,
+        on_cpu: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.times = PassTimes()
         self._speculator = active
         self._knobs = knobs
         self._on_cpu = on_cpu
+        self._clock = clock
         self._width = WidthPolicy(knobs.draft_token_num, times=self.times)
         self._patience = Patience()
         self._punctuality = Punctuality()
@@ -58,7 +66,7 @@ class Proposer:
         comes and makes no tree larger buys no time, or it could hold up a pass forever.
         """
         if self._pass_ended is None:
-            self._pass_ended = time.monotonic()
+            self._pass_ended = self._clock()
         if self._generation != self._speculator.generation:
             self._generation = self._speculator.generation
             self._patience, self._punctuality = Patience(), Punctuality()
@@ -94,7 +102,7 @@ class Proposer:
         bonus_ids: Sequence[int],
     ) -> None:
         """A decode pass over these trees has accepted nodes of each, and chosen a token behind."""
-        now = time.monotonic()
+        now = self._clock()
         assert self._pass_ended is not None
         rows = len(trees) * trees.width
         seconds = now - self._pass_ended - self._waited
@@ -168,9 +176,9 @@ class Proposer:
         seconds = min(seconds, most)
         if not seconds:
             return 0.0
-        began = time.monotonic()
+        began = self._clock()
         came = self._speculator.wait_for_steps(seconds)
-        took = time.monotonic() - began
+        took = self._clock() - began
         if ahead:
             self._patience.observe(len(rids), took, came)
         else:

@@ -88,7 +88,7 @@ class Grower {
   struct Branch {
     Token token;
     double weight;
-    double heaviest;
+    double heaviest, heaviest_guess;
     Source source;  // of the heaviest stream
     NodeId newest;
     std::size_t count, end;
@@ -111,12 +111,18 @@ class Grower {
       const NodeId child = arena.next(places_[at].node);
       if (!child) continue;
       const Place& from = places_[at];
-      const double weight =
+      double weight =
           policy == kEstimate
               ? standing.odds(from.kind, trust.chance(from.kind, from.followed, from.length))
               : 1.0;
-      total += weight;
       Branch& branch = branch_of(arena.token(child));
+      const double heaviest = branch.heaviest_guess;
+      if (from.kind == kGuessed && policy == kEstimate) {
+        // Guesses are often variants of one text: where they agree they say no more than one does.
+        branch.heaviest_guess = std::max(heaviest, weight);
+        weight = branch.heaviest_guess - heaviest;
+      }
+      total += weight;
       branch.weight += weight;
       branch.newest = std::max(branch.newest, child);
       ++branch.count;
@@ -158,7 +164,7 @@ class Grower {
     for (Branch& branch : branches_) {
       if (branch.token == token) return branch;
     }
-    branches_.push_back({token, 0.0, 0.0, kQueue, kNoNode, 0, 0});
+    branches_.push_back({token, 0.0, 0.0, 0.0, kQueue, kNoNode, 0, 0});
     return branches_.back();
   }
 

@@ -1,0 +1,122 @@
+"""Passes of a target that is a script, by a clock that is set: the drafts' side is the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.proposer import Proposer
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.link import Link
+from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
+
+VOCAB = 2000
+PROMPT = [5, 6, 7]
+SAMPLING = SimpleNamespace(
+    has_custom_logit_processor=False,
+    has_watermark_candidates=False,
+    need_min_p_sampling=False,
+    acc_additive_penalties=None,
+    acc_scaling_penalties=None,
+)
+
+
+@dataclass
+class Clock:
+    """Time that passes when told."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Simulation:
+    """Serves requests whose answers are given, all of them at once."""
+
+    cost: Callable[[int, int], float]
+    """Seconds of a pass by requests and width."""
+    width: int = 16
+    link: Link | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        config = QSpecConfig(max_request_tokens=4096, max_total_tokens=1 << 20)
+        tries = TrieStore(TrieLimits(VOCAB, 4096, max_total_tokens=1 << 20))
+        self.active = Speculator(config, VOCAB, tries, self.link, self.clock)
+        knobs = Knobs.of(config, self.width, graphs=False)
+        self.proposer = Proposer(self.active, knobs, on_cpu=True, clock=self.clock)
+        self.rows = 0
+        """Tokens that passes had."""
+
+    def serve(
+        self,
+        answers: Mapping[str, Sequence[int]],
+        custom_params: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> float:
+        """Serve each answer to its end under its name; the seconds that it took."""
+        began, asked = self.clock.now, custom_params or {}
+        outputs = {rid: [answer[0]] for rid, answer in answers.items()}
+        for rid, answer in answers.items():
+            self.active.enqueue(
+                rid,
+                prompt_ids=PROMPT,
+                output_ids=[],
+                max_new_tokens=len(answer),
+                stop_token_ids=[],
+                custom_params=asked.get(rid),
+            )
+            self.active.admit(rid)
+        self.proposer.interrupt()
+        while running := [rid for rid in answers if len(outputs[rid]) < len(answers[rid])]:
+            self._pass(running, outputs, answers)
+            for rid in running:
+                if len(outputs[rid]) >= len(answers[rid]):
+                    self.active.end(rid)
+        self.active.check_integrity()
+        return self.clock.now - began
+
+    def _pass(
+        self,
+        rids: list[str],
+        outputs: dict[str, list[int]],
+        answers: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.active.poll()
+        # All that a proposer reads of SGLang's batch.
+        reqs = [SimpleNamespace(rid=rid, output_ids=outputs[rid]) for rid in rids]
+        batch: Any = SimpleNamespace(reqs=reqs, sampling_info=SAMPLING)
+        trees = self.proposer.propose(batch, "ahead")
+        self.rows += len(trees) * trees.width
+        self.clock.now += self.cost(len(trees), trees.width)
+        accepted, bonus_ids = [], []
+        for row, rid in enumerate(rids):
+            left = answers[rid][len(outputs[rid]) :]
+            nodes = walk(trees[row], left[:-1])
+            accepted.append(nodes)
+            bonus_ids.append(left[len(nodes)])
+            outputs[rid] += left[: len(nodes) + 1]
+        self.active.settle(rids, trees, accepted, bonus_ids)
+        self.proposer.end_pass(rids, "ahead", trees, accepted, bonus_ids)
+
+
+def walk(tree: DraftTree, text: Sequence[int]) -> list[int]:
+    """The nodes of a tree that are the text, in order."""
+    nodes: list[int] = []
+    at = 0
+    for token in text:
+        children = [
+            node
+            for node in range(1, len(tree))
+            if tree.parents[node] == at and tree.token_ids[node] == token
+        ]
+        if not children:
+            break
+        at = children[0]
+        nodes.append(at)
+    return nodes
