@@ -1,77 +1,88 @@
-"""What keeps a batch from being verified on trees."""
+"""Drafts that do not pay cost next to nothing, by a clock that is set."""
 
-from __future__ import annotations
-
-from types import SimpleNamespace
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.knobs import Knobs
-from sglang_qspec.engine.proposer import Proposer
-from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.trie import TrieLimits, TrieStore
+from benchmark.worst.loads import misleading
+from sglang_qspec.trie import Source
+from test.engine.simulation import VOCAB, Simulation
 
-VOCAB = 1000
-PENALIZED = {"acc_additive_penalties": object()}
+PLAIN_S = 0.025
+LENGTH = 96
 
 
-def batch_of(params: dict[str, Any], **info: Any) -> Any:
-    """All that a proposer reads of SGLang's batch."""
-    sampling = SamplingParams(**params)
-    sampling.normalize(None)
-    req = SimpleNamespace(rid="a", output_ids=[8], sampling_params=sampling)
-    flags = {
-        "has_custom_logit_processor": False,
-        "has_watermark_candidates": False,
-        "need_min_p_sampling": sampling.min_p > 0,
-        "acc_additive_penalties": None,
-        "acc_scaling_penalties": None,
-    }
-    return SimpleNamespace(reqs=[req], sampling_info=SimpleNamespace(**flags | info))
+def cost(requests: int, width: int) -> float:
+    """As on one core: rows cost little up to 8, and verifying costs something by itself."""
+    rows = requests * width
+    verifying = 0.0015 if width > 1 else 0.0
+    return PLAIN_S * (1 + 0.01 * min(rows, 8) + 0.035 * max(0, rows - 8)) + verifying
 
 
-def drafted(batch: Any, *, on_cpu: bool) -> int:
-    """Draft tokens of a pass over a request whose prompt repeats itself."""
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096)
-    limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
-    active = Speculator(config, VOCAB, TrieStore(limits), None)
-    active.enqueue(
-        "a", prompt_ids=[7, 8, 9] * 5, output_ids=[], max_new_tokens=100, stop_token_ids=[]
-    )
-    proposer = Proposer(active, Knobs.of(config, 8, graphs=False), on_cpu=on_cpu)
-    return int(proposer.propose(batch, "ahead").sizes[0]) - 1
+def texts(name: str, count: int, seed: int = 0) -> dict[str, list[int]]:
+    rng = random.Random(seed)
+    return {f"{name} {n}": rng.choices(range(VOCAB), k=LENGTH) for n in range(count)}
 
 
-PLAIN: dict[str, Any] = {"temperature": 1.0}
+def misled(answers: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    return {rid: {"qspec_guess_ids": misleading(text, VOCAB)} for rid, text in answers.items()}
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
-@pytest.mark.parametrize(
-    "params", [{"temperature": 0}, PLAIN, {**PLAIN, "top_k": 5}, {**PLAIN, "top_p": 0.9}]
-)
-def test_what_trees_keep_exact_has_drafts(params: dict[str, Any], on_cpu: bool) -> None:
-    assert drafted(batch_of(params), on_cpu=on_cpu) > 0
+def right(answers: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    return {rid: {"qspec_guess_ids": list(text)} for rid, text in answers.items()}
 
 
-@pytest.mark.parametrize(
-    ("params", "info"),
-    [
-        (PLAIN, PENALIZED),
-        ({**PLAIN, "min_p": 0.1}, {}),
-        ({**PLAIN, "top_k": 5, "top_p": 0.9}, {}),
-        (PLAIN, {"has_custom_logit_processor": True}),
-    ],
-)
-def test_what_sglangs_trees_would_bend_has_drafts_on_a_cpu_alone(
-    params: dict[str, Any], info: dict[str, Any]
-) -> None:
-    assert drafted(batch_of(params, **info), on_cpu=True) > 0
-    assert drafted(batch_of(params, **info), on_cpu=False) == 0
+def plain_seconds(requests: int) -> float:
+    return (LENGTH - 1) * cost(requests, 1)
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_watermarks_are_decoded_plainly(on_cpu: bool) -> None:
-    assert drafted(batch_of(PLAIN, has_watermark_candidates=True), on_cpu=on_cpu) == 0
+def ratio(simulation: Simulation, requests: int, rounds: int) -> float:
+    """Tokens per second with misleading guesses, over those of no speculation."""
+    taken = 0.0
+    for number in range(rounds):
+        answers = texts(f"round {number}", requests, number)
+        taken += simulation.serve(answers, misled(answers))
+    return rounds * plain_seconds(requests) / taken
+
+
+@pytest.mark.parametrize("requests", [1, 8, 32])
+def test_guesses_that_are_always_wrong_cost_next_to_nothing(requests: int) -> None:
+    assert ratio(Simulation(cost), requests, rounds=4) >= 0.97
+
+
+def test_a_request_that_is_misled_does_not_spoil_those_that_are_not() -> None:
+    alone, mixed = Simulation(cost), Simulation(cost)
+    for number in range(4):
+        good = texts(f"good {number}", 4, number)
+        bad = texts(f"bad {number}", 4, 100 + number)
+        in_peace = alone.serve(good, right(good))
+        together = mixed.serve({**good, **bad}, {**right(good), **misled(bad)})
+    assert alone.active.totals.accepted[Source.GUESS] > 0.8 * 4 * 4 * LENGTH
+    assert mixed.active.totals.accepted[Source.GUESS] > 0.8 * 4 * 4 * LENGTH
+    assert in_peace < 0.5 * plain_seconds(4)
+    # The good ones are done early, the others decode plainly.
+    assert together < 1.35 * plain_seconds(8)
+
+
+def test_good_guesses_are_used_again_once_the_bad_ones_are_over() -> None:
+    simulation = Simulation(cost)
+    assert ratio(simulation, 8, rounds=6) >= 0.97
+    simulation.clock.now += 400.0  # whatever is paused is tried again by then
+    for number in range(4):
+        answers = texts(f"after {number}", 8, 50 + number)
+        taken = simulation.serve(answers, right(answers))
+    assert taken < 0.5 * plain_seconds(8)
+
+
+def test_a_width_is_not_used_where_it_takes_too_long() -> None:
+    def steep(requests: int, width: int) -> float:
+        return PLAIN_S * (0.2 + 0.8 * width * requests)
+
+    simulation = Simulation(steep)
+    answers: dict[str, Sequence[int]] = dict(texts("a", 2))
+    for number in range(5):
+        answers = dict(texts(f"a {number}", 2, number))
+        taken = simulation.serve(answers, right({rid: list(t) for rid, t in answers.items()}))
+    assert taken <= (LENGTH - 1) * steep(2, 1) * 1.03
