@@ -16,7 +16,7 @@ DOCUMENTS = ("README.md", "docs/design.md", "docs/theory.md", "docs/results.md")
 RANDOM_PROMPT_TOKENS = 64
 GUESS_TOKENS = 4096
 """Of one request, at most; the server's own cap by default."""
-MOST_COPIES = 16
+MOST_COPIES = 4
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sglang_qspec.budget import FirstTokens
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.followed import MAX_TOKENS
+from sglang_qspec.engine.followed import MAX_TOKENS, TRY_AFTER
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Drafted
-from sglang_qspec.trie import Source
+from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from test.engine.test_speculator import VOCAB, Clock, counting, enqueue, make, poll, tree_of
 
 OUTPUT = [8, 100]
@@ -63,6 +65,33 @@ def test_all_that_a_request_commits_is_reported_at_once_and_only_once(
         Commit("a", serial, 1, [9, 10, 300], 6),
         Commit("a", serial, 4, [301], 6),
     ]
+
+
+def judge(active: Speculator, right: bool, times: int) -> None:
+    """So many passes have shown that what was offered for the request is right, or not."""
+    tree = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.9))
+    offered = DraftTrees.of([tree], 2)
+    first = FirstTokens.of(offered, np.array([6 if right else 7], np.int32))
+    for _ in range(times):
+        active.judge(["a"], offered, first)
+
+
+def test_a_request_whose_drafts_are_wrong_asks_for_steps_only_now_and_then(
+    link: FakeSidecarLink, clock: Clock
+) -> None:
+    active = serve(link, clock)
+    enqueue(active, max_new_tokens=200)
+    active.admit("a")
+    judge(active, right=False, times=30)
+    output = [8]
+    for token in range(100, 100 + 2 * TRY_AFTER):
+        output = decode(active, output, [], token)
+    assert [len(commit.token_ids) for commit in commits(link)] == [TRY_AFTER] * 2
+    judge(active, right=True, times=100)
+    output = decode(active, output, [], 500)
+    decode(active, output, [], 501)
+    assert sum(len(commit.token_ids) for commit in commits(link)) == len(output) + 1
+    assert commits(link)[-1].token_ids == [501]
 
 
 def test_near_its_end_a_request_asks_for_no_more_than_is_left(

@@ -14,6 +14,12 @@ MAX_TOKENS = 16384
 that a full link has kept from the sidecar for long has many."""
 
 
+NO_CREDIT = 0.3
+"""A request of which so little is believed gets no step drafts but for a try now and then."""
+TRY_AFTER = 32
+"""Committed tokens between two tries."""
+
+
 class Followed:
     """Reports what requests have committed, so that their step drafts follow.
 
@@ -40,6 +46,8 @@ class Followed:
         for rid in rids:
             told, request = self._told.get(rid), live.get(rid)
             if told is None or request is None or len(request.output_ids) <= told:
+                continue
+            if request.credit.factor < NO_CREDIT and len(request.output_ids) - told < TRY_AFTER:
                 continue
             useful = min(lead, request.longest_draft)
             if useful < 1 or "step" not in request.controls.sources:

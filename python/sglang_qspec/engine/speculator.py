@@ -268,7 +268,9 @@ class Speculator:
         `bonus_ids` are the tokens that it chose behind them.
         """
         self.totals.settle(trees, accepted)
-        sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
+        sizes, sources, tokens = (
+            array.tolist() for array in (trees.sizes, trees.sources, trees.token_ids)
+        )
         for row, rid in enumerate(rids):
             live = self._live.get(rid)
             if live is None:
@@ -279,7 +281,7 @@ class Speculator:
             tally.latest = [Source(sources[row][node]) for node in accepted[row]]
             for source in tally.latest:
                 tally.accepted[source] += 1
-            confirmed = trees.token_ids[row, accepted[row]].tolist()
+            confirmed = [tokens[row][node] for node in accepted[row]]
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
         self._report(rids)
 

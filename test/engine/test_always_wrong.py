@@ -1,0 +1,72 @@
+"""Guesses that are always wrong, on a running server: the source is paused, and answers are right.
+
+The server has no draft model: what its clients guess is all that is drafted.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server
+from benchmark.worst.loads import misleading, sampling
+from sglang_qspec.models import DemoModels
+
+pytestmark = pytest.mark.server
+
+ANSWER_TOKENS = 32
+VOCAB = 49152
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels) -> Iterator[Server]:
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "8"),
+        *("--max-total-tokens", "8192", "--context-length", "1024", "--log-level", "warning"),
+        *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "8"),
+    ]
+    with Server(models.target, arguments, cores=sorted(os.sched_getaffinity(0))[:1]) as running:
+        yield running
+
+
+def ask(server: Server, prompts: list[str], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    sampled = [sampling(0.0, ANSWER_TOKENS, **params) for params in asked]
+    answers: list[dict[str, Any]] = server.post(
+        "/generate", {"text": prompts, "sampling_params": sampled}
+    )
+    return answers
+
+
+def guesses(server: Server) -> dict[str, Any]:
+    state = server.get("/server_info")["internal_states"][0]["qspec"]
+    found: dict[str, Any] = state["sources"]["guess"]
+    return found
+
+
+def test_guesses_that_are_always_wrong_are_paused_and_change_no_answer(
+    server: Server, models: DemoModels
+) -> None:
+    prompts = render(models.target, PROMPTS[:4])
+    plain = ask(server, prompts, [{"qspec_enabled": False}] * len(prompts))
+    misled = [
+        {
+            "qspec_sources": ["guess"],
+            "qspec_guess_ids": misleading(answer["output_ids"], VOCAB),
+        }
+        for answer in plain
+    ]
+    deadline = time.monotonic() + 120  # only a bound for a broken build
+    while True:
+        answers = ask(server, prompts, misled)
+        assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in plain]
+        if guesses(server)["paused"]:
+            break
+        assert time.monotonic() < deadline, "guesses that are always wrong are never paused"
+    assert "Drafts of source 'guess' cost more than they save: " in server.log
+    proposed = ask(server, prompts[:1], misled[:1])[0]["meta_info"]["qspec"]["proposed_tokens"]
+    # The pause may have ended meanwhile on a machine that is very slow.
+    assert proposed == 0 or not guesses(server)["paused"]
