@@ -184,9 +184,7 @@ def serve(
     settings: Settings, blocks: Sequence[Block], loads: Loads, journal: Journal, free_gib: float
 ) -> dict[str, str]:
     """Every cell that the journal does not hold yet; why cells failed, by their names."""
-    from transformers import AutoConfig
-
-    client = Client(AutoConfig.from_pretrained(settings.model).vocab_size, WIDTH)
+    client = Client(vocab_size_of(settings.model), WIDTH)
     steps = [(b, config) for b in blocks for config in b.configs if not journal.holds(b, config)]
     failed: dict[str, str] = {}
     memory = None if settings.on_gpu else free_gib * 2**30
@@ -212,6 +210,13 @@ def serve(
             journal.add(Entry(block.round, block.case, block.running, config, run))
             say(f"[{place}/{len(steps)}] {name}: {run.tokens_per_s:.1f} tokens/s")
     return failed
+
+
+def vocab_size_of(model: Path) -> int:
+    from transformers import AutoConfig
+
+    size: int = AutoConfig.from_pretrained(model).vocab_size
+    return size
 
 
 def header_of(

@@ -1,0 +1,36 @@
+"""What is served, in which order, and how guesses mislead."""
+
+from __future__ import annotations
+
+from benchmark.worst.cases import BASELINE, CASES, SPEC_BENCH, blocks_of, width_of
+from benchmark.worst.loads import GUESS_TOKENS, misleading
+
+
+def test_fixed_widths_are_compared_on_spec_bench_alone() -> None:
+    blocks = blocks_of([case.name for case in CASES], [1, 8], [2, 16], 1)
+    assert len(blocks) == len(CASES) * 2
+    for block in blocks:
+        fixed = [config for config in block.configs if width_of(config)]
+        assert fixed == (["width-2", "width-16"] if block.case == SPEC_BENCH else [])
+        assert block.configs[:2] == (BASELINE, "adaptive")
+
+
+def test_rounds_turn_around() -> None:
+    blocks = blocks_of([SPEC_BENCH], [1, 8], [4], 2)
+    order = [(block.running, config) for block in blocks for config in block.configs]
+    assert order[6:] == order[:6][::-1]
+
+
+def test_a_misleading_guess_has_all_of_the_answer_and_a_wrong_token_behind_each_part() -> None:
+    answer = [7, 3, 9, 4, 7, 3]
+    flat = misleading(answer, 10)
+    copies = flat.count(None) + 1
+    assert copies > 1
+    guess = flat[: flat.index(None)]
+    assert guess == [7, 3, 0, 3, 9, 5, 9, 4, 8, 4, 7, 4]
+    assert flat == ([*guess, None] * copies)[:-1]
+
+
+def test_guesses_are_no_more_than_a_server_takes() -> None:
+    flat = misleading(list(range(3000)), 5000)
+    assert len([token for token in flat if token is not None]) <= GUESS_TOKENS

@@ -1,0 +1,44 @@
+"""A sidecar that keeps to the protocol and is always wrong."""
+
+from __future__ import annotations
+
+from benchmark.worst.wrong_sidecar import LONGEST_COMPLETION, Guesser
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import Close, Commit, Commits, Submit
+
+PEER = Peer("server", b"1")
+
+
+def test_completions_come_whole() -> None:
+    drafts = Guesser(1000).submit(Submit("a", 1, [5, 6], 0, 500, 3, 0.6))
+    assert [(draft.completion, draft.base_len, draft.start) for draft in drafts] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
+    assert all(len(draft.token_ids) == LONGEST_COMPLETION for draft in drafts)
+    assert all(draft.finished for draft in drafts)
+
+
+def test_steps_come_one_by_one_as_far_as_they_are_wanted() -> None:
+    guesser = Guesser(1000)
+    guesser.commit(PEER, Commits([Commit("a", 1, 4, [7, 8], 3)]))
+    drafts = [draft for _ in range(9) for _, draft in guesser.step()]
+    assert [(draft.base_len, draft.start, len(draft.token_ids)) for draft in drafts] == [
+        (6, 0, 1),
+        (6, 1, 1),
+        (6, 2, 1),
+    ]
+    assert [draft.finished for draft in drafts] == [False, False, True]
+    assert {draft.known_len for draft in drafts} == {6}
+    assert {draft.completion for draft in drafts} == {MAX_COMPLETIONS + 1}
+
+
+def test_a_commit_takes_the_place_of_the_last_and_a_close_ends_it() -> None:
+    guesser = Guesser(1000)
+    guesser.commit(PEER, Commits([Commit("a", 1, 0, [7], 9), Commit("b", 2, 0, [7], 9)]))
+    guesser.commit(PEER, Commits([Commit("a", 1, 1, [7], 9)]))
+    assert [(draft.rid, draft.base_len) for _, draft in guesser.step()] == [("a", 2), ("b", 1)]
+    guesser.close(PEER, Close("b", 2))
+    assert [draft.rid for _, draft in guesser.step()] == ["a"]
