@@ -89,7 +89,10 @@ class Simulation:
     ) -> None:
         self.active.poll()
         # All that a proposer reads of SGLang's batch.
-        reqs = [SimpleNamespace(rid=rid, output_ids=outputs[rid]) for rid in rids]
+        reqs = [
+            SimpleNamespace(rid=rid, output_ids=outputs[rid], multimodal_inputs=None)
+            for rid in rids
+        ]
         batch: Any = SimpleNamespace(reqs=reqs, sampling_info=SAMPLING)
         trees = self.proposer.propose(batch, "ahead")
         self.rows += len(trees) * trees.width

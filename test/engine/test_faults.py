@@ -168,7 +168,7 @@ def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None
     )
     # All that a proposer reads of SGLang's batch.
     batch: Any = SimpleNamespace(
-        reqs=[SimpleNamespace(rid="a", output_ids=[8])], sampling_info=info
+        reqs=[SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)], sampling_info=info
     )
     before = link.left
     assert proposer.propose(batch, pipeline).width == 1

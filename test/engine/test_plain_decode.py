@@ -22,7 +22,7 @@ def batch_of(params: dict[str, Any], **info: Any) -> Any:
     """All that a proposer reads of SGLang's batch."""
     sampling = SamplingParams(**params)
     sampling.normalize(None)
-    req = SimpleNamespace(rid="a", output_ids=[8], sampling_params=sampling)
+    req = SimpleNamespace(rid="a", output_ids=[8], sampling_params=sampling, multimodal_inputs=None)
     flags = {
         "has_custom_logit_processor": False,
         "has_watermark_candidates": False,
