@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from sglang_qspec.budget import LADDER, PassCost, PassTimes, WidthPolicy
+from sglang_qspec.budget.pass_times import FIRST_GAP, LONGEST_GAP
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -91,3 +94,25 @@ def test_a_limit_holds_from_then_on() -> None:
     assert policy.choose(DraftTrees.of([chain(*[0.9] * 7)], 8)).width == 3
     with pytest.raises(ConfigError, match="max_width is 0"):
         policy.limit(0)
+
+
+def test_plain_decoding_is_measured_now_and_then_while_drafts_are_good() -> None:
+    policy = WidthPolicy(8)
+    widths = []
+    for _ in range(1000):
+        widths.append(width_for(policy, [chain(*[0.9] * 7)]))
+        policy.times.observe(1, widths[-1], 0.03)
+    plain = [number for number, width in enumerate(widths) if width == 1]
+    assert plain[0] == FIRST_GAP
+    assert 5 <= len(plain) <= 10
+    assert max(after - before for before, after in pairwise(plain)) <= LONGEST_GAP + 1
+
+
+def test_a_width_is_left_for_plain_decoding_that_was_taken_for_slower_than_it_is() -> None:
+    policy, doubtful = WidthPolicy(8), [chain(*[0.2] * 7)]
+    widths = []
+    for _ in range(200):
+        widths.append(width_for(policy, doubtful))
+        policy.times.observe(1, widths[-1], 0.03 if widths[-1] == 1 else 0.08)
+    assert widths[0] > 1
+    assert set(widths[100:]) == {1}

@@ -16,6 +16,9 @@ SETTLED = 20
 NEWS = 0.0005
 """Weight of a pass in how those of other widths compare: what is never used must not be condemned
 forever by its last pass."""
+FIRST_GAP, LONGEST_GAP = 4, 256
+"""Wider passes after which a plain one is due, for it is what all others are measured by: twice as
+many each time."""
 FIRST_UNIT = 0.03
 """Seconds that a pass is taken for before any was seen."""
 
@@ -56,6 +59,15 @@ class _Level:
     """Passes."""
 
 
+@dataclass
+class _Turn:
+    """When passes of some order of magnitude of requests were plain."""
+
+    wider: int = 0
+    """Passes since the last one."""
+    gap: int = FIRST_GAP
+
+
 class PassTimes:
     """Seconds of a pass by its requests and its width, in tokens of each request.
 
@@ -71,6 +83,7 @@ class PassTimes:
         self._levels: dict[tuple[int, int], _Level] = {}
         self._pace = 1.0
         """What all levels have become multiplied with."""
+        self._turns: dict[int, _Turn] = {}
 
     def seconds(self, requests: int, width: int) -> float:
         """What a pass over `width` tokens of each of so many requests is expected to take."""
@@ -80,6 +93,10 @@ class PassTimes:
 
     def observe(self, requests: int, width: int, seconds: float) -> None:
         """A pass over `width` tokens of each of so many requests took so long."""
+        turn = self._turns.setdefault(requests.bit_length(), _Turn())
+        turn.wider += 1
+        if width == 1:
+            turn.wider, turn.gap = 0, min(2 * turn.gap, LONGEST_GAP)
         key = requests.bit_length(), width
         nearest, level = self._nearest(key), self._levels.get(key)
         if nearest is None:
@@ -92,12 +109,17 @@ class PassTimes:
         # A prompt's pass in between, or a machine that was busy, is no news about passes.
         error = min(seconds / self.seconds(requests, width), 1.5) - 1.0
         level.seen += 1
-        level.unit *= 1.0 + max(OWN, 1 / (level.seen + 1)) * error
+        level.unit *= 1.0 + max(OWN, 1 / level.seen) * error
         if level.seen > SETTLED:
             self._pace *= 1.0 + COMMON * error
         for (magnitude, other), theirs in self._levels.items():
             if magnitude == key[0] and other != width:
                 theirs.unit += NEWS * (level.unit - theirs.unit)
+
+    def plain_is_due(self, requests: int) -> bool:
+        """Whether a plain pass over so many requests has not been made for long."""
+        turn = self._turns.get(requests.bit_length())
+        return turn is not None and turn.wider >= turn.gap
 
     def _nearest(self, key: tuple[int, int]) -> _Level | None:
         """That of this size, or of the nearest by requests, and then by width, that was seen."""

@@ -4,7 +4,8 @@ SGLang's verification takes one width for the whole batch, so a wider tree for o
 padding for all others. The width is the one at which the batch gains most tokens per second: a pass
 of `bs` requests and width w takes as long as `PassTimes` knows, and it yields, for each request,
 the bonus token plus the estimated chances of its best w - 1 draft tokens. So one more row of each
-request is bought where what all of them gain by it together is worth its time.
+request is bought where what all of them gain by it together is worth its time. A plain pass is made
+now and then in any case, so that it is known what drafts are compared with.
 """
 
 from __future__ import annotations
@@ -76,4 +77,6 @@ class WidthPolicy:
                 best = Choice(width, rate)
             if width >= largest:
                 break
-        return best if best.width > 1 else plain
+        if best.width == 1 or self.times.plain_is_due(bs):
+            return plain
+        return best
