@@ -18,7 +18,7 @@ from sglang_qspec.engine import lifecycle, speculator
 from sglang_qspec.engine.fuse import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
-from test.engine.test_server import COMMON, cores, generate, state
+from test.engine.server.running import COMMON, cores, generate, state
 
 FAULTY = """
 from itertools import count

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark.demo import wait_for_sidecar
 from benchmark.server import Server, ServerError
 from sglang_qspec.models import DemoModels
-from test.engine.test_server import cores
+from test.engine.server.running import cores
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(3600)]
 

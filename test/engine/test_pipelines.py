@@ -16,7 +16,7 @@ from benchmark.server import Server, ServerError
 from sglang_qspec.config import MODES, PIPELINES
 from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens
-from test.engine.test_server import cores
+from test.engine.server.running import cores
 
 pytestmark = pytest.mark.server
 

@@ -7,16 +7,8 @@ import pytest
 from benchmark.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens
-from test.engine.test_server import (
-    COMMON,
-    SAMPLED,
-    SAMPLED_TEXTS,
-    check_equally_frequent,
-    cores,
-    generate,
-    state,
-    until,
-)
+from test.engine.server.running import COMMON, cores, generate, state, until
+from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 
 pytestmark = pytest.mark.server
 

@@ -1,7 +1,7 @@
 """Real processes that fail under load: sidecars killed, stopped, replaced, and one that lies.
 
 One server, float32, greedy. Its sidecars are the test's own, at one endpoint, so that it can do to
-them what it likes; that a server starts its own anew is tested in `test_server`.
+them what it likes; that a server starts its own anew is tested in `server/test_sidecar`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Tests that share one running server: a package, so that it lives as long as they run."""

@@ -1,0 +1,46 @@
+"""One running server for all tests of this folder: real target, real sidecar, float32."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server
+from sglang_qspec.models import DemoModels
+from test.engine.server.running import COMMON, GREEDY, PENALIZED, Plain, cores, state, until
+from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
+
+
+@pytest.fixture(scope="package")
+def prompts(models: DemoModels) -> list[str]:
+    return render(models.target, PROMPTS)
+
+
+@pytest.fixture(scope="package")
+def plain(models: DemoModels, prompts: list[str]) -> Plain:
+    with Server(models.target, COMMON, cores=cores(0)) as server:
+        greedy = server.post("/generate", {"text": prompts, "sampling_params": GREEDY})
+        penalized = server.post("/generate", {"text": prompts[:4], "sampling_params": PENALIZED})
+        sampled = server.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
+    return Plain(greedy, penalized, sampled)
+
+
+@pytest.fixture(scope="package")
+def expected(plain: Plain) -> list[dict[str, Any]]:
+    return plain.greedy
+
+
+@pytest.fixture(scope="package")
+def server(models: DemoModels, plain: Plain) -> Iterator[Server]:
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+        "--enable-metrics",
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as running:
+        until(lambda: state(running)["sidecar"] == "ready", 120)
+        yield running

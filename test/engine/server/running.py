@@ -1,0 +1,81 @@
+"""A running server: what its tests ask of it. The server itself is in `conftest`."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from benchmark.server import Server
+
+MAX_NEW_TOKENS = 48
+
+GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+PENALIZED = [
+    {**GREEDY, "frequency_penalty": 0.6},
+    {**GREEDY, "presence_penalty": 0.9, "repetition_penalty": 1.2},
+    {**GREEDY, "repetition_penalty": 0.8, "min_new_tokens": MAX_NEW_TOKENS},
+    GREEDY,
+]
+
+COMMON = [
+    *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "2"),
+    *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
+]
+
+
+def cores(index: int) -> tuple[int, ...]:
+    """One processor for the target, another for the sidecar, where there are two."""
+    available = sorted(os.sched_getaffinity(0))
+    return (available[index % len(available)],)
+
+
+def until(condition: Any, seconds: float = 30.0) -> None:
+    """Wait for a condition; the time is only a bound for a broken build."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.05)
+
+
+def state(server: Server) -> dict[str, Any]:
+    internal: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
+    return internal
+
+
+def generate(server: Server, text: str, **sampling: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = server.post(
+        "/generate", {"text": text, "sampling_params": {**GREEDY, **sampling}}
+    )
+    return answer
+
+
+def all_at_once(server: Server, prompts: list[str]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda text: generate(server, text), prompts))
+
+
+def sidecar_process(server: Server) -> psutil.Process:
+    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
+    return process
+
+
+def of_sidecar(by_source: dict[str, int]) -> int:
+    """Tokens that the sidecar drafted, before or while a request was served."""
+    return by_source["queue"] + by_source["step"]
+
+
+def tagged(text: str, guess: str) -> str:
+    """A guess in the middle of a prompt, where it must leave no trace."""
+    return text[:30] + f"<NGRAMGUESS>{guess}</NGRAMGUESS>" + text[30:]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the target alone answers, with no plugin's algorithm in the server."""
+
+    greedy: list[dict[str, Any]]
+    penalized: list[dict[str, Any]]
+    sampled: list[dict[str, Any]]

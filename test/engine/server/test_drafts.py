@@ -1,0 +1,140 @@
+"""Drafts on a running server: fewer passes, the same tokens, and figures that add up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server
+from sglang_qspec.models import DemoModels
+from test.engine.server.running import (
+    GREEDY,
+    MAX_NEW_TOKENS,
+    all_at_once,
+    generate,
+    of_sidecar,
+    state,
+    tagged,
+    until,
+)
+
+pytestmark = pytest.mark.server
+
+
+def test_queued_prompts_give_the_targets_own_tokens_in_fewer_passes(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    answers = all_at_once(server, prompts)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    records = [answer["meta_info"]["qspec"] for answer in answers]
+    accepted = sum(of_sidecar(record["accepted_by_source"]) for record in records)
+    passes = sum(record["passes"] for record in records)
+    tokens = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
+    assert accepted > tokens / 4
+    assert passes < 0.75 * tokens
+
+
+def test_meta_info_adds_up(server: Server, prompts: list[str]) -> None:
+    meta = generate(server, prompts[0])["meta_info"]
+    record = meta["qspec"]
+    assert record["accepted_tokens"] == sum(record["accepted_by_source"].values())
+    assert record["accepted_tokens"] <= record["proposed_tokens"]
+    # The first token comes from the prompt's pass.
+    assert record["passes"] + record["accepted_tokens"] + 1 == meta["completion_tokens"]
+    assert meta["spec_num_proposed_drafts"] == record["proposed_tokens"]
+    assert meta["spec_accept_rate"] == pytest.approx(
+        record["accepted_tokens"] / record["proposed_tokens"]
+    )
+
+
+def test_metrics_count_what_the_answers_report(server: Server, prompts: list[str]) -> None:
+    before = state(server)["accepted_tokens"]
+    answers = all_at_once(server, prompts[:4])
+    after = state(server)["accepted_tokens"]
+    for source, count in after.items():
+        reported = [a["meta_info"]["qspec"]["accepted_by_source"][source] for a in answers]
+        assert count - before[source] == sum(reported)
+    assert of_sidecar(after) > of_sidecar(before)
+    until(lambda: metric(server, "accepted_tokens_total", "source") == after)
+    assert metric(server, "sidecar_state", "state")["ready"] == 1
+    assert metric(server, "drafted_tokens_total")[""] > 0
+    first_drafts = state(server)["queue_to_first_draft_seconds"]["count"]
+    until(lambda: metric(server, "queue_to_first_draft_seconds_count") == {"": first_drafts})
+    until(lambda: metric(server, "live_requests") == {"": 0})
+
+
+def metric(server: Server, name: str, label: str = "") -> dict[str, float]:
+    """One of our series as /metrics has it, by the value of a label."""
+    found = {}
+    for family in text_string_to_metric_families(server.get("/metrics/")):
+        for sample in family.samples:
+            if sample.name == "sglang:qspec_" + name:
+                assert sample.labels["engine_type"] == "unified"
+                found[sample.labels.get(label, "")] = sample.value
+    return found
+
+
+def test_requests_that_end_leave_nothing_behind(server: Server, prompts: list[str]) -> None:
+    all_at_once(server, prompts[:4])
+    until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
+    until(lambda: state(server)["drafting_rows"] == 0)
+
+
+def test_streaming_gives_the_same_tokens(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    import urllib.request
+
+    body = {"text": tagged(prompts[4], "Each loaf"), "sampling_params": GREEDY, "stream": True}
+    request = urllib.request.Request(
+        server.url + "/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        lines = [line.decode()[6:] for line in response if line.startswith(b"data: {")]
+    last = json.loads(lines[-1])
+    assert last["text"] == expected[4]["text"]
+    assert last["meta_info"]["qspec"]["passes"] > 0
+    assert len(lines) > 1
+
+
+def test_flushing_the_cache_keeps_the_server_exact(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    server.post("/flush_cache?timeout=10", {})
+    assert generate(server, prompts[5])["output_ids"] == expected[5]["output_ids"]
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai-chat"])
+def test_sglangs_own_client_sees_the_accept_length_that_we_count(
+    server: Server, models: DemoModels, tmp_path: Path, backend: str
+) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    turns = [[{"content": text}, {"content": ""}] for text in PROMPTS]
+    dataset.write_text("\n".join(json.dumps({"conversations": pair}) for pair in turns))
+    results = tmp_path / "results.jsonl"
+    before = sum(state(server)["accepted_tokens"].values())
+    command = [
+        *(sys.executable, "-m", "sglang.bench_serving", "--backend", backend),
+        *("--base-url", server.url, "--model", str(models.target), "--dataset-name", "custom"),
+        *("--dataset-path", str(dataset), "--num-prompts", str(len(PROMPTS))),
+        *("--sharegpt-output-len", str(MAX_NEW_TOKENS), "--output-file", str(results)),
+        # So that what the server averages is this run.
+        *("--flush-cache", "--warmup-requests", "0"),
+    ]
+    client = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert client.returncode == 0, client.stderr[-2000:]
+    result = json.loads(results.read_text())
+    assert result["completed"] == len(PROMPTS)
+    accepted = sum(state(server)["accepted_tokens"].values()) - before
+    # The first token of each comes from the prompt's pass.
+    decoded = result["total_output_tokens"] - result["completed"]
+    assert accepted > decoded / 4
+    # The server's average leaves out the passes since it last logged.
+    assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.1)

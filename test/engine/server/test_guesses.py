@@ -1,0 +1,113 @@
+"""Guesses on a running server: used, without a trace in the prompt, and refused with a reason."""
+
+from typing import Any
+
+import pytest
+
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server, ServerError
+from test.engine.server.running import GREEDY, MAX_NEW_TOKENS, generate, of_sidecar, tagged
+
+pytestmark = pytest.mark.server
+
+
+def test_a_guess_is_used_and_leaves_no_trace_in_the_prompt(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    answer = generate(server, tagged(prompts[1], expected[1]["text"]))
+    assert answer["output_ids"] == expected[1]["output_ids"]
+    assert answer["meta_info"]["prompt_tokens"] == expected[1]["meta_info"]["prompt_tokens"]
+    record = answer["meta_info"]["qspec"]
+    by_source = record["accepted_by_source"]
+    assert by_source["guess"] + of_sidecar(by_source) > MAX_NEW_TOKENS / 2
+    assert by_source["guess"] > 0
+
+
+def test_a_batch_has_guesses_of_its_own(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    texts = [tagged(prompts[0], expected[0]["text"]), prompts[1]]
+    answers = server.post("/generate", {"text": texts, "sampling_params": GREEDY})
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected[:2]]
+    assert answers[0]["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 0
+    assert answers[1]["meta_info"]["qspec"]["accepted_by_source"]["guess"] == 0
+
+
+def test_guesses_may_be_token_ids(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    guess = expected[2]["output_ids"]
+    custom = {"qspec_guess_ids": [guess[:8], guess]}
+    answer = generate(server, prompts[2], custom_params=custom)
+    assert answer["output_ids"] == expected[2]["output_ids"]
+    assert answer["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 0
+
+
+def test_chat_and_completions_take_guesses_too(
+    server: Server, expected: list[dict[str, Any]], prompts: list[str]
+) -> None:
+    guess = expected[3]["text"]
+    for content in (
+        tagged(PROMPTS[3], guess),
+        [{"type": "text", "text": tagged(PROMPTS[3], guess)}],
+    ):
+        chat = {
+            "model": "m",
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": MAX_NEW_TOKENS,
+        }
+        answer = server.post("/v1/chat/completions", chat)
+        assert answer["choices"][0]["message"]["content"] == guess
+        assert answer["usage"]["prompt_tokens"] == expected[3]["meta_info"]["prompt_tokens"]
+    completion = {
+        "model": "m",
+        "prompt": tagged(prompts[3], guess),
+        "echo": True,
+        "temperature": 0,
+        "max_tokens": MAX_NEW_TOKENS,
+    }
+    assert server.post("/v1/completions", completion)["choices"][0]["text"] == prompts[3] + guess
+    both = server.post(
+        "/v1/completions", {**completion, "prompt": [completion["prompt"], prompts[0]]}
+    )
+    assert [choice["text"] for choice in both["choices"]] == [
+        prompts[3] + guess,
+        prompts[0] + expected[0]["text"],
+    ]
+    assert both["usage"]["prompt_tokens"] == sum(
+        expected[index]["meta_info"]["prompt_tokens"] for index in (3, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a <NGRAMGUESS>b", "never closed"),
+        ("a </NGRAMGUESS>b", "closes nothing"),
+        ("a <NGRAMGUESS> </NGRAMGUESS>b", "empty"),
+        ("a <NGRAMGUESS>" + "x " * 200_000 + "</NGRAMGUESS>b", "at most"),
+    ],
+)
+def test_a_malformed_guess_is_a_400_and_harms_nothing_else(
+    server: Server, text: str, words: str
+) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {"text": text, "sampling_params": GREEDY}),
+        ("/generate", {"text": text, "sampling_params": GREEDY, "stream": True}),
+        ("/v1/completions", {"model": "m", "prompt": text, "max_tokens": 4}),
+        (
+            "/v1/chat/completions",
+            {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4},
+        ),
+    ]
+    for path, body in bodies:
+        with pytest.raises(ServerError, match=f"HTTP 400.*{words}"):
+            server.post(path, body)
+    assert generate(server, "Hello", max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("value", [[], [1.5], ["a"], [99999999], [[1], []]])
+def test_malformed_guess_ids_are_a_400(server: Server, value: Any) -> None:
+    with pytest.raises(ServerError, match="HTTP 400.*qspec_guess_ids"):
+        generate(server, "Hello", custom_params={"qspec_guess_ids": value})

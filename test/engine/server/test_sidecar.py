@@ -1,0 +1,42 @@
+"""A running server whose sidecar stops or dies."""
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from benchmark.server import Server
+from test.engine.server.running import all_at_once, of_sidecar, sidecar_process, state, until
+
+pytestmark = pytest.mark.server
+
+
+def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    process = sidecar_process(server)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        answers = all_at_once(server, prompts)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    until(lambda: state(server)["sidecar"] == "ready")
+
+
+def test_a_sidecar_killed_in_the_middle_changes_nothing(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    """And the server starts another, which drafts for what comes then."""
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(all_at_once, server, prompts)
+        until(lambda: state(server)["drafting_rows"] > 0)
+        sidecar_process(server).kill()
+        assert [a["output_ids"] for a in answers.result()] == [e["output_ids"] for e in expected]
+    until(lambda: state(server)["sidecar_restarts"] == 1)
+    until(lambda: state(server)["sidecar"] == "ready", 240)
+    before = state(server)["accepted_tokens"]
+    answers = all_at_once(server, prompts)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    assert of_sidecar(state(server)["accepted_tokens"]) > of_sidecar(before)
