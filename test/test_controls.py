@@ -20,22 +20,27 @@ def test_a_request_may_have_less_of_everything() -> None:
     wanted = controls.read(
         {
             "qspec_completions": 1,
+            "qspec_draft_token_num": 3,
             "qspec_temperature": 0,
             "qspec_top_p": 0.5,
             "qspec_greedy_first": False,
             "qspec_max_completion_tokens": 100,
             "qspec_sources": ["guess", "queue"],
+            "qspec_return_provenance": True,
         },
         SERVER,
+        8,
     )
     assert wanted == controls.Controls(
         enabled=True,
         sources=frozenset({"guess", "queue"}),
         completions=1,
+        draft_token_num=3,
         temperature=0.0,
         top_p=0.5,
         greedy_first=False,
         max_completion_tokens=100,
+        return_provenance=True,
     )
     assert not controls.read({"qspec_enabled": False}, SERVER).enabled
 
@@ -52,6 +57,9 @@ def test_a_request_may_have_less_of_everything() -> None:
         ("qspec_temperature", "0.1", "from 0 to 0.8"),
         ("qspec_top_p", -0.1, "from 0 to 0.9"),
         ("qspec_max_completion_tokens", 101, "from 1 to 100"),
+        ("qspec_draft_token_num", 9, "from 1 to 8"),
+        ("qspec_draft_token_num", 0, "from 1 to 8"),
+        ("qspec_return_provenance", "yes", "true or false"),
         ("qspec_greedy_first", 1, "true or false"),
         ("qspec_enabled", None, "true or false"),
         ("qspec_sources", [], "one or more of queue, guess, prompt, output"),
@@ -61,7 +69,7 @@ def test_a_request_may_have_less_of_everything() -> None:
 )
 def test_a_bad_value_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
     with pytest.raises(RequestError) as caught:
-        controls.read({key: value}, SERVER)
+        controls.read({key: value}, SERVER, 8)
     assert f"{key} in custom_params is {value!r}" in str(caught.value)
     assert allowed in str(caught.value)
 

@@ -22,6 +22,8 @@ from sglang_qspec.errors import ConfigError
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 MAX_COMPLETIONS = 64
+MAX_DRAFT_TOKENS = 64
+"""Tokens of a verify pass for one request, the committed one included."""
 PIPELINES = ("sequential", "halves", "ahead")
 """How the drafting of steps and their verification can interleave."""
 MODES = ("queue", *PIPELINES, "auto")
@@ -206,6 +208,12 @@ class QSpecConfig:
     )
     disable_guess_tags: bool = _setting(
         False, _switch, "leave <NGRAMGUESS> in prompts alone instead of parsing it"
+    )
+    return_provenance: bool = _setting(
+        False,
+        _switch,
+        "tell in meta_info of each output token whether the target chose it or which source "
+        "drafted it, also of requests that do not ask for it",
     )
     max_guesses: int = _setting(64, _whole(1, 4096), "guesses in one request, at most")
     max_guess_tokens: int = _setting(

@@ -2,7 +2,8 @@
 
 These are keys of the sampling parameters' `custom_params`, flat because SGLang allows no deeper
 nesting there, each with the prefix `qspec_`; `guess.GUESS_IDS_KEY` is another one. The names of
-the settings that a request may lower are those of `config`.
+the settings that a request may lower are those of `config`, and `draft_token_num` is that of
+SGLang's `--speculative-num-draft-tokens`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.errors import RequestError
 from sglang_qspec.guess import GUESS_IDS_KEY
 
@@ -29,31 +30,41 @@ class Controls:
     sources: frozenset[str]
     """Those of SOURCES that are used."""
     completions: int
+    draft_token_num: int
+    """Tokens that a pass verifies for it, at most; 1 is the committed one alone, without drafts."""
     temperature: float
     top_p: float
     greedy_first: bool
     max_completion_tokens: int
+    return_provenance: bool
+    """Tell whose each of its output tokens is."""
 
 
-def of_server(settings: QSpecConfig) -> Controls:
-    """Of a request that asks for nothing."""
+def of_server(settings: QSpecConfig, draft_token_num: int = MAX_DRAFT_TOKENS) -> Controls:
+    """Of a request that asks for nothing; `draft_token_num` is the server's."""
     return Controls(
         enabled=True,
         sources=frozenset(SOURCES),
         completions=settings.completions,
+        draft_token_num=draft_token_num,
         temperature=settings.temperature,
         top_p=settings.top_p,
         greedy_first=not settings.disable_greedy_first,
         max_completion_tokens=settings.max_completion_tokens,
+        return_provenance=settings.return_provenance,
     )
 
 
-def read(custom_params: Mapping[str, Any] | None, settings: QSpecConfig) -> Controls:
+def read(
+    custom_params: Mapping[str, Any] | None,
+    settings: QSpecConfig,
+    draft_token_num: int = MAX_DRAFT_TOKENS,
+) -> Controls:
     """The controls of a request with these `custom_params`; keys without our prefix are ignored.
 
     Raises RequestError that names the key, the value, and what is allowed.
     """
-    most = of_server(settings)
+    most = of_server(settings, draft_token_num)
     given = {
         key: value
         for key, value in (custom_params or {}).items()
@@ -65,10 +76,12 @@ def read(custom_params: Mapping[str, Any] | None, settings: QSpecConfig) -> Cont
         "enabled": _switch,
         "sources": _sources,
         "completions": _whole_up_to(most.completions),
+        "draft_token_num": _whole_up_to(most.draft_token_num),
         "temperature": _number_up_to(most.temperature),
         "top_p": _number_up_to(most.top_p),
         "greedy_first": _switch,
         "max_completion_tokens": _whole_up_to(most.max_completion_tokens),
+        "return_provenance": _switch,
     }
     values = dict(vars(most))
     for key, value in given.items():

@@ -2,15 +2,26 @@
 
 import pytest
 
+from sglang_qspec import controls
 from sglang_qspec.config import MODES, QSpecConfig
+from sglang_qspec.controls import SOURCES
 from sglang_qspec.engine import knobs
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.errors import RequestError
 
+SETTINGS = QSpecConfig()
+
+
+def check(given: dict[str, float], *, graphs: bool = False) -> None:
+    """As a server does that was started with the defaults and passes of 8."""
+    knobs.check(given, SETTINGS, 8, graphs=graphs)
+
 
 def test_they_start_as_the_server_s_settings() -> None:
-    started = Knobs.of(QSpecConfig(mode="halves", step_tokens=5), 8, graphs=False)
-    assert started == Knobs("halves", 5, 8, fixed_width=False)
+    started = Knobs.of(QSpecConfig(mode="halves", step_tokens=5, completions=3), 8, graphs=False)
+    assert started == Knobs("halves", 5, 8, fixed_width=False, completions=3)
+    assert started.enabled
+    assert started.sources == set(SOURCES)
     assert Knobs.of(QSpecConfig(width="fixed"), 8, graphs=False).fixed_width
     assert Knobs.of(QSpecConfig(), 8, graphs=True).fixed_width
 
@@ -18,11 +29,31 @@ def test_they_start_as_the_server_s_settings() -> None:
 def test_a_mode_is_set_by_its_place_and_a_switch_by_a_number() -> None:
     current = Knobs.of(QSpecConfig(), 8, graphs=False)
     given = {"qspec_mode": 2, "qspec_step_tokens": 3.0, "qspec_draft_token_num": 4}
-    knobs.check({**given, "qspec_fixed_width": 1}, 8, graphs=False)
-    for name, value in given.items():
+    switched = {"qspec_fixed_width": 1, "qspec_enabled": 0.0, "qspec_source_step": 0}
+    check({**given, **switched, "qspec_completions": 2})
+    for name, value in {**given, **switched, "qspec_completions": 2}.items():
         current.set(name, value)
-    current.set("qspec_fixed_width", 1)
-    assert current == Knobs(MODES[2], 3, 4, fixed_width=True)
+    assert current == Knobs(
+        MODES[2], 3, 4, fixed_width=True, enabled=False, completions=2, source_step=False
+    )
+    assert current.sources == {"queue", "guess", "prompt", "output"}
+
+
+def test_every_knob_can_be_set_and_no_other() -> None:
+    check(dict.fromkeys(knobs.NAMES, 1))
+    assert {f"qspec_source_{source}" for source in SOURCES} <= set(knobs.NAMES)
+
+
+def test_a_request_gets_what_it_wants_as_far_as_the_knobs_go() -> None:
+    current = Knobs.of(QSpecConfig(), 8, graphs=False)
+    wanted = controls.read({"qspec_completions": 5, "qspec_sources": ["queue", "step"]}, SETTINGS)
+    assert current.grant(wanted) == wanted
+    current.completions, current.source_step = 3, False
+    granted = current.grant(wanted)
+    assert (granted.completions, granted.sources) == (3, {"queue"})
+    assert granted.enabled
+    current.enabled = False
+    assert not current.grant(wanted).enabled
 
 
 def test_steps_run_ahead_only_where_that_is_of_use() -> None:
@@ -40,21 +71,25 @@ def test_steps_run_ahead_only_where_that_is_of_use() -> None:
         ("qspec_draft_token_num", 9, "from 1 to 8"),
         ("qspec_fixed_width", float("nan"), "from 0 to 1"),
         ("qspec_step_tokens", float("inf"), "from 1 to 64"),
+        ("qspec_enabled", 2, "from 0 to 1"),
+        ("qspec_completions", 0, "from 1 to 8"),
+        ("qspec_completions", 9, "from 1 to 8"),
+        ("qspec_source_guess", 0.5, "from 0 to 1"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: float, allowed: str) -> None:
     with pytest.raises(RequestError, match=rf"{name} is {value}, but must be .*{allowed}"):
-        knobs.check({name: value}, 8, graphs=False)
+        check({name: value})
 
 
 def test_captured_graphs_have_one_width() -> None:
     with pytest.raises(RequestError, match="from 8 to 8"):
-        knobs.check({"qspec_draft_token_num": 4}, 8, graphs=True)
+        check({"qspec_draft_token_num": 4}, graphs=True)
     with pytest.raises(RequestError, match="from 1 to 1"):
-        knobs.check({"qspec_fixed_width": 0}, 8, graphs=True)
+        check({"qspec_fixed_width": 0}, graphs=True)
 
 
 def test_an_unknown_knob_is_refused_and_those_of_others_are_let_through() -> None:
-    knobs.check({"pp_max_micro_batch_size": 8}, 8, graphs=False)
+    check({"pp_max_micro_batch_size": 8})
     with pytest.raises(RequestError, match="qspec_temprature cannot be set; what can be is qspec_"):
-        knobs.check({"qspec_temprature": 1}, 8, graphs=False)
+        check({"qspec_temprature": 1})

@@ -20,7 +20,7 @@ from sglang.srt.arg_groups.overrides import attn_dp_enabled_of, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_qspec import config
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.engine import compat
 from sglang_qspec.errors import ConfigError, QSpecError
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
 """Default of --speculative-num-draft-tokens, the root included. On a CPU this is the widest pass,
 and each is as wide as pays; captured CUDA graphs are all as wide as this."""
-MAX_DRAFT_TOKENS = 64
 
 _started_from_command_line = False
 

@@ -53,6 +53,7 @@ class Courier:
         self._serials = itertools.count(1)
         self._unsent: dict[str, None] = {}
         self._followed = Followed()
+        self._stopped = False
 
     @property
     def ready(self) -> bool:
@@ -89,7 +90,7 @@ class Courier:
         self._submit_unsent()
 
     def _begin_anew(self, generation: int) -> None:
-        """A new sidecar knows nothing of the requests that the old one was drafting."""
+        """The sidecar knows none of the live requests: it is new, or has closed them."""
         self.generation = generation
         for rid, live in self._live.items():
             self._followed.end(rid)
@@ -120,6 +121,8 @@ class Courier:
 
     def _asks(self, live: Live) -> bool:
         """Whether anything that the sidecar drafts may be used for the request."""
+        if self._stopped or live.controls.draft_token_num < 2:
+            return False
         steps = self.lead > 0 and self._may(live, Source.STEP)
         return steps or self._may(live, Source.QUEUE)
 
@@ -158,6 +161,18 @@ class Courier:
         if live.rid in self._followed and self._link is not None:
             self._followed.end(live.rid)
             self._link.send(Close(rid=live.rid, serial=live.serial))
+
+    def stop(self) -> None:
+        """Nothing is to be drafted for any request until `resume`."""
+        self._stopped = True
+        for live in self._live.values():
+            self.forget(live)
+
+    def resume(self) -> None:
+        """Have all that is live drafted for anew."""
+        self._stopped = False
+        self._begin_anew(self.generation)
+        self._submit_unsent()
 
     def report(self, rids: Iterable[str]) -> None:
         """Let the sidecar follow what these requests have committed."""

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_qspec import config
 from sglang_qspec.engine import knobs, speculator
-from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.fuse import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import RequestError
 
 KEY = "qspec"
-_exposed: tuple[Speculator, Knobs] | None = None
+_exposed: Speculator | None = None
 
 
-def expose(active: Speculator, current: Knobs) -> None:
-    """The speculator and the knobs of this process's worker, from now on."""
+def expose(active: Speculator) -> None:
+    """The speculator of this process's worker, also once it has failed."""
     global _exposed
-    _exposed = active, current
+    _exposed = active
 
 
 def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
     """After `SchedulerInternalStateController._add_speculative`."""
     if _exposed is not None:
-        active, current = _exposed
         state[KEY] = {
             "failed": speculator.active() is None,
-            **active.describe(),
-            "settings": vars(current),
+            **_exposed.describe(),
+            "settings": vars(_exposed.knobs),
         }
 
 
@@ -35,12 +35,17 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
     from sglang.srt.managers.scheduler_components.internal_state import _UpdateHandler
 
     if _exposed is not None:
-        current = _exposed[1]
-        handlers.update(dict.fromkeys(knobs.NAMES, _UpdateHandler(_no_check, current.set)))
+        handlers.update(dict.fromkeys(knobs.NAMES, _UpdateHandler(_no_check, _turn)))
 
 
 def _no_check(name: str, value: float) -> None:
     """It was made where the request came in."""
+
+
+def _turn(name: str, value: float) -> None:
+    if _exposed is not None:
+        with guarded("a setting was changed"):
+            _exposed.turn(name, value)
 
 
 def check_update(manager: Any, obj: Any) -> None:
@@ -51,7 +56,8 @@ def check_update(manager: Any, obj: Any) -> None:
     if (args.speculative_algorithm or "").upper() != "QSPEC":
         return
     fixed = not str(args.device).startswith("cpu")
+    settings, widest = config.from_environment(), args.speculative_num_draft_tokens
     try:
-        knobs.check(obj.server_args, args.speculative_num_draft_tokens, graphs=fixed)
+        knobs.check(obj.server_args, settings, widest, graphs=fixed)
     except RequestError as error:
         raise HTTPException(400, str(error)) from None

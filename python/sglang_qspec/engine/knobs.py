@@ -7,10 +7,11 @@ switch is 0 or 1. Values are checked where the request comes in, while an error 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sglang_qspec.config import MODES, QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS, MODES, QSpecConfig
+from sglang_qspec.controls import SOURCES, Controls
 from sglang_qspec.errors import RequestError
 
 PREFIX = "qspec_"
@@ -18,19 +19,50 @@ PREFIX = "qspec_"
 
 @dataclass
 class Knobs:
-    """The values in force. Owned by the worker; its speculator reads them too."""
+    """The values in force. Owned by the worker; its speculator reads and turns them.
+
+    The first five count from the next pass on, the others for requests that come from then on.
+    """
 
     mode: str
     step_tokens: int
     draft_token_num: int
     """Tokens of a verify pass for each request, at most."""
     fixed_width: bool
+    enabled: bool = True
+    """False: decode all requests plainly, and have nothing drafted."""
+    completions: int = MAX_COMPLETIONS
+    """Of each waiting prompt, at most."""
+    source_queue: bool = True
+    source_step: bool = True
+    source_guess: bool = True
+    source_prompt: bool = True
+    source_output: bool = True
 
     @classmethod
     def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> Knobs:
         """As the server was started; with captured `graphs` there is one width."""
-        fixed = graphs or settings.width == "fixed"
-        return cls(settings.mode, settings.step_tokens, draft_token_num, fixed)
+        return cls(
+            settings.mode,
+            settings.step_tokens,
+            draft_token_num,
+            graphs or settings.width == "fixed",
+            completions=settings.completions,
+        )
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Those that are used."""
+        return frozenset(source for source in SOURCES if getattr(self, f"source_{source}"))
+
+    def grant(self, wanted: Controls) -> Controls:
+        """What a request that comes now gets of what it wants."""
+        return replace(
+            wanted,
+            enabled=wanted.enabled and self.enabled,
+            completions=min(wanted.completions, self.completions),
+            sources=wanted.sources & self.sources,
+        )
 
     def lead(self, pipeline: str) -> int:
         """How far step drafts are to run ahead of what is committed, in tokens."""
@@ -43,30 +75,34 @@ class Knobs:
 
     def set(self, name: str, value: float) -> None:
         """Turn one knob, named with its prefix, to a value that `check` has let through."""
-        match name.removeprefix(PREFIX):
-            case "mode":
-                self.mode = MODES[int(value)]
-            case "fixed_width":
-                self.fixed_width = bool(value)
-            case field:
-                setattr(self, field, int(value))
+        field = name.removeprefix(PREFIX)
+        if field == "mode":
+            self.mode = MODES[int(value)]
+        else:
+            setattr(self, field, type(getattr(self, field))(value))
 
 
 NAMES = tuple(PREFIX + field.name for field in fields(Knobs))
 
 
-def check(given: Mapping[str, Any], draft_token_num: int, *, graphs: bool) -> None:
-    """Check those of `given` that are ours; `draft_token_num` is the server's own.
+def check(
+    given: Mapping[str, Any], settings: QSpecConfig, draft_token_num: int, *, graphs: bool
+) -> None:
+    """Check those of `given` that are ours; `settings` and `draft_token_num` are the server's own.
 
-    With captured `graphs` it is the only one.
+    With captured `graphs` there is no other `draft_token_num`.
 
     Raises RequestError that names the knob, the value, and what is allowed.
     """
+    switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {
         "mode": (0, len(MODES) - 1),
         "step_tokens": (1, 64),
         "draft_token_num": (draft_token_num if graphs else 1, draft_token_num),
         "fixed_width": (int(graphs), 1),
+        "enabled": switch,
+        "completions": (1, settings.completions),
+        **{f"source_{source}": switch for source in SOURCES},
     }
     for name, value in given.items():
         if not name.startswith(PREFIX):

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from sglang_qspec.engine import metrics, speculator
+from sglang_qspec.engine import metrics, provenance, speculator
 from sglang_qspec.engine.dice import dice_of
 from sglang_qspec.engine.fuse import guarded
 
@@ -23,6 +23,8 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
+    with guarded("a list of provenance was begun"):
+        provenance.begin(req, active.settings.return_provenance)
     if req.custom_logit_processor:  # which may look at the output, and knows nothing of a tree
         return
     if req.multimodal_inputs is not None or req.input_embeds is not None:

@@ -38,6 +38,11 @@ TOTALS_BY = {
     "refused_chunks": ("reason", "Pieces of drafts that a trie did not take."),
 }
 """Cumulative figures of `describe`, one for each value of a label."""
+TOTALS_AT = {
+    "judged": "Draft tokens that the target judged, as it had agreed with those before them.",
+    "right": "Draft tokens that the target agreed with, of those that it judged.",
+}
+"""Cumulative figures of its `positions`, one for each source and position."""
 
 
 class DraftMetrics:
@@ -86,7 +91,10 @@ class DraftMetrics:
             name: Counter(PREFIX + name, text, (*names, label), registry=home)
             for name, (label, text) in TOTALS_BY.items()
         }
-        self._members: dict[tuple[str, str], _Total] = {}
+        for name, text in TOTALS_AT.items():
+            own = (*names, "source", "position")
+            self._families[name] = Counter(f"{PREFIX}{name}_tokens", text, own, registry=home)
+        self._members: dict[tuple[str, ...], _Total] = {}
         self._labels = values
         self.first_draft = Histogram(
             PREFIX + "queue_to_first_draft_seconds",
@@ -111,16 +119,22 @@ class DraftMetrics:
             gauge.set(name == described["sidecar"])
         for name, total in self._totals.items():
             total.reach(described[name])
-        for name in self._families:
+        for name, (label, _) in TOTALS_BY.items():
             for member, count in described[name].items():
-                self._member(name, member).reach(count)
+                self._reach(name, count, **{label: member})
+        for source, counts in described["positions"].items():
+            for name in TOTALS_AT:
+                for position, count in enumerate(counts[name], start=1):
+                    if not count:
+                        continue  # no series for what there never was
+                    self._reach(name, count, source=source, position=str(position))
 
-    def _member(self, name: str, member: str) -> _Total:
-        key = (name, member)
+    def _reach(self, name: str, count: int, **own: str) -> None:
+        """Bring the member of a family that has these labels of its own to `count`."""
+        key = (name, *own.values())
         if key not in self._members:
-            label = {TOTALS_BY[name][0]: member}
-            self._members[key] = _Total(self._families[name].labels(**self._labels, **label))
-        return self._members[key]
+            self._members[key] = _Total(self._families[name].labels(**self._labels, **own))
+        self._members[key].reach(count)
 
 
 class _Total:

@@ -44,7 +44,7 @@ def _hook_front() -> None:
         (prompts.process_messages, HookType.BEFORE),
         (prompts.convert_completion, HookType.AFTER),
         (prompts.generate, HookType.BEFORE),
-        (report.settle_meta_info, HookType.AFTER),
+        (report.settle_meta_info, HookType.AROUND),
         (report.correct_rates, HookType.AFTER),
         (internal_state.check_update, HookType.BEFORE),
     )

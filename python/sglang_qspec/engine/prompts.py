@@ -161,7 +161,8 @@ def _check_custom_params(manager: Any, custom_params: Any) -> None:
     """Check controls and guesses given as token ids; the latter become flat."""
     if not isinstance(custom_params, dict):
         return
-    controls.read(custom_params, _settings())
+    draft_token_num = manager.server_args.speculative_num_draft_tokens
+    controls.read(custom_params, _settings(), draft_token_num)
     if custom_params.get(GUESS_IDS_KEY) is not None:
         checked = check_guess_ids(
             custom_params[GUESS_IDS_KEY], _limits(), manager.model_config.vocab_size

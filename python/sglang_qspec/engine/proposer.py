@@ -76,7 +76,7 @@ class Proposer:
             self._width.limit(self._knobs.draft_token_num)
         self._width.fixed = self._knobs.fixed_width
         widest = self._width.max_width
-        if widest == 1 or self._needs_plain_decode(batch):
+        if not self._knobs.enabled or widest == 1 or self._needs_plain_decode(batch):
             return self._speculator.propose(rids, outputs, 1, drafts=False)
         if not self._on_cpu and _is_penalized(batch):
             trees = self._speculator.propose(rids, outputs, widest, drafts=False)

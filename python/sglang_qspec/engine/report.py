@@ -6,9 +6,10 @@ puts it into `meta_info` and corrects the figures that SGLang derives from a con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine import metrics, speculator
+from sglang_qspec.engine import metrics, provenance, speculator
 from sglang_qspec.engine.fuse import guarded
 
 KEY = "qspec"
@@ -39,19 +40,36 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
     return OutputStreamer
 
 
-def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]]:
-    """The record of a request that ends here, as the list of tokens' records SGLang expects."""
+def _last_record(active: speculator.Speculator, req: Any) -> dict[str, Any] | None:
+    """The record of a request that ends here and was speculated for."""
     if not req.finished():
-        return []
+        return None
     tally = active.end(req.rid, len(req.output_ids_through_stop))
-    return [] if tally is None else [tally.record()]
+    return None if tally is None else tally.record()
 
 
-def settle_meta_info(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:
-    """After `TokenizerManager.update_request_meta_info`: the one record instead of a list."""
-    records = meta_info.pop(KEY, None)
-    if records:
-        meta_info[KEY] = records[-1]
+def settle_meta_info(
+    update: Callable[..., None],
+    manager: Any,
+    meta_info: dict[str, Any],
+    state: Any,
+    customized_info: dict[str, list[Any]],
+    index: int,
+    *args: Any,
+) -> None:
+    """Around `TokenizerManager.update_request_meta_info`, which gathers one item a token.
+
+    Our record is none of these, and a request without provenance has none to show.
+    """
+    others = {key: values for key, values in customized_info.items() if key != KEY}
+    whose = others.get(provenance.KEY)
+    known = provenance.KEY in state.customized_info_reported_keys
+    if whose is not None and not known and provenance.is_others(whose[index]):
+        del others[provenance.KEY]
+    update(manager, meta_info, state, others, index, *args)
+    records = customized_info.get(KEY)
+    if records is not None and records[index] is not None:
+        meta_info[KEY] = records[index]
 
 
 def correct_rates(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:

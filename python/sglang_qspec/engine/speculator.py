@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.budget import FirstTokens, Sources
-from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
+from sglang_qspec.controls import Controls
 from sglang_qspec.engine.courier import Courier
 from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.first_drafts import FirstDrafts
+from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.live import Live, Tally, sources_of
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.engine.wishes import read_controls, read_guesses
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Dice, Drafted
 from sglang_qspec.sidecar.process import SidecarProcess
-from sglang_qspec.trie import DraftTrees, Source, TrieStore
+from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission are numbered below this."""
@@ -47,7 +49,10 @@ class Speculator:
         clock: Callable[[], float] = time.monotonic,
         *,
         sidecar: SidecarProcess | None = None,
+        knobs: Knobs | None = None,
     ) -> None:
+        self.settings = settings
+        self.knobs = knobs or Knobs.of(settings, MAX_DRAFT_TOKENS, graphs=False)
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
         self.drawn = DrawnDrafts()
@@ -55,7 +60,6 @@ class Speculator:
         self.talk_seconds = 0.0
         """Spent on what goes to the sidecar and comes from it, but for waits."""
         self._clock = clock
-        self._settings = settings
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, Live] = {}
@@ -81,7 +85,7 @@ class Speculator:
         Requests of a smaller `rank` are served sooner, and those of one rank as they come.
         `dice` are those with which the target draws its tokens, if it does.
         """
-        wanted = read_controls(custom_params, self._settings)
+        wanted = self.knobs.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
             return
         live = self._live.get(rid)
@@ -94,7 +98,7 @@ class Speculator:
             self.end(rid)
             live = Live(
                 rid,
-                self._tries.open(rid, prompt_ids, sources=sources_of(wanted)),
+                self._open_trie(rid, prompt_ids, wanted),
                 wanted,
                 rank,
                 self._courier.next_serial(),
@@ -111,12 +115,17 @@ class Speculator:
         self._commit(rid, live, output_ids[len(live.output_ids) :])
         self._courier.submit(live)
 
+    def _open_trie(self, rid: str, prompt_ids: list[int], wanted: Controls) -> RequestTrie:
+        return self._tries.open(
+            rid, prompt_ids, sources=sources_of(wanted), max_width=wanted.draft_token_num
+        )
+
     def _insert_guesses(
         self, rid: str, live: Live, custom_params: Mapping[str, Any] | None
     ) -> None:
         if "guess" not in live.controls.sources:
             return
-        guesses = read_guesses(custom_params, self._settings, self._vocab_size)
+        guesses = read_guesses(custom_params, self.settings, self._vocab_size)
         for number, token_ids in enumerate(guesses):
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 
@@ -227,7 +236,10 @@ class Speculator:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
-            if live is not None and (size < trees.width or self.lead < trees.width):
+            if live is None:
+                continue
+            widest = min(trees.width, live.controls.draft_token_num)
+            if size < widest or self.lead < widest:
                 awaited[row] = self._courier.awaits(live)
         return awaited
 
@@ -299,8 +311,17 @@ class Speculator:
         for rid, live in self._live.items():
             self._courier.forget(live)
             live.renew(self._courier.next_serial())  # what is under way is of no use either
-            live.trie = self._tries.open(rid, live.prompt_ids, sources=sources_of(live.controls))
+            live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
+
+    def turn(self, name: str, value: float) -> None:
+        """Turn a knob, as `Knobs.set`. All drafting stops and begins with `enabled`."""
+        before = self.knobs.enabled
+        self.knobs.set(name, value)
+        if before and not self.knobs.enabled:
+            self._courier.stop()
+        elif self.knobs.enabled and not before:
+            self._courier.resume()
 
     @property
     def lead(self) -> int:

@@ -12,6 +12,7 @@ from sglang.srt.runtime_context import get_model, get_serving, get_spec
 
 from sglang_qspec.config import QSpecConfig, flag
 from sglang_qspec.engine import compat
+from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import Keys, LinkState, SidecarLink, keys, private_endpoint
@@ -25,7 +26,9 @@ HANDSHAKE_SECONDS = 5.0
 """How long the start waits for a sidecar at a given endpoint, to learn of a misfit in time."""
 
 
-def open_speculator(settings: QSpecConfig, gpu_id: int, target_worker: Any) -> Speculator:
+def open_speculator(
+    settings: QSpecConfig, knobs: Knobs, gpu_id: int, target_worker: Any
+) -> Speculator:
     """Open the link, starting a sidecar first if the server has a draft model of its own.
 
     Raises LinkError if the sidecar at a given endpoint refuses this target. A sidecar that is
@@ -46,7 +49,7 @@ def open_speculator(settings: QSpecConfig, gpu_id: int, target_worker: Any) -> S
     elif draft_model is not None:
         hello = _hello()
         link, sidecar = _start_own(settings, draft_model, hello, gpu_id)
-    return Speculator(settings, vocab_size, TrieStore(limits), link, sidecar=sidecar)
+    return Speculator(settings, vocab_size, TrieStore(limits), link, sidecar=sidecar, knobs=knobs)
 
 
 def _hello() -> Hello:

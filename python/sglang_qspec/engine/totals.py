@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.engine.positions import Positions
 from sglang_qspec.trie import DraftTrees, Source
 
 MEMORY = 0.02
@@ -38,6 +39,7 @@ class Totals:
         """Draft tokens that the target verified."""
         self.accepted = dict.fromkeys(Source, 0)
         """Those of them that became output."""
+        self.positions = Positions()
         self.pipelines = {name: PassTotals() for name in ("queue", *PIPELINES)}
         self.pipeline = "none"
         """That of the latest round."""
@@ -48,6 +50,7 @@ class Totals:
         """A pass over `trees` is done; `accepted` are the nodes confirmed of each."""
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count
+        self.positions.settle(trees, accepted)
         steps = (trees.sources == Source.STEP) & (trees.scores > 0)
         steps[:, :1] = False  # the root is committed, wherever it came from
         for row, drafted in enumerate(steps.sum(axis=1).tolist()):
@@ -80,6 +83,7 @@ class Totals:
         return {
             "proposed_tokens": {source.name.lower(): n for source, n in self.proposed.items()},
             "accepted_tokens": {source.name.lower(): n for source, n in self.accepted.items()},
+            "positions": self.positions.describe(),
             "step_agreement": self.agreement,
             "pipeline": self.pipeline,
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},

@@ -31,7 +31,15 @@ from sglang.srt.speculative.spec_utils import (
 
 from sglang_qspec import config
 from sglang_qspec.budget import Pilot
-from sglang_qspec.engine import compat, dice, internal_state, parts, speculator, touched
+from sglang_qspec.engine import (
+    compat,
+    dice,
+    internal_state,
+    parts,
+    provenance,
+    speculator,
+    touched,
+)
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.fuse import guarded
@@ -60,11 +68,11 @@ class QSpecWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
         self._knobs = Knobs.of(settings, self._draft_token_num, graphs=not self._on_cpu)
-        self._speculator = open_speculator(settings, gpu_id, target_worker)
+        self._speculator = open_speculator(settings, self._knobs, gpu_id, target_worker)
         self._proposer = Proposer(self._speculator, self._knobs, on_cpu=self._on_cpu)
         self._pilot = Pilot(self._proposer.times)
         self._halves = Halves()
-        internal_state.expose(self._speculator, self._knobs)
+        internal_state.expose(self._speculator)
         speculator.activate(self._speculator)
         if self._on_cpu:
             dice.install(reject=settings.acceptance == "reject")
@@ -121,7 +129,7 @@ class QSpecWorker(BaseSpecWorker):
 
     def _pipeline(self, batch: ScheduleBatch) -> str:
         """The one for this round; a batch that has no halves is drafted ahead."""
-        pipeline = self._knobs.mode
+        pipeline = self._knobs.mode if self._knobs.enabled else "queue"
         if pipeline == "auto":
             pipeline = self._pilot.choose(
                 len(batch.reqs),
@@ -157,6 +165,8 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("a pass was taken stock of"):
                 self._speculator.settle(rids, trees, accepted, bonus_ids)
                 self._proposer.end_pass(rids, pipeline, trees, accepted, bonus_ids)
+        with guarded("tokens were traced"):
+            provenance.settle(batch.reqs, trees, accepted)
         return result
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
@@ -171,6 +181,8 @@ class QSpecWorker(BaseSpecWorker):
             read_outputs(batch)
         with dice.rolled(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
+        with guarded("tokens were traced"):
+            provenance.extend(batch.reqs)
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:

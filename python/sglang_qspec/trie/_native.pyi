@@ -29,6 +29,7 @@ class Trie:
         max_scan: int,
         trust: Trust,
         sources: int,
+        max_width: int,
     ) -> None: ...
     @property
     def output_len(self) -> int: ...
@@ -76,3 +77,13 @@ def lay_out(
 
 def count_by_source(sources: NDArray[np.uint8], sizes: NDArray[np.int32]) -> list[int]:
     """Nodes of each source, without roots and padding."""
+
+def count_by_position(
+    parents: NDArray[np.int32],
+    sources: NDArray[np.uint8],
+    sizes: NDArray[np.int32],
+    paths: Sequence[Sequence[int]],
+    judged: NDArray[np.int64],
+    accepted: NDArray[np.int64],
+) -> None:
+    """Add to `judged` and `accepted` [sources, positions]: `DraftTrees.count_by_position`."""

@@ -13,6 +13,9 @@ from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.tree import DraftTree
 from sglang_qspec.trie.trees import DraftTrees
 
+ANY_WIDTH = 1 << 30
+"""No limit to the nodes of a tree but that of the pass."""
+
 _INSERTIONS = tuple(Insertion)
 
 
@@ -35,9 +38,10 @@ class RequestTrie:
         *,
         trust: Trust | None = None,
         sources: Collection[Source] = tuple(Source),
+        max_width: int = ANY_WIDTH,
     ) -> None:
         """`trust` is shared by requests that should learn from each other; `sources` are those
-        that may be proposed."""
+        that may be proposed, in trees of at most `max_width` nodes."""
         self.serial = serial
         """Tells requests with the same rid apart; a store never uses one twice."""
         self._limits = limits
@@ -53,6 +57,7 @@ class RequestTrie:
             max_scan=limits.max_scan,
             trust=Trust(limits.max_match) if trust is None else trust,
             sources=sum(1 << source for source in sources),
+            max_width=max_width,
         )
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sglang_qspec.trie._native import Trust, propose
 from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
-from sglang_qspec.trie.request import RequestTrie
+from sglang_qspec.trie.request import ANY_WIDTH, RequestTrie
 from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.trees import DraftTrees
 
@@ -56,12 +56,18 @@ class TrieStore:
         prompt_ids: Sequence[int],
         *,
         sources: Collection[Source] = tuple(Source),
+        max_width: int = ANY_WIDTH,
     ) -> RequestTrie:
         """A new, empty trie for `rid`; an open one of the same rid is closed first."""
         self.close(rid)
         self._next_serial += 1
         trie = RequestTrie(
-            prompt_ids, self.limits, self._next_serial, trust=self._trust, sources=sources
+            prompt_ids,
+            self.limits,
+            self._next_serial,
+            trust=self._trust,
+            sources=sources,
+            max_width=max_width,
         )
         self._tries[rid] = self._waiting[rid] = trie
         self._size += trie.size
@@ -130,9 +136,9 @@ class TrieStore:
         *,
         paused: Collection[Source] = (),
     ) -> DraftTrees:
-        """A draft tree of at most `width` nodes for each request, without tokens of `paused`.
+        """A draft tree for each request, of at most `width` nodes and of its own `max_width`.
 
-        `roots` are the last committed tokens; None, and a request that is not open, get no more.
+        No token comes from a source that is `paused`. `roots` are the last committed tokens; None, and a request that is not open, get no more.
         """
         sources = sum(1 << source for source in Source if source not in paused)
         tries = [trie.native if rid and (trie := self._tries.get(rid)) else None for rid in rids]

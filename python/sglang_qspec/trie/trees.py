@@ -108,3 +108,18 @@ class DraftTrees:
     def count_by_source(self) -> dict[Source, int]:
         """Draft tokens of each source, without roots and padding."""
         return dict(zip(Source, _native.count_by_source(self.sources, self.sizes), strict=True))
+
+    def count_by_position(
+        self,
+        accepted: Sequence[Sequence[int]],
+        judged: NDArray[np.int64],
+        right: NDArray[np.int64],
+    ) -> None:
+        """Add what the target said of these trees, given the `accepted` nodes of each in order.
+
+        Both counts are [len(Source), positions], the last position with all behind it. A node is
+        `judged` at position p if its parent is the root (p = 1) or the accepted node of position
+        p - 1: the target chose the token there, and the node is `right` if it has that token. What
+        hangs from a rejected node was not judged.
+        """
+        _native.count_by_position(self.parents, self.sources, self.sizes, accepted, judged, right)

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <string>
@@ -99,6 +100,32 @@ std::vector<int> count_by_source(const py::array_t<std::uint8_t>& sources,
   return counts;
 }
 
+// What the target said at each position: add to `judged` and `accepted` [kSources, positions].
+// `paths` are the accepted nodes of each tree. See `Positions`.
+void count_by_position(const Array<std::int32_t>& parents, const Array<std::uint8_t>& sources,
+                       const Array<std::int32_t>& sizes, const std::vector<std::vector<int>>& paths,
+                       py::array_t<std::int64_t>& judged, py::array_t<std::int64_t>& accepted) {
+  const py::ssize_t n = sizes.shape(0), positions = judged.shape(1);
+  constexpr py::ssize_t kOffPath = -1;
+  std::vector<py::ssize_t> depths;  // of the accepted nodes; the root's is 0
+  for (py::ssize_t row = 0; row < n; ++row) {
+    depths.assign(static_cast<std::size_t>(sizes.at(row)), kOffPath);
+    depths.front() = 0;
+    const std::vector<int>& path = paths.at(static_cast<std::size_t>(row));
+    for (std::size_t step = 0; step < path.size(); ++step) {
+      depths.at(static_cast<std::size_t>(path[step])) = static_cast<py::ssize_t>(step) + 1;
+    }
+    for (std::int32_t node = 1; node < sizes.at(row); ++node) {
+      const py::ssize_t above = depths.at(static_cast<std::size_t>(parents.at(row, node)));
+      if (above == kOffPath) continue;
+      const py::ssize_t position = std::min(above, positions - 1);
+      ++judged.mutable_at(sources.at(row, node), position);
+      const bool is_right = depths[static_cast<std::size_t>(node)] != kOffPath;
+      accepted.mutable_at(sources.at(row, node), position) += is_right;
+    }
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -111,17 +138,18 @@ PYBIND11_MODULE(_native, module) {
       .def(py::init([](py::handle usable_prompt, int last_prompt_id, int vocab_size,
                        int max_request_tokens, int max_lookup_tokens, int max_match,
                        int max_cursors, int max_scan, std::shared_ptr<Trust> trust,
-                       unsigned sources) {
+                       unsigned sources, int max_width) {
+             if (max_width < 1) throw py::value_error("max_width must be at least 1");
              if (trust->max_match() != max_match) throw py::value_error("not this trust's length");
              const Limits limits{vocab_size, max_request_tokens, max_lookup_tokens,
                                  max_match,  max_cursors,        max_scan};
              return std::make_unique<RequestTrie>(token_ids_of(usable_prompt), last_prompt_id,
-                                                  limits, std::move(trust), sources);
+                                                  limits, std::move(trust), sources, max_width);
            }),
            py::arg("usable_prompt"), py::arg("last_prompt_id"), py::kw_only(),
            py::arg("vocab_size"), py::arg("max_request_tokens"), py::arg("max_lookup_tokens"),
            py::arg("max_match"), py::arg("max_cursors"), py::arg("max_scan"), py::arg("trust"),
-           py::arg("sources"))
+           py::arg("sources"), py::arg("max_width"))
       .def_property_readonly("output_len", &RequestTrie::output_len)
       .def_property_readonly("size", &RequestTrie::size)
       .def_property_readonly("draft_size", &RequestTrie::draft_size)
@@ -146,6 +174,9 @@ PYBIND11_MODULE(_native, module) {
              py::arg("sources") = ~0u);
   module.def("lay_out", &lay_out);
   module.def("count_by_source", &count_by_source);
+  module.def("count_by_position", &count_by_position, py::arg("parents"), py::arg("sources"),
+             py::arg("sizes"), py::arg("paths"), py::arg("judged").noconvert(),
+             py::arg("accepted").noconvert());
 }
 
 }  // namespace qspec

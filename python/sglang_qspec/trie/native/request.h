@@ -14,34 +14,23 @@
 
 #include "arena.h"
 #include "growth.h"
+#include "insertion.h"
 #include "matcher.h"
 #include "trust.h"
 
 namespace qspec {
 
-// `Insertion` in Python, with the same numbers.
-enum Insertion {
-  kAdded = 0,
-  kKnown,
-  kNegative,
-  kAhead,
-  kGap,
-  kConflict,
-  kBadToken,
-  kFull,
-  kEvicted,
-};
-
 class RequestTrie {
  public:
   // `usable_prompt` is the part of the prompt that may be searched; `last_prompt_id` its real end.
-  // `sources` is a bit for each source that may be proposed.
+  // `sources` is a bit for each source that may be proposed, in trees of at most `max_width` nodes.
   RequestTrie(const std::vector<Token>& usable_prompt, Token last_prompt_id, const Limits& limits,
-              std::shared_ptr<Trust> trust, unsigned sources)
+              std::shared_ptr<Trust> trust, unsigned sources, int max_width)
       : limits_(limits),
         trust_(std::move(trust)),
         standing_(trust_->learns()),
         sources_(sources),
+        max_width_(max_width),
         last_prompt_id_(last_prompt_id) {
     begin(usable_prompt, {});
     matcher_.discover(arena_, tail_, drafts_, limits_);
@@ -124,7 +113,8 @@ class RequestTrie {
         places_.push_back({cursor.node, cursor.length, kind, false});
       }
     }
-    return grower.grow(root, places_, arena_, *trust_, standing_, policy, floor, width, row);
+    const int most = std::min(width, max_width_);
+    return grower.grow(root, places_, arena_, *trust_, standing_, policy, floor, most, row);
   }
 
   // Drop all drafts, and all own text but what the next matches need.
@@ -396,6 +386,7 @@ class RequestTrie {
   std::shared_ptr<Trust> trust_;
   Standing standing_;
   unsigned sources_;
+  int max_width_;
   Token last_prompt_id_;
   std::vector<Token> output_;  // committed so far
   Arena arena_;

@@ -1,0 +1,61 @@
+"""Whose each output token is: `meta_info["qspec_provenance"]`, for requests that ask for it.
+
+One word for each output token: `target` for what the target chose itself, otherwise the source of
+the draft that it confirmed. The list grows in the request, among what SGLang sends along with
+output tokens (`customized_info`): it cuts the list as it cuts those, at stops and into chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_qspec.controls import PREFIX
+from sglang_qspec.trie import DraftTrees, Source
+
+KEY = "qspec_provenance"
+TARGET = "target"
+_WORDS = [source.name.lower() for source in Source]
+
+
+def begin(req: Any, by_default: bool) -> None:
+    """Keep the list of a request that asks for it, or does not say and has it by default.
+
+    That of a request that was retracted, and comes again, goes on.
+    """
+    asked = (req.sampling_params.custom_params or {}).get(PREFIX + "return_provenance", by_default)
+    if asked and _list_of(req) is None:
+        req.customized_info = {**(req.customized_info or {}), KEY: []}
+
+
+def extend(reqs: Sequence[Any]) -> None:
+    """A prompt's pass is done: the target chose a token, unless more of the prompt is to come."""
+    for req in reqs:
+        _add(req, [])
+
+
+def settle(reqs: Sequence[Any], trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
+    """A pass over `trees` is done: behind the `accepted` nodes the target chose a token."""
+    for row, req in enumerate(reqs):
+        _add(req, trees.sources[row, accepted[row]].tolist() if accepted[row] else [])
+
+
+def _add(req: Any, sources: Sequence[int]) -> None:
+    """Drafted tokens and one of the target's follow the output so far.
+
+    What was added before and did not become output, such as a token of a prompt's first part, goes.
+    """
+    whose = _list_of(req)
+    if whose is not None:
+        del whose[len(req.output_ids) :]
+        whose += [_WORDS[source] for source in sources]
+        whose.append(TARGET)
+
+
+def _list_of(req: Any) -> list[str] | None:
+    return req.customized_info.get(KEY) if req.customized_info else None
+
+
+def is_others(values: Sequence[str | None]) -> bool:
+    """Whether a request has no such list, and SGLang filled up its place beside one that has."""
+    return not values or values[0] is None
