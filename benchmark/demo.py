@@ -51,10 +51,10 @@ class Run:
     @property
     def accept_len(self) -> float:
         """Tokens per target pass after the prompt's, over all requests; 1.0 without speculation."""
-        records = [answer["meta_info"].get("qspec") for answer in self.answers]
-        passes = sum(record["passes"] for record in records if record)
-        accepted = sum(record["accepted_tokens"] for record in records if record)
-        return 1.0 + accepted / passes if passes else 1.0
+        records = [a["meta_info"] for a in self.answers if "qspec" in a["meta_info"]]
+        passes = sum(record["qspec"]["passes"] for record in records)
+        tokens = sum(record["completion_tokens"] - 1 for record in records)
+        return tokens / passes if passes else 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ qspec models demo                          build the demo models and print their
 qspec models quantize --model M --bits 8   write a quantized draft of a local checkpoint
 qspec sidecar ...                          run the drafting process by hand
 qspec keys PATH                            write a key file for a tcp link
+qspec complete "prompt"                     ask a running server, and see what was drafted
 qspec theory --alpha A --k K ...           what each pipeline is expected to yield
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_qspec import __version__
+from sglang_qspec.complete import command as complete
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.theory import command as theory
 
@@ -32,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "keys":
             _keys(options.path)
+        elif options.command == "complete":
+            for piece in complete.run(options, colours=sys.stdout.isatty()):
+                print(piece, end="", flush=True)
         elif options.command == "theory":
             print(theory.run(options))
         elif options.task == "demo":
@@ -100,6 +105,14 @@ def _parser() -> argparse.ArgumentParser:
 
     keys = commands.add_parser("keys", help="write a key file for a tcp link")
     keys.add_argument("path", type=Path, help="a new file, for the sidecar's and the servers' end")
+
+    complete.add_options(
+        commands.add_parser(
+            "complete",
+            help="ask a running server for a completion, and see what was drafted",
+            description=complete.DESCRIPTION,
+        )
+    )
 
     theory.add_options(
         commands.add_parser(

@@ -6,6 +6,7 @@ QSpecError
 │   └── GuessError    its guesses are malformed or over a cap
 ├── LinkError         a peer broke the protocol, or refused the handshake
 ├── DraftModelError   the draft model cannot be loaded, or does not fit the target
+├── ClientError       `qspec complete`: a server does not answer, refuses, or is none of QSPEC
 └── TheoryError       a figure is none that the model knows, or a measured run cannot be fitted
 """
 
@@ -32,6 +33,10 @@ class LinkError(QSpecError):
 
 class DraftModelError(QSpecError):
     """The draft model cannot be loaded, or its vocabulary or tokenizer is not the target's."""
+
+
+class ClientError(QSpecError):
+    """A server does not answer a client, refuses its request, or does not speculate with QSPEC."""
 
 
 class TheoryError(QSpecError, ValueError):

@@ -78,11 +78,12 @@ def test_what_a_pass_accepts_behind_the_end_is_not_counted() -> None:
     watched.active.poll()
     trees = watched.active.propose(["a"], [[8]], 8)
     watched.active.settle(["a"], trees, [[1, 2, 3, 4]], [13])
-    # One token of the prompt's pass, two drafts, and one that the target adds to them.
+    # One token of the prompt's pass, and three drafts.
     tally = watched.active.end("a", 4)
     assert tally is not None
-    assert watched.series("accepted_tokens_total", source="queue") == 2
-    assert sum(tally.accepted.values()) == 2
+    assert watched.series("accepted_tokens_total", source="queue") == 3
+    assert sum(tally.accepted.values()) == 3
+    assert tally.record()["accept_length"] == 3.0
 
 
 def test_the_time_to_the_first_draft_runs_from_queueing_and_is_taken_once() -> None:

@@ -359,9 +359,10 @@ def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> Non
 def test_what_a_pass_accepts_behind_the_end_does_not_count() -> None:
     tally = Tally(passes=3, proposed=9, latest=[Source.GUESS, Source.QUEUE, Source.QUEUE])
     tally.accepted.update({Source.QUEUE: 5, Source.GUESS: 1})
-    tally.clip(10)
-    assert tally.accepted[Source.QUEUE] == 5
-    tally.clip(8)
+    assert tally.clip(0) == []
+    assert tally.record()["accept_length"] == 3.0
+    assert tally.clip(1) == []  # the target's own token, which comes last
+    assert tally.record()["accept_length"] == 8 / 3
+    assert tally.clip(3) == [Source.QUEUE, Source.QUEUE]
     assert (tally.accepted[Source.QUEUE], tally.accepted[Source.GUESS]) == (3, 1)
-    tally.clip(8)
-    assert sum(tally.accepted.values()) == 4
+    assert tally.record()["accept_length"] == 2.0

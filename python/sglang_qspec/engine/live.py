@@ -21,27 +21,32 @@ class Tally:
     accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
     latest: list[Source] = field(default_factory=list)
     """Sources of the draft tokens that the latest pass accepted, in order."""
+    ran_over: bool = False
+    """The token that the target added to the latest pass is behind the end of the output."""
 
-    def clip(self, output_len: int) -> list[Source]:
-        """Take back what the latest pass accepted behind the end of an output of `output_len`.
+    def clip(self, excess: int) -> list[Source]:
+        """Take back what the latest pass gave behind the end of the output: `excess` tokens.
 
-        A pass may run over a stop token or the length limit. What is left adds up: one token
-        from the prompt's pass, one from each other, and the accepted ones. Returns the sources
-        of the tokens taken back.
+        A pass may run over a stop token or the length limit. The target's own token comes last in
+        it. Returns the sources of the draft tokens that are taken back.
         """
-        excess = 1 + self.passes + sum(self.accepted.values()) - output_len
-        behind = self.latest[max(0, len(self.latest) - excess) :] if excess > 0 else []
+        if excess <= 0:
+            return []
+        self.ran_over = True
+        kept = len(self.latest) - (excess - 1)
+        behind = self.latest[max(0, kept) :]
         for source in behind:
             self.accepted[source] -= 1
         return behind
 
     def record(self) -> dict[str, Any]:
-        """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own token too."""
+        """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own tokens too."""
         accepted = sum(self.accepted.values())
+        gained = self.passes + accepted - self.ran_over
         return {
             "proposed_tokens": self.proposed,
             "accepted_tokens": accepted,
-            "accept_length": (self.passes + accepted) / self.passes if self.passes else 0.0,
+            "accept_length": gained / self.passes if self.passes else 0.0,
             "passes": self.passes,
             "accepted_by_source": {
                 source.name.lower(): count for source, count in self.accepted.items()

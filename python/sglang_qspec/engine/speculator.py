@@ -148,7 +148,7 @@ class Speculator:
         self.drawn.end(rid)
         self._courier.forget(live)
         if output_len is not None:
-            self.totals.take_back(live.tally.clip(output_len))
+            self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
         return live.tally
 
     def poll(self) -> None:

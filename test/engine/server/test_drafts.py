@@ -44,8 +44,10 @@ def test_meta_info_adds_up(server: Server, prompts: list[str]) -> None:
     record = meta["qspec"]
     assert record["accepted_tokens"] == sum(record["accepted_by_source"].values())
     assert record["accepted_tokens"] <= record["proposed_tokens"]
-    # The first token comes from the prompt's pass.
-    assert record["passes"] + record["accepted_tokens"] + 1 == meta["completion_tokens"]
+    # The first token comes from the prompt's pass; the last pass may have run over the end.
+    decoded = meta["completion_tokens"] - 1
+    assert record["accept_length"] == pytest.approx(decoded / record["passes"])
+    assert record["passes"] + record["accepted_tokens"] - decoded in (0, 1)
     assert meta["spec_num_proposed_drafts"] == record["proposed_tokens"]
     assert meta["spec_accept_rate"] == pytest.approx(
         record["accepted_tokens"] / record["proposed_tokens"]
@@ -136,5 +138,5 @@ def test_sglangs_own_client_sees_the_accept_length_that_we_count(
     # The first token of each comes from the prompt's pass.
     decoded = result["total_output_tokens"] - result["completed"]
     assert accepted > decoded / 4
-    # The server's average leaves out the passes since it last logged.
-    assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.1)
+    # The server's average leaves out the passes since it last logged, and some run over the end.
+    assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.15)
