@@ -62,7 +62,7 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
     for stretch in stretches.finish(piece["text"], whose):
         yield marks.mark(stretch)
     yield marks.end() + "\n\n"
-    yield from summary(whose, passes, marks)
+    yield summary(whose, passes, marks) + "\n"
 
 
 def _whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from sglang_qspec.complete.stretches import Stretch
 
@@ -58,8 +58,8 @@ class Colours:
 Marks = Brackets | Colours
 
 
-def summary(whose: Sequence[str], passes: int, marks: Marks) -> Iterator[str]:
+def summary(whose: Sequence[str], passes: int, marks: Marks) -> str:
     """How many tokens are whose, in the order of COLOURS, in how many passes of the target."""
     counts = {name: whose.count(name) for name in (*COLOURS, TARGET)}
     parts = [f"{count} {marks.name(name)}" for name, count in counts.items() if count]
-    yield f"{len(whose)} tokens in {passes} passes: {', '.join(parts)}\n"
+    return f"{len(whose)} tokens in {passes} passes: {', '.join(parts)}"

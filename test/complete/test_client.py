@@ -1,0 +1,59 @@
+"""`qspec complete` where there is no server, or another one: one sentence, and exit status 1."""
+
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sglang_qspec.__main__ import main
+
+
+@contextmanager
+def something_else(body: bytes) -> Iterator[str]:
+    """A web server that answers everything with `body`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            """Nothing to stderr, which the test reads."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{other.server_address[1]}"
+        other.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>", "answers no JSON"),
+        (b"{}", "is no SGLang server"),
+        (b'{"internal_states": [{}]}', "does not speculate with QSPEC"),
+    ],
+)
+def test_another_server_is_told_from_ours(
+    capsys: pytest.CaptureFixture[str], body: bytes, words: str
+) -> None:
+    with something_else(body) as url:
+        assert main(["complete", "--url", url, "Hi"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(rf"qspec: .*{words}.*\n", captured.err)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://127.0.0.1:1", "no server answers at"), ("nonsense", "is no address")],
+)
+def test_no_server_is_one_sentence_too(
+    capsys: pytest.CaptureFixture[str], url: str, words: str
+) -> None:
+    assert main(["complete", "--url", url, "Hi"]) == 1
+    assert re.fullmatch(rf"qspec: .*{words}.*\n", capsys.readouterr().err)

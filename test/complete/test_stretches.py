@@ -1,0 +1,100 @@
+"""Text in stretches: nothing lost, no character torn, each piece told whose it is."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_qspec.complete.stretches import Stretch, Stretches
+
+
+class Bytes:
+    """A tokenizer of which each token is some bytes, as in byte-level BPE."""
+
+    def __init__(self, tokens: Sequence[bytes], *, drops_first_space: bool = False) -> None:
+        self.tokens = tokens
+        self.drops_first_space = drops_first_space
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        texts = [b"".join(self.tokens[i] for i in ids).decode(errors="replace") for ids in batch]
+        return [t.removeprefix(" ") for t in texts] if self.drops_first_space else texts
+
+
+def joined(stretches: Sequence[Stretch]) -> str:
+    return "".join(stretch.text for stretch in stretches)
+
+
+def test_runs_of_one_source_are_one_stretch() -> None:
+    stretches = Stretches(Bytes([b"The", b" cat", b" sat", b"."]).decode)
+    whose = ["target", "queue", "queue", "target"]
+    assert list(stretches.take("The cat sat.", [0, 1, 2, 3], whose)) == [
+        ("target", "The"),
+        ("queue", " cat sat"),
+        ("target", "."),
+    ]
+    assert list(stretches.finish("The cat sat.", whose)) == []
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
+    euro = "€".encode()
+    stretches = Stretches(Bytes([b"5 ", euro[:1], euro[1:], b"!"]).decode)
+    whose = ["target", "queue", "step", "target"]
+    assert list(stretches.take("5 €!", [0, 1, 2, 3], whose)) == [
+        ("target", "5 "),
+        ("step", "€"),
+        ("target", "!"),
+    ]
+
+
+def test_text_that_comes_later_than_its_tokens_keeps_its_source() -> None:
+    euro = "€".encode()
+    stretches = Stretches(Bytes([b"a", b" caf", euro[:2], euro[2:]]).decode)
+    whose = ["target", "queue", "queue", "guess"]
+    # A server holds back the whole word that ends in half a character.
+    assert list(stretches.take("a ", [0, 1, 2], whose[:3])) == [("target", "a"), ("queue", " ")]
+    assert list(stretches.take("a caf€", [0, 1, 2, 3], whose)) == [
+        ("queue", "caf"),
+        ("guess", "€"),
+    ]
+
+
+def test_a_tokenizer_that_drops_the_first_space_shifts_nothing() -> None:
+    stretches = Stretches(Bytes([b" Paris", b" is"], drops_first_space=True).decode)
+    assert list(stretches.take(" Paris is", [0, 1], ["target", "step"])) == [
+        ("target", " Paris"),
+        ("step", " is"),
+    ]
+
+
+def test_a_text_that_ends_before_its_tokens_ends_there() -> None:
+    """As at a stop string, or a token that is not shown."""
+    stretches = Stretches(Bytes([b"one", b" two", b"</s>"]).decode)
+    whose = ["target", "step", "target"]
+    found = [*stretches.take("one t", [0, 1, 2], whose), *stretches.finish("one t", whose)]
+    assert found == [("target", "one"), ("step", " t")]
+
+
+@given(st.data())
+def test_all_text_comes_out_once_whatever_the_pieces_are(data: st.DataObject) -> None:
+    text = data.draw(st.text(alphabet="ab é€🙂", max_size=12))
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=8)) | {0, len(raw)})
+    tokens = [raw[a:b] for a, b in pairwise(cuts)]
+    sources = st.sampled_from(["target", "queue", "step"])
+    whose = [data.draw(sources) for _ in tokens]
+    stretches = Stretches(Bytes(tokens).decode)
+    found: list[Stretch] = []
+    known = shown = 0
+    while known < len(tokens):
+        known = data.draw(st.integers(known + 1, len(tokens)))
+        whole = len(b"".join(tokens[:known]).decode(errors="ignore"))
+        # The last piece has it all.
+        shown = whole if known == len(tokens) else data.draw(st.integers(shown, whole))
+        found += stretches.take(text[:shown], list(range(known)), whose[:known])
+    found += stretches.finish(text, whose)
+    assert joined(found) == text
+    # Each character is its last token's.
+    ends = [len(b"".join(tokens[:n]).decode(errors="ignore")) for n in range(1, len(tokens) + 1)]
+    expected = [whose[next(n for n, end in enumerate(ends) if end > at)] for at in range(len(text))]
+    assert [stretch.whose for stretch in found for _ in stretch.text] == expected

@@ -1,0 +1,54 @@
+"""`qspec complete` against a running server."""
+
+import re
+
+import pytest
+
+from benchmark.server import Server
+from sglang_qspec.__main__ import main
+from test.engine.server.running import generate
+
+pytestmark = pytest.mark.server
+
+PROMPT = "Repeat after me: 你好, naïve café 🙂🙂! 你好, naïve café 🙂🙂! 你好, naïve"
+OPTIONS = ["--max-new-tokens", "24"]
+
+
+def test_it_prints_the_text_and_nothing_else(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = generate(server, PROMPT, max_new_tokens=24)["text"]
+    assert main(["complete", "--url", server.url, *OPTIONS, PROMPT]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == expected + "\n"
+    assert captured.err == ""
+
+
+def test_it_marks_what_was_drafted_and_counts_it(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With text of several bytes a character, and several tokens for some of them."""
+    expected = generate(server, PROMPT, max_new_tokens=24)["text"]
+    tagged = f"{PROMPT}<NGRAMGUESS>{expected}</NGRAMGUESS>"
+    assert main(["complete", "--url", server.url, "--show-drafts", *OPTIONS, tagged]) == 0
+    text, _, counts = capsys.readouterr().out.rstrip("\n").rpartition("\n\n")
+    marks = re.compile(r"\[(queue|step|guess|prompt|output):(.*?)\]", re.DOTALL)
+    assert marks.sub(r"\2", text) == expected
+    assert marks.search(text) is not None
+    found = re.match(r"24 tokens in \d+ passes: ", counts)
+    assert found is not None
+    numbers = [int(part.split()[0]) for part in counts[found.end() :].split(", ")]
+    assert sum(numbers) == 24
+
+
+def test_what_the_server_refuses_is_one_sentence(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, words in (
+        (["--temperature", "-1", "Hi"], "temperature"),
+        (["a <NGRAMGUESS>b"], r"HTTP 400.*never closed"),
+    ):
+        assert main(["complete", "--url", server.url, *wrong]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert re.fullmatch(rf"qspec: .*{words}.*\n", captured.err)
