@@ -1,42 +1,112 @@
-"""`sglang serve`, beside the launcher that all other tests start."""
+"""A server as `sglang serve` starts it, with options of SGLang's that change how answers come.
+
+It streams only what is new in each piece, and takes running requests back to the queue all the
+time, as SGLang does when memory runs out.
+"""
 
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
 from benchmark.server import Server
+from sglang_qspec.__main__ import main
 from sglang_qspec.models import DemoModels
-from test.engine.server.running import COMMON, cores, generate, sidecar_process, state, until
+from test.engine.server.running import (
+    COMMON,
+    GREEDY,
+    cores,
+    generate,
+    sidecar_process,
+    state,
+    until,
+)
 
 pytestmark = pytest.mark.server
 
 
-def test_sglang_serve_starts_the_same_and_leaves_no_process_and_no_socket(
-    models: DemoModels,
-) -> None:
+@pytest.fixture(scope="module")
+def server(models: DemoModels) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-disable-guess-tags"),
+        *("--speculative-qspec-return-provenance", "--incremental-streaming-output"),
     ]
     program = Path(sys.executable).with_name("sglang")
-    server = Server(models.target, arguments, cores=cores(0), launcher=[str(program), "serve"])
-    try:
-        server.start()
+    with Server(
+        models.target,
+        arguments,
+        cores=cores(0),
+        launcher=[str(program), "serve"],
+        environment={"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "5"},
+    ) as server:
         until(lambda: state(server)["sidecar"] == "ready", 120)
-        process = sidecar_process(server)
-        command = process.cmdline()
-        (endpoint,) = (part for part in command if part.startswith("--endpoint="))
-        socket = Path(endpoint.removeprefix("--endpoint=ipc://"))
-        assert socket.exists()
-        # With the parsing turned off a tag is text like any other.
-        lengths = [
-            generate(server, text, max_new_tokens=1)["meta_info"]["prompt_tokens"]
-            for text in ("a b", "a <NGRAMGUESS>b</NGRAMGUESS>", "a <NGRAMGUESS> b")
-        ]
-        assert lengths[0] < lengths[2] < lengths[1]
-    finally:
-        server.stop()
+        yield server
+
+
+def test_with_the_parsing_turned_off_a_tag_is_text_like_any_other(server: Server) -> None:
+    lengths = [
+        generate(server, text, max_new_tokens=1)["meta_info"]["prompt_tokens"]
+        for text in ("a b", "a <NGRAMGUESS>b</NGRAMGUESS>", "a <NGRAMGUESS> b")
+    ]
+    assert lengths[0] < lengths[2] < lengths[1]
+
+
+def test_requests_that_are_taken_back_are_told_of_each_token_piece_by_piece(
+    server: Server, models: DemoModels
+) -> None:
+    prompts = render(models.target, PROMPTS[:3])
+    off = {"qspec_enabled": False, "qspec_return_provenance": False}
+    plain = [generate(server, text, custom_params=off) for text in prompts]
+    assert all("qspec_provenance" not in answer["meta_info"] for answer in plain)
+
+    def ask(text: str) -> list[dict[str, Any]]:
+        body = {"text": text, "sampling_params": GREEDY, "stream": True}
+        return list(server.stream("/generate", body))
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert sum(pieces[-1]["meta_info"]["num_retractions"] for pieces in answers) > 0
+    for pieces, expected in zip(answers, plain, strict=True):
+        words = [word for piece in pieces for word in piece["meta_info"]["qspec_provenance"]]
+        for piece in pieces:
+            assert len(piece["meta_info"]["qspec_provenance"]) == len(piece["output_ids"])
+        assert [i for piece in pieces for i in piece["output_ids"]] == expected["output_ids"]
+        assert len(words) == len(expected["output_ids"])
+        record = pieces[-1]["meta_info"]["qspec"]
+        drafted = Counter(word for word in words if word != "target")
+        assert drafted == {name: n for name, n in record["accepted_by_source"].items() if n}
+
+
+def test_complete_puts_the_pieces_together(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "one two three one two three one two"
+    expected = generate(server, text, max_new_tokens=12)["text"]
+    for more in ([], ["--show-drafts"]):
+        options = ["complete", "--url", server.url, "--max-new-tokens", "12", *more, text]
+        assert main(options) == 0
+        shown, *counts = capsys.readouterr().out.rstrip("\n").split("\n\n12 tokens in ")
+        for source in ("queue", "step", "prompt", "output"):
+            shown = shown.replace(f"[{source}:", "")
+        assert shown.replace("]", "") == expected.replace("]", "").rstrip("\n")
+        assert len(counts) == len(more)
+
+
+def test_it_leaves_no_process_and_no_socket(server: Server) -> None:
+    """The last one here: it stops the server."""
+    process = sidecar_process(server)
+    command = process.cmdline()
+    (endpoint,) = (part for part in command if part.startswith("--endpoint="))
+    socket = Path(endpoint.removeprefix("--endpoint=ipc://"))
+    assert socket.exists()
+    server.stop()
     assert not process.is_running()
     assert not socket.parent.exists()

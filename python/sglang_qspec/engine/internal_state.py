@@ -51,12 +51,13 @@ def _turn(name: str, value: float) -> None:
 def check_update(manager: Any, obj: Any) -> None:
     """Before `TokenizerManager.set_internal_state`: a wrong value of ours is a 400."""
     from fastapi import HTTPException
+    from sglang.srt.runtime_context import get_spec
 
     args = manager.server_args
     if (args.speculative_algorithm or "").upper() != "QSPEC":
         return
     fixed = not str(args.device).startswith("cpu")
-    settings, widest = config.from_environment(), args.speculative_num_draft_tokens
+    settings, widest = config.from_environment(), get_spec().speculative_num_draft_tokens
     try:
         knobs.check(obj.server_args, settings, widest, graphs=fixed)
     except RequestError as error:

@@ -12,6 +12,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.runtime_context import get_spec
+
 from sglang_qspec import config, controls
 from sglang_qspec.errors import RequestError
 from sglang_qspec.guess import (
@@ -161,8 +163,8 @@ def _check_custom_params(manager: Any, custom_params: Any) -> None:
     """Check controls and guesses given as token ids; the latter become flat."""
     if not isinstance(custom_params, dict):
         return
-    draft_token_num = manager.server_args.speculative_num_draft_tokens
-    controls.read(custom_params, _settings(), draft_token_num)
+    # That of the server's arguments is None where it was left to the default.
+    controls.read(custom_params, _settings(), get_spec().speculative_num_draft_tokens)
     if custom_params.get(GUESS_IDS_KEY) is not None:
         checked = check_guess_ids(
             custom_params[GUESS_IDS_KEY], _limits(), manager.model_config.vocab_size

@@ -7,7 +7,7 @@ output tokens (`customized_info`): it cuts the list as it cuts those, at stops a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sglang_qspec.controls import PREFIX
@@ -24,35 +24,35 @@ def begin(req: Any, by_default: bool) -> None:
     That of a request that was retracted, and comes again, goes on.
     """
     asked = (req.sampling_params.custom_params or {}).get(PREFIX + "return_provenance", by_default)
-    if asked and _list_of(req) is None:
+    if asked and _words_of(req) is None:
         req.customized_info = {**(req.customized_info or {}), KEY: []}
 
 
 def extend(reqs: Sequence[Any]) -> None:
     """A prompt's pass is done: the target chose a token, unless more of the prompt is to come."""
     for req in reqs:
-        _add(req, [])
+        if (words := _words_of(req)) is not None:
+            _add(words, req, ())
 
 
 def settle(reqs: Sequence[Any], trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
     """A pass over `trees` is done: behind the `accepted` nodes the target chose a token."""
     for row, req in enumerate(reqs):
-        _add(req, trees.sources[row, accepted[row]].tolist() if accepted[row] else [])
+        if (words := _words_of(req)) is not None:
+            _add(words, req, [trees.sources[row, node] for node in accepted[row]])
 
 
-def _add(req: Any, sources: Sequence[int]) -> None:
+def _add(words: list[str], req: Any, sources: Iterable[int]) -> None:
     """Drafted tokens and one of the target's follow the output so far.
 
     What was added before and did not become output, such as a token of a prompt's first part, goes.
     """
-    whose = _list_of(req)
-    if whose is not None:
-        del whose[len(req.output_ids) :]
-        whose += [_WORDS[source] for source in sources]
-        whose.append(TARGET)
+    del words[len(req.output_ids) :]
+    words += [_WORDS[source] for source in sources]
+    words.append(TARGET)
 
 
-def _list_of(req: Any) -> list[str] | None:
+def _words_of(req: Any) -> list[str] | None:
     return req.customized_info.get(KEY) if req.customized_info else None
 
 

@@ -1,11 +1,13 @@
-"""What one request may ask for less of, on a running server."""
+"""Less, or none, for one request or for all of a running server."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from benchmark.server import Server, ServerError
-from test.engine.server.running import GREEDY
+from test.engine.server.running import GREEDY, generate, state
 
 pytestmark = pytest.mark.server
 
@@ -15,6 +17,10 @@ pytestmark = pytest.mark.server
     [
         ({"qspec_completions": 9}, "qspec_completions.* is 9, but must be .* from 1 to 8"),
         ({"qspec_sources": ["queue", "luck"]}, "qspec_sources.*luck.*queue, guess, prompt, output"),
+        (
+            {"qspec_draft_token_num": 17},
+            "qspec_draft_token_num.* is 17, but must be .* from 1 to 16",
+        ),
         ({"qspec_tempreature": 0.1}, "qspec_tempreature.* is not known.*qspec_temperature"),
     ],
 )
@@ -53,3 +59,113 @@ def test_a_request_may_switch_speculation_off_or_choose_its_sources(
     ):
         by_source = answer["meta_info"]["qspec"]["accepted_by_source"]
         assert not any(by_source[source] for source in unused)
+
+
+def test_a_request_may_have_narrower_passes_or_no_drafts(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    ids = expected[0]["output_ids"]
+    for most in (1, 3):
+        custom = {"qspec_guess_ids": ids, "qspec_draft_token_num": most}
+        answer = generate(server, prompts[0], custom_params=custom)
+        assert answer["output_ids"] == ids
+        record = answer["meta_info"]["qspec"]
+        assert record["proposed_tokens"] <= (most - 1) * record["passes"]
+        assert record["accepted_tokens"] <= record["proposed_tokens"]
+        assert (record["accepted_tokens"] > 0) == (most > 1)
+
+
+@contextmanager
+def turned(server: Server, **knobs: int) -> Iterator[None]:
+    """Some knobs at these values, and then all as they were before."""
+    before = state(server)["settings"]
+    turn(server, **knobs)
+    try:
+        yield
+    finally:
+        turn(server, **{name: int(before[name]) for name in knobs})
+    assert state(server)["settings"] == before
+
+
+def turn(server: Server, **knobs: int) -> None:
+    values = {f"qspec_{name}": value for name, value in knobs.items()}
+    assert server.post("/set_internal_state", {"server_args": values}) == [True]
+
+
+def test_drafting_is_switched_off_and_on_for_what_is_being_served(
+    server: Server, prompts: list[str]
+) -> None:
+    """One answer, drafted for at first, then not, and then again."""
+    custom = {"qspec_return_provenance": True}
+    sampling = {**GREEDY, "max_new_tokens": 300, "ignore_eos": True, "custom_params": custom}
+    body = {"text": prompts[5], "sampling_params": sampling, "stream": True}
+    ends: list[int] = []
+    """Where drafting was switched off and on again, in tokens."""
+    words: list[str] = []
+    for piece in server.stream("/generate", body):
+        words = piece["meta_info"]["qspec_provenance"]
+        if not ends and set(words) != {"target"}:
+            turn(server, enabled=0)
+            ends.append(len(words))
+        elif len(ends) == 1 and len(words) > ends[0] + 60:
+            turn(server, enabled=1)
+            ends.append(len(words))
+    off, on = ends
+    # The passes that were under way count for what is behind it.
+    assert set(words[off + 30 : on]) == {"target"}
+    assert set(words[on:]) != {"target"}
+    assert state(server)["settings"]["enabled"]
+
+
+def test_a_server_switched_off_drafts_for_no_one_that_comes(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    with turned(server, enabled=0):
+        before = state(server)["drafted_tokens"]
+        answer = generate(server, prompts[1])
+        assert answer["output_ids"] == expected[1]["output_ids"]
+        assert "qspec" not in answer["meta_info"]
+        assert state(server)["drafting_rows"] == 0
+        assert state(server)["drafted_tokens"] == before
+
+
+def test_sources_are_switched_off_for_all_that_come(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    guess = {"qspec_guess_ids": expected[2]["output_ids"]}
+    sources = ("queue", "step", "prompt", "output")
+    with turned(server, **{f"source_{source}": 0 for source in sources}):
+        answer = generate(server, prompts[2], custom_params=guess)
+    assert answer["output_ids"] == expected[2]["output_ids"]
+    by_source = answer["meta_info"]["qspec"]["accepted_by_source"]
+    assert by_source["guess"] > 0
+    assert not any(by_source[source] for source in sources)
+
+
+def test_positions_add_up_to_what_the_answers_tell(server: Server, prompts: list[str]) -> None:
+    before = state(server)["positions"]
+    answer = generate(server, prompts[3], max_new_tokens=33, ignore_eos=True)
+    after = state(server)["positions"]
+    grown = {
+        source: [new - old for new, old in zip(row["right"], before[source]["right"], strict=True)]
+        for source, row in after.items()
+    }
+    accepted = answer["meta_info"]["qspec"]["accepted_tokens"]
+    # Only the last pass may have accepted more than became output.
+    assert accepted <= sum(map(sum, grown.values())) <= accepted + 15
+    for source, row in after.items():
+        assert all(r <= j for r, j in zip(row["right"], row["judged"], strict=True)), source
+
+
+def test_a_wrong_knob_is_a_400_and_changes_nothing(server: Server) -> None:
+    before = state(server)["settings"]
+    for name, value, allowed in (
+        ("completions", 9, "from 1 to 8"),
+        ("draft_token_num", 17, "from 1 to 16"),
+        ("enabled", 2, "from 0 to 1"),
+        ("source_luck", 1, "qspec_source_queue"),
+    ):
+        given = {"qspec_step_tokens": 4, f"qspec_{name}": value}
+        with pytest.raises(ServerError, match=f"HTTP 400.*qspec_{name}.*{allowed}"):
+            server.post("/set_internal_state", {"server_args": given})
+    assert state(server)["settings"] == before
