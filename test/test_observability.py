@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import internal_state, knobs
 from sglang_qspec.engine.metrics import DraftMetrics
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.trie import TrieLimits, TrieStore
@@ -22,10 +25,33 @@ def test_the_documented_series_are_those_of_the_metrics() -> None:
     assert set(documented) == made
 
 
-def test_the_documented_fields_are_those_of_the_server_info() -> None:
-    limits = TrieLimits(vocab_size=10)
-    described = Speculator(QSpecConfig(), 10, TrieStore(limits), None).describe()
-    _, table = DOCUMENT.read_text().split("| field | meaning |")
+def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a server shows of itself in its internal state."""
+    active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), None)
+    monkeypatch.setattr(internal_state, "_exposed", active)
+    state: dict[str, Any] = {}
+    internal_state.describe(None, None, state)
+    ours: dict[str, Any] = state["qspec"]
+    return ours
+
+
+def first_column(heading: str) -> set[str]:
+    """The names in the first column of the table with this heading."""
+    _, table = DOCUMENT.read_text().split(heading)
     rows = table.split("\n\n")[0].splitlines()[2:]
-    documented = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert set(documented) == described.keys()
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_the_documented_fields_are_those_of_the_server_info(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = first_column("| field | meaning |")
+    assert fields == shown(monkeypatch).keys() - {"settings"}
+
+
+def test_the_documented_settings_are_those_that_can_be_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = first_column("| setting | in `server_args` | allowed |")
+    assert settings == shown(monkeypatch)["settings"].keys()
+    assert {"qspec_" + name for name in settings} == set(knobs.NAMES)

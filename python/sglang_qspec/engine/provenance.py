@@ -35,11 +35,17 @@ def extend(reqs: Sequence[Any]) -> None:
             _add(words, req, ())
 
 
-def settle(reqs: Sequence[Any], trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
-    """A pass over `trees` is done: behind the `accepted` nodes the target chose a token."""
+def settle(
+    reqs: Sequence[Any], trees: DraftTrees | None, accepted: Sequence[Sequence[int]]
+) -> None:
+    """A pass over `trees` is done: behind the `accepted` nodes the target chose a token.
+
+    Without `trees` it is the one token of each request.
+    """
     for row, req in enumerate(reqs):
         if (words := _words_of(req)) is not None:
-            _add(words, req, [trees.sources[row, node] for node in accepted[row]])
+            drafted = trees.sources[row, accepted[row]].tolist() if trees is not None else []
+            _add(words, req, drafted)
 
 
 def _add(words: list[str], req: Any, sources: Iterable[int]) -> None:
