@@ -138,7 +138,8 @@ class TrieStore:
     ) -> DraftTrees:
         """A draft tree for each request, of at most `width` nodes and of its own `max_width`.
 
-        No token comes from a source that is `paused`. `roots` are the last committed tokens; None, and a request that is not open, get no more.
+        No token comes from a source that is `paused`. `roots` are the last committed tokens; None,
+        and a request that is not open, get no more.
         """
         sources = sum(1 << source for source in Source if source not in paused)
         tries = [trie.native if rid and (trie := self._tries.get(rid)) else None for rid in rids]
