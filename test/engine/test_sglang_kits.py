@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-import openai
 import pytest
 
 from benchmark.server import Server, ServerError
@@ -64,7 +63,7 @@ KITS = {
 
 
 def cases() -> list[Any]:
-    """One for each test of each kit, named as there; found when pytest collects."""
+    """One for each test of each kit, named as there."""
     import sglang_qspec  # noqa: F401, I001  first, for the stand-ins on a CPU
     from sglang.test.kits import radix_cache_server_kit
 
@@ -115,7 +114,13 @@ def servers(models: DemoModels) -> Iterator[Servers]:
             server.stop()
 
 
-@pytest.mark.parametrize(("mixin", "name"), cases())
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Importing SGLang's kits takes half a minute: only where they are going to run."""
+    if "mixin" in metafunc.fixturenames:
+        found = cases() if metafunc.config.getoption("--thorough") else []
+        metafunc.parametrize(("mixin", "name"), found)
+
+
 def test_kit(servers: Servers, mixin: type, name: str) -> None:
     failure = run(servers, mixin, name, qspec=True)
     if failure is None:
@@ -151,6 +156,7 @@ def last_line(traceback: str) -> str:
 
 def attributes(models: DemoModels, server: Server) -> dict[str, Any]:
     """What kits expect of the class that they are mixed into."""
+    import openai
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
     return {

@@ -53,7 +53,7 @@ def _hook_front() -> None:
 
 
 def _hook_scheduler() -> None:
-    from sglang_qspec.engine import internal_state, lifecycle, report, row_width
+    from sglang_qspec.engine import endings, internal_state, lifecycle, report, row_width
 
     hooks = (
         (lifecycle.enqueued, HookType.AFTER),
@@ -63,6 +63,7 @@ def _hook_scheduler() -> None:
         (internal_state.describe, HookType.AFTER),
         (internal_state.add_handlers, HookType.AFTER),
         (row_width.widened, HookType.AFTER),
+        (endings.update_finish_state, HookType.AROUND),
     )
     for target, (hook, kind) in zip(touched.HOOKED_IN_SCHEDULER, hooks, strict=True):
         HookRegistry.register(target, hook, kind)

@@ -307,12 +307,17 @@ class Speculator:
                 live.credit.observe(claimed[row], right[row] > 0)
 
     def drop_drafts(self) -> None:
-        """Forget all drafts, as when the target's weights change; requests stay live."""
+        """Forget all drafts, as when the target's weights change; requests stay live.
+
+        For those that wait, drafts are asked for anew.
+        """
         for rid, live in self._live.items():
             self._courier.forget(live)
             live.renew(self._courier.next_serial())  # what is under way is of no use either
             live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
+            if live.waits:
+                self._courier.submit(live)
 
     def turn(self, name: str, value: float) -> None:
         """Turn a knob, as `Knobs.set`. All drafting stops and begins with `enabled`."""

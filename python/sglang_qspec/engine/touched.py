@@ -30,6 +30,7 @@ HOOKED_IN_SCHEDULER = (
     _INTERNAL_STATE + "._add_speculative",
     _INTERNAL_STATE + "._update_handlers",
     "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+    "sglang.srt.managers.schedule_batch.Req.update_finish_state",
 )
 """Wrapped in the scheduler's process."""
 

@@ -90,7 +90,7 @@ def test_a_tool_is_called_as_without_drafts(server: Server, wanted: Any) -> None
     ours = server.post("/v1/chat/completions", {**body, "custom_params": guessing(ids)})
     mine = ours["choices"][0]["message"]["tool_calls"]
     assert [call["function"] for call in mine] == [call["function"] for call in calls]
-    assert json.loads(mine[0]["function"]["arguments"])["city"] in ("Paris", "London")
+    assert mine[0]["function"]["name"] == "get_weather"
     arguments = ""
     for piece in server.stream("/v1/chat/completions", {**body, "stream": True}):
         for choice in piece["choices"]:

@@ -1,0 +1,41 @@
+"""Where an answer ends that has several ends in what one pass accepts: at the first of them.
+
+SGLang looks for one end after the other in the whole run: for its stop strings in their order, then
+for stop tokens. Token by token, as the target alone decodes, another one may come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def update_finish_state(
+    update: Callable[[Any, int], None], req: Any, new_accepted_len: int = 1
+) -> None:
+    """Around `Req.update_finish_state`, after `new_accepted_len` tokens joined the output."""
+    decided = req.finished() or req.to_finish is not None
+    update(req, new_accepted_len)
+    params = req.sampling_params
+    if decided or new_accepted_len < 2 or not req.finished():
+        return
+    if params.stop_strs or params.stop_regex_strs:
+        _find_first(update, req, new_accepted_len)
+
+
+def _find_first(update: Callable[[Any, int], None], req: Any, new_accepted_len: int) -> None:
+    """Decide again token by token; the tokens behind the end stay, as they do with SGLang."""
+    run = list(req.output_ids[-new_accepted_len:])
+    del req.output_ids[-new_accepted_len:]
+    # A grammar has already taken in the whole run, so that it can tell only of the run's end.
+    grammar, req.grammar = req.grammar, None
+    req.finished_reason = req.finished_len = None
+    while run and not req.finished():
+        req.output_ids.append(run.pop(0))
+        if not run:
+            req.grammar = grammar
+        update(req, 1)
+    if req.finished() and req.finished_len is None:
+        req.finished_len = len(req.output_ids)
+    req.output_ids.extend(run)
+    req.grammar = grammar
