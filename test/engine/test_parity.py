@@ -134,9 +134,11 @@ def storm(server: Server) -> Iterator[None]:
 
     thread = threading.Thread(target=blow)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def abort(server: Server, rid: str) -> None:
