@@ -91,19 +91,24 @@ def test_requests_that_do_not_fit_wait_again_and_end_the_same(
 ) -> None:
     """Four answers that do not fit together, with guesses and one with log probabilities."""
     bodies: list[dict[str, Any]] = [{}, {"return_logprob": True, "top_logprobs_num": 2}, {}, {}]
-    with ThreadPoolExecutor(len(TEXTS)) as pool:
-        asked = [
-            pool.submit(
-                ask, server, {**LONG, "custom_params": guessing(ids[9:])}, text=text, **body
-            )
-            for text, ids, body in zip(TEXTS, expected, bodies, strict=True)
-        ]
-        answers = [answer.result() for answer in asked]
-    assert [answer["output_ids"] for answer in answers] == expected
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-    for name in ("output_token_logprobs", "output_top_logprobs"):
-        assert len(answers[1]["meta_info"][name]) == len(expected[1])
-    check_idle(server)
+    retractions = 0
+    for _ in range(6):  # one that is far ahead of the others may end in time
+        with ThreadPoolExecutor(len(TEXTS)) as pool:
+            asked = [
+                pool.submit(
+                    ask, server, {**LONG, "custom_params": guessing(ids[9:])}, text=text, **body
+                )
+                for text, ids, body in zip(TEXTS, expected, bodies, strict=True)
+            ]
+            answers = [answer.result() for answer in asked]
+        assert [answer["output_ids"] for answer in answers] == expected
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert len(answers[1]["meta_info"][name]) == len(expected[1])
+        check_idle(server)
+        retractions += sum(answer["meta_info"]["num_retractions"] for answer in answers)
+        if retractions:
+            return
+    raise AssertionError("all requests fitted")
 
 
 def test_an_urgent_request_overtakes_and_all_end_the_same(
@@ -163,6 +168,7 @@ def until_gone(server: Server, body: dict[str, Any], hang_up: bool) -> None:
 def test_a_flush_drops_what_is_cached_and_changes_nothing(
     server: Server, expected: list[list[int]]
 ) -> None:
+    ask(server, LONG, text=TEXTS[2])
     again = ask(server, LONG, text=TEXTS[2])
     assert again["meta_info"]["cached_tokens"] > 0
     server.post("/flush_cache?timeout=10", {})
