@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_qspec.cpu.attention import attend_block, attend_rows, plan_decode, plan_rows
+from sglang_qspec.cpu.attention import attend_block, attend_rows, plan_rows, plan_sharing
 
 _SLOTS, _KV_HEADS, _HEADS, _DIM, _VALUE_DIM = 200, 2, 6, 8, 4
 
@@ -63,26 +63,30 @@ def test_decode_equals_softmax_over_each_requests_own_slots(
     ],
 )
 @pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("width", [1, 3, 5])
 def test_a_prefix_that_requests_share_is_read_once_and_counts_for_each(
     prefixes: list[tuple[int, int]],
     lens: list[int],
+    width: int,
     cap: float,
     cache: tuple[torch.Tensor, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sglang_qspec.cpu.attention._SAVED", 1)
+    lens = [length + width - 1 for length in lens]
     texts = [torch.randperm(_SLOTS, generator=torch.Generator().manual_seed(t)) for t in range(3)]
     free = iter(texts[2].tolist() * 2)
     slots = torch.zeros(len(lens), max(lens), dtype=torch.int32)
     for row, ((text, shared), length) in enumerate(zip(prefixes, lens, strict=True)):
         slots[row, :shared] = texts[text][:shared]
         slots[row, shared:length] = torch.tensor([next(free) for _ in range(length - shared)])
-    query, kv_lens = _query(len(lens)), torch.tensor(lens)
-    plan = plan_decode(slots, kv_lens, _KV_HEADS, torch.float32)
+    query, kv_lens = _query(len(lens) * width), torch.tensor(lens)
+    tree = (torch.rand(len(lens), width, width) < 0.5).tril() | torch.eye(width, dtype=torch.bool)
+    plan = plan_sharing(slots, kv_lens, width, _KV_HEADS, torch.float32, tree)
     assert plan.shared is not None
     read = (plan.slots.numel() + plan.shared.slots.numel()) / _KV_HEADS
     assert read < len(lens) * max(lens)
-    simple = plan_rows(slots, kv_lens, 1, _KV_HEADS, torch.float32)
+    simple = plan_rows(slots, kv_lens, width, _KV_HEADS, torch.float32, tree)
     expected = attend_rows(simple, query, *cache, _DIM**-0.5, cap)
     torch.testing.assert_close(attend_rows(plan, query, *cache, _DIM**-0.5, cap), expected)
 
@@ -92,7 +96,8 @@ def test_requests_with_little_in_common_are_planned_one_by_one(
 ) -> None:
     monkeypatch.setattr("sglang_qspec.cpu.attention._SAVED", 1)
     slots = _requests([50, 60, 40])
-    assert plan_decode(slots, torch.tensor([50, 60, 40]), _KV_HEADS, torch.float32).shared is None
+    lens = torch.tensor([50, 60, 40])
+    assert plan_sharing(slots, lens, 1, _KV_HEADS, torch.float32).shared is None
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])

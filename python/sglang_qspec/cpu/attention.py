@@ -8,8 +8,8 @@ layer two gathers, two batched products and a softmax, whatever the batch. It se
 prompts, request by request.
 
 Grouped-query attention is folded into the query rows: the heads that share a key are rows of one
-product. So are, in decode, the requests that share the slots of a long prefix (`SharedPrefixes`):
-completions of one prompt, or requests behind one system prompt, read it once.
+product. So are, in decode and verification, the requests that share the slots of a long prefix
+(`SharedPrefixes`): completions of one prompt, or requests behind one system prompt, read it once.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ _SAVED = 4096
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Groups of decoding requests that begin with the same slots.
+    """Groups of requests that begin with the same slots.
 
     There are G groups of at most R requests, with at most P positions in common. `slots` int64
     [G * kv_heads * P] are places as in `RowPlan`, whose own slots then leave the prefixes out.
@@ -73,18 +73,25 @@ class RowPlan:
     shared: SharedPrefixes | None = None
 
 
-def plan_decode(slots: Tensor, kv_lens: Tensor, kv_heads: int, dtype: torch.dtype) -> RowPlan:
-    """`plan_rows` with one row for each request, which sees all; shared prefixes are read once."""
+def plan_sharing(
+    slots: Tensor,
+    kv_lens: Tensor,
+    rows: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+    visible: Tensor | None = None,
+) -> RowPlan:
+    """`plan_rows`, with prefixes that requests share read once."""
     slots = slots.long()
-    found = _shared_prefixes(slots, kv_lens)
+    found = _shared_prefixes(slots, kv_lens - rows)
     if found is None:
-        return plan_rows(slots, kv_lens, 1, kv_heads, dtype)
+        return plan_rows(slots, kv_lens, rows, kv_heads, dtype, visible)
     group_of, prefix = found
     requests = slots.shape[0]
     rest = kv_lens - prefix
     own = torch.arange(int(rest.max())) + prefix.unsqueeze(1)
     own = slots.gather(1, own.clamp_(max=slots.shape[1] - 1))
-    plan = plan_rows(own, rest, 1, kv_heads, dtype)
+    plan = plan_rows(own, rest, rows, kv_heads, dtype, visible)
 
     sizes = group_of.bincount()
     groups, size = sizes.shape[0], int(sizes.max())
@@ -106,17 +113,18 @@ def plan_decode(slots: Tensor, kv_lens: Tensor, kv_heads: int, dtype: torch.dtyp
     return replace(plan, shared=SharedPrefixes(groups, size, positions, flat, members, place, bias))
 
 
-def _shared_prefixes(slots: Tensor, kv_lens: Tensor) -> tuple[Tensor, Tensor] | None:
+def _shared_prefixes(slots: Tensor, lens: Tensor) -> tuple[Tensor, Tensor] | None:
     """(group, length of the prefix that it shares) int64 [B] each; None if it is not worth it.
 
-    A slot holds one position of one text, so requests that have the slot of a position in common
-    have all before it in common.
+    Of `lens` int64 [B] positions of each request at most: what all its query rows see. A slot holds
+    one position of one text, so requests that have the slot of a position in common have all before
+    it in common.
     """
     requests, positions = slots.shape
     if requests < 2 or positions <= _SHARED:
         return None
     # Requests too short for it are each alone.
-    key = torch.where(kv_lens > _SHARED, slots[:, _SHARED - 1], -1 - torch.arange(requests))
+    key = torch.where(lens >= _SHARED, slots[:, _SHARED - 1], -1 - torch.arange(requests))
     key, group_of = key.unique(return_inverse=True)
     if key.shape[0] == requests:
         return None
@@ -124,12 +132,12 @@ def _shared_prefixes(slots: Tensor, kv_lens: Tensor) -> tuple[Tensor, Tensor] | 
         0, group_of, torch.arange(requests), "amin"
     )
     same = slots == slots[first[group_of]]
-    same &= torch.arange(positions) < (kv_lens - 1).unsqueeze(1)
+    same &= torch.arange(positions) < lens.unsqueeze(1)
     common = same.int().cumprod(1).sum(1)
     shortest = torch.full((key.shape[0],), positions).scatter_reduce_(0, group_of, common, "amin")
     shortest[group_of.bincount() < 2] = 0
     prefix = shortest[group_of]
-    left = key.shape[0] * int(shortest.max()) + requests * int((kv_lens - prefix).max())
+    left = key.shape[0] * int(shortest.max()) + requests * int((lens - prefix).max())
     return (group_of, prefix) if requests * positions - left >= _SAVED else None
 
 
@@ -235,7 +243,8 @@ def _mix_with_prefixes(
     """One softmax over `scores` and those of the prefixes, and the values that it mixes.
 
     `scores` [B * kv_heads, group, T] and `value` [B * kv_heads, T, value_dim] are a request's own,
-    `query` [B * kv_heads, group, head_dim] is scaled. Returns [B * kv_heads, group, value_dim].
+    `query` [B * kv_heads, group, head_dim] is scaled; `group` counts the rows of all heads that
+    share a key. Returns [B * kv_heads, group, value_dim].
     """
     kv_heads, head_dim = keys.shape[1:]
     group, own = scores.shape[1:]

@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_decode, plan_rows
+from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_rows, plan_sharing
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -167,7 +167,8 @@ class _Batch:
         self._kv_lens, self._new_lens = kv_lens, new_lens
         self._rows = max(new_lens, default=0)
         self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
-        if mode.is_target_verify() or mode.is_decode():
+        self._decodes = mode.is_target_verify() or mode.is_decode()
+        if self._decodes:
             return
         if self._rows <= _SHORT_EXTEND:
             self._pad_short_extend()
@@ -200,8 +201,10 @@ class _Batch:
         kind = (kv_heads, dtype, 0 if window is None else window + 1)
         plan = self._plans.get(kind)
         if plan is None:
-            if self._rows == 1 and self._visible is None and window is None:
-                plan = plan_decode(self._slots, self._kv_lens, kv_heads, dtype)
+            if self._decodes and window is None:
+                plan = plan_sharing(
+                    self._slots, self._kv_lens, self._rows, kv_heads, dtype, self._visible
+                )
                 self._plans[kind] = plan
                 return plan
             positions = None
