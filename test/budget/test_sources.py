@@ -44,9 +44,17 @@ def fail(sources: Sources, source: Source = GUESS, tokens: int = FEWEST_TOKENS) 
 def test_a_source_that_is_seldom_right_and_costs_more_than_it_saves_is_paused(
     sources: Sources,
 ) -> None:
-    fail(sources, tokens=FEWEST_TOKENS - 1)
+    sources.observe(GUESS, FEWEST_TOKENS - 1, FEWEST_TOKENS // 3, saved=0.1, cost=0.2)
     assert sources.paused == frozenset()
     sources.observe(GUESS, 1, 0)
+    assert sources.paused == {GUESS}
+
+
+def test_one_that_is_never_right_is_paused_sooner(sources: Sources) -> None:
+    for _ in range(13):
+        sources.observe(GUESS, 1, 0, cost=0.01)
+    assert sources.paused == frozenset()
+    sources.observe(GUESS, 1, 0, cost=0.01)
     assert sources.paused == {GUESS}
 
 
@@ -93,7 +101,7 @@ def test_what_was_drafted_before_a_pause_does_not_count_against_the_probe(
     fail(sources)
     clock.now += FIRST_PAUSE_S
     assert sources.paused == frozenset()
-    fail(sources, tokens=FEWEST_TOKENS - 1)
+    fail(sources, tokens=10)
     assert sources.paused == frozenset()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_qspec.budget import Patience, Punctuality, expected_gain
+from sglang_qspec.budget import Choice, Patience, Punctuality, with_next_steps
 from sglang_qspec.budget.waiting import (
     FIRST_STEP,
     LATE,
@@ -13,30 +13,41 @@ from sglang_qspec.budget.waiting import (
 )
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
-RATE = 50.0
-"""Tokens per second without a wait."""
+NOW = Choice(4, tokens=2.0, seconds=0.04)
+"""A pass without a wait."""
+
+
+def with_more(tokens: float, seconds: float = 0.0) -> Choice:
+    """The same with so many tokens more, in so many more seconds."""
+    return Choice(4, NOW.tokens + tokens, NOW.seconds + seconds)
 
 
 def test_a_wait_ends_when_it_has_cost_what_it_can_gain() -> None:
-    assert Patience().seconds(1, 0.9, RATE) == 0.9 / RATE
+    assert Patience().seconds(1, NOW, with_more(0.9)) == pytest.approx(0.9 / NOW.rate)
+
+
+def test_what_a_wider_pass_takes_is_no_gain() -> None:
+    wider = with_more(0.9, 0.01)
+    assert Patience().seconds(1, NOW, wider) == pytest.approx(0.9 / NOW.rate - 0.01)
+    assert Patience().seconds(1, NOW, with_more(0.9, 0.02)) == 0.0
 
 
 def test_there_is_no_wait_for_what_gains_nothing() -> None:
-    assert Patience().seconds(1, 0.0, RATE) == 0.0
+    assert Patience().seconds(1, NOW, NOW) == 0.0
 
 
 def test_tokens_that_come_at_a_better_rate_are_waited_for_and_others_are_not() -> None:
     patience = Patience()
     patience.observe(2, 0.010, came=True)
-    assert patience.seconds(2, 1.8, RATE) == 1.8 / RATE
-    assert patience.seconds(2, 0.5, RATE) == 0.0
+    assert patience.seconds(2, NOW, with_more(1.8)) > 0.0
+    assert patience.seconds(2, NOW, with_more(0.5)) == 0.0
 
 
 def test_a_sidecar_that_sends_nothing_is_soon_not_waited_for_and_tried_again_later() -> None:
     patience = Patience()
     waits = []
     for _ in range(3 * PROBE_AFTER):
-        seconds = patience.seconds(1, 0.9, RATE)
+        seconds = patience.seconds(1, NOW, with_more(0.9))
         waits.append(seconds)
         if seconds:
             patience.observe(1, seconds, came=False)
@@ -47,24 +58,27 @@ def test_a_sidecar_that_sends_nothing_is_soon_not_waited_for_and_tried_again_lat
 def test_each_size_of_batch_is_remembered_by_itself() -> None:
     patience = Patience()
     patience.observe(16, 1.0, came=True)
-    assert patience.seconds(16, 0.9, RATE) == 0.0
-    assert patience.seconds(1, 0.9, RATE) > 0.0
+    assert patience.seconds(16, NOW, with_more(0.9)) == 0.0
+    assert patience.seconds(1, NOW, with_more(0.9)) > 0.0
 
 
-def test_a_token_gains_its_chance_on_each_draft_that_is_awaited() -> None:
+def test_the_next_token_of_a_draft_has_its_chance_if_all_before_it_are_right() -> None:
     short = DraftTree((5,), (0,), (Source.STEP,), (1.0,))
     long = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.5))
     trees = DraftTrees.of([short, long], 4)
-    assert expected_gain(trees, np.array([True, True]), 0.9) == pytest.approx(0.9 * 1.5)
-    assert expected_gain(trees, np.array([False, True]), 0.9) == pytest.approx(0.9 * 0.5)
-    assert expected_gain(trees, np.array([False, False]), 0.9) == 0.0
+    assert with_next_steps(trees, np.array([True, True]), 0.9).tolist() == [
+        pytest.approx([1.0, 0.9, 0.0, 0.0]),
+        pytest.approx([1.0, 0.5, 0.45, 0.0]),
+    ]
+    assert with_next_steps(trees, np.array([False, False]), 0.9).tolist() == trees.scores.tolist()
 
 
-def test_drafts_that_are_seldom_right_gain_little() -> None:
-    trees = DraftTrees.of([DraftTree((5,), (0,), (Source.STEP,), (1.0,))] * 2, 4)
-    awaited, factors = np.array([True, True]), np.array([1.0, 0.2])
-    assert expected_gain(trees, awaited, 0.1) == pytest.approx(0.2)
-    assert expected_gain(trees, awaited, 0.9, factors) == pytest.approx(0.9 * 1.2)
+def test_the_next_token_takes_its_place_among_others_and_in_a_full_tree_that_of_the_last() -> None:
+    sources = (Source.STEP, Source.STEP, Source.OUTPUT)
+    tree = DraftTree((5, 6, 7), (0, 0, 0), sources, (1.0, 0.8, 0.1))
+    trees = DraftTrees.of([tree], 3)
+    more = with_next_steps(trees, np.array([True]), 0.5)
+    assert more.tolist() == [pytest.approx([1.0, 0.8, 0.4])]
 
 
 def test_drafts_that_a_pass_is_made_for_are_waited_for_until_they_are_late() -> None:

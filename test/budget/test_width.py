@@ -24,7 +24,7 @@ def linear(row: float) -> PassTimes:
 
 
 def width_for(policy: WidthPolicy, trees: list[DraftTree]) -> int:
-    return policy.choose(DraftTrees.of(trees, policy.max_width)).width
+    return policy.choose(DraftTrees.of(trees, policy.max_width).scores).width
 
 
 def test_without_drafts_a_pass_is_plain_decoding() -> None:
@@ -81,17 +81,17 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_the_rate_of_a_pass_follows_the_times_that_passes_took() -> None:
     policy = WidthPolicy(8)
-    trees = DraftTrees.of([chain()], 8)
+    scores = DraftTrees.of([chain()], 8).scores
     for _ in range(200):
         policy.times.observe(1, 1, 0.1)
-    assert policy.choose(trees).rate == pytest.approx(10.0, rel=0.01)
+    assert policy.choose(scores).rate == pytest.approx(10.0, rel=0.01)
 
 
 def test_a_limit_holds_from_then_on() -> None:
     policy = WidthPolicy(8)
     policy.limit(3)
     assert width_for(policy, [chain(*[0.9] * 2)]) == 3
-    assert policy.choose(DraftTrees.of([chain(*[0.9] * 7)], 8)).width == 3
+    assert width_for(policy, [chain(*[0.9] * 7)]) == 3
     with pytest.raises(ConfigError, match="max_width is 0"):
         policy.limit(0)
 

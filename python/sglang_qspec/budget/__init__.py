@@ -4,7 +4,7 @@ from sglang_qspec.budget.credit import Credit, FirstTokens
 from sglang_qspec.budget.pass_times import PassCost, PassTimes
 from sglang_qspec.budget.pilot import Pilot
 from sglang_qspec.budget.sources import Sources
-from sglang_qspec.budget.waiting import Patience, Punctuality, expected_gain
+from sglang_qspec.budget.waiting import Patience, Punctuality, with_next_steps
 from sglang_qspec.budget.width import LADDER, Choice, WidthPolicy
 
 __all__ = [
@@ -19,5 +19,5 @@ __all__ = [
     "Punctuality",
     "Sources",
     "WidthPolicy",
-    "expected_gain",
+    "with_next_steps",
 ]

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from sglang_qspec.budget.credit import FirstTokens
 from sglang_qspec.trie import DraftTrees, Source
 
 FEWEST_TOKENS = 64
-"""That a source is judged by."""
+"""That a source is judged by, unless fewer leave no doubt."""
+DOUBT = 3.0
+"""Standard deviations; with none right, 14 tokens leave no doubt."""
 WINDOW_TOKENS = 512
 """Half of what is known of a source is forgotten when it is known by so many tokens."""
 LOW_RATE = 0.4
@@ -50,6 +53,14 @@ class _Ledger:
     @property
     def rate(self) -> float:
         return self.right / self.tokens if self.tokens else 0.0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether its rate is below `LOW_RATE`, and not by chance."""
+        shortfall = LOW_RATE * self.tokens - self.right
+        deviation = sqrt(LOW_RATE * (1 - LOW_RATE) * self.tokens)
+        least = 0.0 if self.tokens >= FEWEST_TOKENS else DOUBT * deviation
+        return shortfall > least
 
     def scale(self, factor: float) -> None:
         """Forget a part of it, or with 0 all."""
@@ -122,11 +133,10 @@ class Sources:
         ledger.right += right
         ledger.saved += saved
         ledger.cost += cost
-        if ledger.tokens >= FEWEST_TOKENS:
-            if ledger.rate < LOW_RATE and ledger.cost > ledger.saved:
-                self._pause(source, ledger)
-            else:
-                ledger.pause = FIRST_PAUSE_S
+        if ledger.is_low and ledger.cost > ledger.saved:
+            self._pause(source, ledger)
+        elif ledger.tokens >= FEWEST_TOKENS:
+            ledger.pause = FIRST_PAUSE_S
         if ledger.tokens >= WINDOW_TOKENS:
             ledger.scale(0.5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_qspec.budget.width import Choice
 from sglang_qspec.trie import DraftTrees, Source
 
 PROBE_AFTER = 64
@@ -25,32 +26,29 @@ LONGEST_WAIT = 0.5
 """Seconds, whatever the sidecar says that its steps take."""
 
 
-def expected_gain(
-    trees: DraftTrees,
-    awaited: NDArray[np.bool_],
-    agreement: float,
-    factors: NDArray[np.float64] | None = None,
-) -> float:
-    """Tokens that one more of the step drafts of the `awaited` [bs] trees is expected to add.
+def with_next_steps(
+    trees: DraftTrees, awaited: NDArray[np.bool_], agreement: float
+) -> NDArray[np.float32]:
+    """The trees' scores [bs, D] if the step drafts of the `awaited` [bs] ones had one token more.
 
-    It is right with the chance of `agreement` if all before it are; `factors` [bs] say how much is
-    believed of each request's drafts, by default all.
+    It is right with the chance of `agreement` if all before it are.
     """
     is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
-    chances = np.where(is_step, trees.scores, 1.0).min(axis=1)
-    if factors is not None:
-        chances = chances * factors
-    return agreement * float(chances[awaited].sum())
+    chances = np.where(is_step, trees.scores, np.float32(1.0)).min(axis=1, keepdims=True)
+    more = np.where(awaited[:, None], np.float32(agreement) * chances, np.float32(0.0))
+    scores = np.concatenate([trees.scores, more], axis=1)
+    scores[:, 1:] = -np.sort(-scores[:, 1:], axis=1)
+    return scores[:, : trees.width]
 
 
 class Patience:
     """Weighs what a wait gains against what it costs.
 
-    With drafts as they are a pass yields so many tokens per second. One more token on the drafts of
-    its requests adds its chances of acceptance; that is worth waiting for if these tokens come at a
-    better rate. A wait ends at the latest when nothing can be gained by it any more, so a sidecar
-    that is slow or gone costs little, and soon nothing: how long tokens took to come, or did not
-    come, is remembered by the number of requests.
+    With drafts as they are a pass yields so many tokens per second. With one token more on the
+    drafts of its requests it yields more, and may have to be wider for that: what it then saves is
+    what the tokens would have taken at the former rate, less the time of the pass. A wait ends at
+    the latest when it has cost as much, so a sidecar that is slow or gone costs little, and soon
+    nothing: how long tokens took to come, or did not come, is remembered by the number of requests.
     """
 
     def __init__(self) -> None:
@@ -58,15 +56,14 @@ class Patience:
         """Until a token came, by the binary order of magnitude of the requests."""
         self._idle = 0
 
-    def seconds(self, requests: int, gain: float, rate: float) -> float:
+    def seconds(self, requests: int, now: Choice, then: Choice) -> float:
         """How long to wait at most; 0 if not at all.
 
-        `gain` is the expected number of tokens that the next step of the drafts adds to the pass,
-        `rate` the pass's expected tokens per second without them.
+        `now` is the pass with drafts as they are, `then` that with one more token on each of them.
         """
-        if gain <= 0.0 or rate <= 0.0:
+        most = then.tokens / now.rate - then.seconds
+        if most <= 0.0:
             return 0.0
-        most = gain / rate
         expected = self._seconds.get(requests.bit_length(), 0.0)
         if expected * MARGIN < most:
             self._idle = 0

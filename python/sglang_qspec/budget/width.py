@@ -10,6 +10,7 @@ now and then in any case, so that it is known what drafts are compared with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from sglang_qspec.budget.pass_times import PassTimes
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.trie import DraftTrees
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Widths that are used, so that kernels and buffers see few shapes."""
@@ -28,11 +28,16 @@ the best of several estimates is more likely too high than too low."""
 
 @dataclass(frozen=True)
 class Choice:
-    """The width of a pass, and what it is expected to yield."""
+    """The width of a pass, and what it is expected to yield and to take."""
 
     width: int
-    rate: float
-    """Tokens per second."""
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
 
 
 class WidthPolicy:
@@ -55,28 +60,35 @@ class WidthPolicy:
         self.max_width = max_width
         self._steps = (*(width for width in LADDER if width < max_width), max_width)
 
-    def choose(self, trees: DraftTrees, factors: NDArray[np.float64] | None = None) -> Choice:
-        """The common width of a pass over a batch, one tree a request.
+    def choose(
+        self, scores: NDArray[np.float32], factors: NDArray[np.float64] | None = None
+    ) -> Choice:
+        """The common width of a pass over a batch.
 
-        `factors` [bs] say how much of each request's scores is believed; by default all.
+        `scores` [bs, D] are those of the trees' nodes, the roots first and then the best, and 0
+        where there is none; `factors` [bs] say how much of each request's is believed, by default
+        all.
         """
-        bs = len(trees)
+        bs = len(scores)
         if factors is None:
             factors = np.ones(bs)
-        gains = factors @ trees.scores
+        gains = factors @ scores
         gains[:1] = bs  # the roots, which are no drafts
         tokens = gains.cumsum().tolist()
         if self.fixed:
-            return Choice(self.max_width, tokens[-1] / self.times.seconds(bs, self.max_width))
-        largest = int(trees.sizes.max(initial=1))
-        plain = Choice(1, bs / self.times.seconds(bs, 1))
-        best = Choice(1, MARGIN * plain.rate)
+            return self._pass(bs, self.max_width, tokens)
+        plain = self._pass(bs, 1, tokens)
+        best, rate = plain, MARGIN * plain.rate
+        largest = np.count_nonzero(gains)
         for width in self._steps[1:]:
-            rate = tokens[min(width, len(tokens)) - 1] / self.times.seconds(bs, width)
-            if rate > best.rate:
-                best = Choice(width, rate)
+            found = self._pass(bs, width, tokens)
+            if found.rate > rate:
+                best, rate = found, found.rate
             if width >= largest:
                 break
-        if best.width == 1 or self.times.plain_is_due(bs):
-            return plain
-        return best
+        return plain if self.times.plain_is_due(bs) else best
+
+    def _pass(self, bs: int, width: int, tokens: Sequence[float]) -> Choice:
+        """`tokens` are what passes of width 1 and more yield."""
+        expected = tokens[min(width, len(tokens)) - 1] if tokens else 0.0
+        return Choice(width, expected, self.times.seconds(bs, width))

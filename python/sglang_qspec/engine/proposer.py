@@ -18,7 +18,7 @@ from sglang_qspec.budget import (
     Patience,
     Punctuality,
     WidthPolicy,
-    expected_gain,
+    with_next_steps,
 )
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.speculator import Speculator
@@ -80,14 +80,14 @@ class Proposer:
             return self._speculator.propose(rids, outputs, 1, drafts=False)
         if not self._on_cpu and _is_penalized(batch):
             trees = self._speculator.propose(rids, outputs, widest, drafts=False)
-            return trees.best(self._width.choose(trees).width)
+            return trees.best(self._width.choose(trees.scores).width)
         factors = self._speculator.factors(rids)
         size, left = 0, math.inf
         while True:
             trees = self._speculator.propose(rids, outputs, widest)
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
-            choice = self._width.choose(trees, factors)
+            choice = self._width.choose(trees.scores, factors)
             left = self._wait(rids, trees, choice, factors, pipeline, left)
             if left <= 0.0:
                 self._offered = trees
@@ -169,8 +169,8 @@ class Proposer:
         ahead = pipeline == "ahead"
         if ahead:
             agreement = self._speculator.totals.agreement
-            gain = expected_gain(trees, awaited, agreement, factors)
-            seconds = self._patience.seconds(len(rids), gain, choice.rate)
+            hoped = with_next_steps(trees, awaited, agreement)
+            seconds = self._patience.seconds(len(rids), choice, self._width.choose(hoped, factors))
         else:
             seconds = self._punctuality.seconds(self._step_seconds(int(awaited.sum())))
         seconds = min(seconds, most)
