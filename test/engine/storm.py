@@ -12,8 +12,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
@@ -188,19 +186,15 @@ class Storm:
 
     def _verify(self, batch: Sequence[Request], trees: DraftTrees) -> list[list[int]]:
         """The accepted nodes of each tree, by the walk that serves on a CPU."""
-        parents = torch.from_numpy(trees.parents.astype("int64"))
-        targets = torch.zeros_like(parents)
+        layout = trees.lay_out()
+        targets = [[0] * trees.width for _ in batch]
         for row, request in enumerate(batch):
-            size = int(trees.sizes[row])
-            parents[row, size:] = torch.arange(size, trees.width)  # padding is nobody's child
-            depths = [0] * size
-            for node in range(size):
-                if node:
-                    depths[node] = depths[int(trees.parents[row, node])] + 1
-                targets[row, node] = _answer(request, len(request.output_ids) + depths[node])
-        draft_tokens = torch.from_numpy(trees.token_ids.astype("int64"))
-        on_path = accept(draft_tokens, parents, targets, trees.width).on_path
-        return [row[1:].nonzero().flatten().add(1).tolist() for row in on_path]
+            depths = layout.depths[row].tolist()
+            for node in range(int(trees.sizes[row])):
+                targets[row][node] = _answer(request, len(request.output_ids) + depths[node])
+        links = layout.next_token.tolist(), layout.next_sibling.tolist()
+        paths = accept(trees.token_ids.tolist(), *links, targets, trees.width)
+        return [path[1:] for path in paths]
 
     def _finish(self) -> None:
         for request in [request for request in self.running if request.done]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_qspec.cpu.tree_links import links_from_parents
 from sglang_qspec.verify.accept import accept
 from sglang_qspec.verify.rejection import Proposals, sample_near
 from test.verify.chi_square import chi_square
@@ -70,13 +71,14 @@ def _speculate(
     nodes = (first, second, nothing, nothing, nothing)
     draws = [rule(target[tree[:, i]], offer) for i, offer in enumerate(nodes)]
     targets = torch.stack(draws, 1)
-    result = accept(tree, parents, targets, 5)
+    children, siblings = links_from_parents(parents)
+    paths = accept(tree.tolist(), children.tolist(), siblings.tolist(), targets.tolist(), 5)
     one = targets[:, 0]
-    second_node = torch.where(result.on_path[:, 1], 1, 3).unsqueeze(1)
+    second_node = torch.tensor([path[1] if len(path) > 1 else 3 for path in paths]).unsqueeze(1)
     two = targets.gather(1, second_node).squeeze(1)
     # Where one token alone came out, the next pass begins behind it; what was drafted there and
     # led on from this very token still counts.
-    short = result.accept_lens == 1
+    short = torch.tensor([len(path) == 1 for path in paths])
     led = short & (one == first.token_ids)
     again = rule(target[one], second._replace(known=led))
     two = torch.where(short, again, two)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sglang_qspec.cpu.tree_links import links_from_parents
 from sglang_qspec.verify.accept import accept
 from sglang_qspec.verify.race import race
 from sglang_qspec.verify.rejection import Proposals
@@ -185,18 +186,14 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
             chosen = targets.gather(1, parent.unsqueeze(1)).squeeze(1)
             chosen = torch.where(lucky[:, node], tree[:, node], chosen)
             targets = targets.scatter(1, parent.unsqueeze(1), chosen.unsqueeze(1))
-    result = accept(tree, parents, targets, 5)
-    last = (result.depths * result.on_path).argmax(1)
+    children, siblings = links_from_parents(parents)
+    paths = accept(tree.tolist(), children.tolist(), siblings.tolist(), targets.tolist(), 5)
     first = targets[:, 0]
-    follow = torch.where(result.accept_lens > 1, targets.gather(1, last.unsqueeze(1))[:, 0], 0)
-    deep = result.accept_lens > 2
-    middle = torch.zeros_like(first)
-    for node in (1, 2):
-        middle = torch.where(result.on_path[:, node], targets[:, node], middle)
-    follow = torch.where(deep, middle, follow)
     # Where only the bonus token came out, the next step draws the second token plainly.
+    alone = torch.tensor([len(path) == 1 for path in paths])
+    node = torch.tensor([path[1] if len(path) > 1 else 0 for path in paths])
     plain = sample_targets(table[first], torch.ones(rows), Draws())
-    second = torch.where(result.accept_lens > 1, follow, plain)
+    second = torch.where(alone, plain, targets.gather(1, node.unsqueeze(1))[:, 0])
     return torch.bincount(first * 4 + second, minlength=16)
 
 

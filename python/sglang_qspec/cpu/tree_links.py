@@ -1,8 +1,8 @@
 """SGLang's three forms of a draft tree, and how one becomes another.
 
 SGLang's verify kernels know a tree as a mask (which nodes are ancestors) or as links (first
-child and next sibling, -1 where there is none); `sglang_qspec.verify` knows it as `parents`,
-where a node without a parent is its own. All tensors are [bs, D] int64 unless said otherwise,
+child and next sibling, -1 where there is none); between the two stand `parents`, where a node
+without a parent is its own. All tensors are [bs, D] int64 unless said otherwise,
 and a parent's index is smaller than its child's.
 """
 
@@ -15,22 +15,6 @@ def parents_from_mask(mask: Tensor) -> Tensor:
     nodes = torch.arange(mask.shape[1], device=mask.device)
     nearest = torch.where(mask.tril(-1), nodes, -1).amax(2)
     return torch.where(nearest < 0, nodes, nearest)
-
-
-def parents_from_links(next_token: Tensor, next_sibling: Tensor) -> Tensor:
-    """Undo `links_from_parents`; a node that no link reaches becomes its own parent."""
-    bs, width = next_token.shape
-    nodes = torch.arange(width, device=next_token.device).expand(bs, width)
-    # Column `width` takes what the absent links would write.
-    spill = torch.arange(width + 1, device=next_token.device).repeat(bs, 1)
-    parent_of_first = spill.scatter(1, torch.where(next_token < 0, width, next_token), nodes)
-    first = spill.scatter(1, torch.where(next_sibling < 0, width, next_sibling), nodes)
-    first[:, width] = width
-    reach = 1
-    while reach < width:
-        first = first.gather(1, first)
-        reach *= 2
-    return parent_of_first.gather(1, first)[:, :width]
 
 
 def links_from_parents(parents: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,6 @@ HOOKED_IN_SCHEDULER = (
 """Wrapped in the scheduler's process."""
 
 _IMPORTED = {
-    "sglang.kernels.ops.speculative.cache_locs": ("assign_extend_cache_locs_func",),
     "sglang.kernels.ops.speculative.spec_tree": ("verify_tree_greedy_func",),
     "sglang.srt.arg_groups.choices": (
         "add_attention_backend_choices",

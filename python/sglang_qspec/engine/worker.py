@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
@@ -251,16 +250,11 @@ class QSpecWorker(BaseSpecWorker):
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
         """KV slots [bs * width] behind each request's committed tokens; already allocated."""
-        slots: torch.Tensor = assign_extend_cache_locs_func(
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=batch.req_to_token_pool.req_to_token,
-            start_offset=batch.seq_lens,
-            end_offset=batch.seq_lens + width,
-            batch_size=len(batch.reqs),
-            draft_token_num=width,
-            device=batch.device,
-        )
-        return slots
+        positions = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.device)
+        slots: torch.Tensor = batch.req_to_token_pool.req_to_token[
+            batch.req_pool_indices.unsqueeze(1), positions
+        ]
+        return slots.flatten().to(torch.int64)
 
     def _grammar_mask(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
