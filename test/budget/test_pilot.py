@@ -1,6 +1,6 @@
 """Which pipeline is chosen."""
 
-from sglang_qspec.budget import PassCost, PassTimes, Pilot
+from sglang_qspec.budget import Course, PassCost, PassTimes, Pilot
 from sglang_qspec.budget.pilot import PERIOD, VOTES
 
 SETTLED = PERIOD * (VOTES + 1)
@@ -25,10 +25,11 @@ def course(
         pilot.choose(
             requests,
             widest=5,
+            fixed=False,
             lead=16,
             agreement=agreement,
             step_times=[(1.0, step), (2.0 * requests, 2 * step)],
-        )
+        ).pipeline
         for _ in range(rounds)
     ]
 
@@ -62,5 +63,20 @@ def test_sizes_of_batches_have_courses_of_their_own() -> None:
 def test_one_request_has_no_halves_and_without_measurements_there_is_no_choice() -> None:
     pilot = Pilot(times(STEEP, 0.004))
     assert set(course(pilot, 1, BAD, step=0.016)) == {"ahead"}
-    unmeasured = pilot.choose(8, widest=5, lead=16, agreement=BAD, step_times=[])
-    assert unmeasured == "ahead"
+    unmeasured = pilot.choose(8, widest=5, fixed=False, lead=16, agreement=BAD, step_times=[])
+    assert unmeasured == Course("ahead", 5)
+
+
+def test_halves_are_drafted_for_only_as_far_as_pays_unless_all_passes_have_one_width() -> None:
+    for fixed, width in ((False, 2), (True, 16)):
+        pilot = Pilot(times(STEEP, 0.004))
+        for _ in range(SETTLED):
+            chosen = pilot.choose(
+                8,
+                widest=16,
+                fixed=fixed,
+                lead=16,
+                agreement=BAD,
+                step_times=[(1.0, 0.006), (16.0, 0.016)],
+            )
+        assert chosen == Course("halves", width)

@@ -20,11 +20,23 @@ VOTES = 3
 """Comparisons in a row that it must win."""
 
 
+@dataclass(frozen=True)
+class Course:
+    """How the next round of a batch is served."""
+
+    pipeline: str
+    width: int
+    """Tokens of a request that a pass verifies, at most. What is drafted between two passes, or
+    for a half, is waited for, so it must not be more than pays."""
+
+
 @dataclass
-class _Course:
+class _Log:
     """What was decided for batches of one binary order of magnitude."""
 
     pipeline: str = FIRST
+    width: int = 1
+    """At which it is expected to be the fastest."""
     rounds: int = 0
     rival: str = FIRST
     votes: int = 0
@@ -41,37 +53,41 @@ class Pilot:
 
     def __init__(self, times: PassTimes) -> None:
         self._times = times
-        self._courses: dict[int, _Course] = {}
+        self._logs: dict[int, _Log] = {}
 
     def choose(
         self,
         requests: int,
         *,
         widest: int,
+        fixed: bool,
         lead: int,
         agreement: float,
         step_times: Sequence[tuple[float, float]],
-    ) -> str:
-        """The pipeline of the next round of so many requests.
+    ) -> Course:
+        """The course for the next round of so many requests.
 
-        Passes have at most `widest` tokens for each, and drafts of `ahead` run up to `lead` ahead;
-        `agreement` is alpha, and `step_times` are (requests, seconds) of the sidecar's steps.
+        Passes have at most `widest` tokens for each, or exactly so many if that is `fixed`, and
+        drafts of `ahead` run up to `lead` ahead; `agreement` is alpha, and `step_times` are
+        (requests, seconds) of the sidecar's steps.
         """
         if requests < 2 or widest < 2 or not step_times:
-            return FIRST
-        course = self._courses.setdefault(requests.bit_length(), _Course())
-        course.rounds += 1
-        if course.rounds % PERIOD == 0:
-            expected = self._expected(requests, widest, lead, agreement, Curve.through(step_times))
-            self._steer(course, expected)
-        return course.pipeline
+            return Course(FIRST, widest)
+        log = self._logs.setdefault(requests.bit_length(), _Log())
+        log.rounds += 1
+        if log.rounds % PERIOD == 0:
+            widths = (widest,) if fixed else (*(w for w in LADDER[1:] if w < widest), widest)
+            step = Curve.through(step_times)
+            _steer(log, self._expected(requests, widths, lead, agreement, step))
+        ahead = log.pipeline == "ahead"
+        return Course(log.pipeline, widest if ahead else min(log.width, widest))
 
     def _expected(
-        self, requests: int, widest: int, lead: int, agreement: float, step: Curve
-    ) -> dict[str, float]:
-        """Tokens per second of each pipeline at the width that suits it best."""
-        best = dict.fromkeys(PIPELINES, 0.0)
-        for width in (*(w for w in LADDER[1:] if w < widest), widest):
+        self, requests: int, widths: Sequence[int], lead: int, agreement: float, step: Curve
+    ) -> dict[str, tuple[float, int]]:
+        """Tokens per second of each pipeline at the width that suits it best, and this width."""
+        best = dict.fromkeys(PIPELINES, (0.0, 1))
+        for width in widths:
             k = width - 1
             found = rates(
                 agreement,
@@ -82,18 +98,20 @@ class Pilot:
                 lead=max(lead, k),
             )
             for pipeline in PIPELINES:
-                best[pipeline] = max(best[pipeline], found[pipeline])
+                best[pipeline] = max(best[pipeline], (found[pipeline], width))
         return best
 
-    def _steer(self, course: _Course, expected: dict[str, float]) -> None:
-        rival = max(expected, key=expected.__getitem__)
-        if expected[rival] < MARGIN * expected[course.pipeline]:
-            course.votes = 0
-            return
-        course.votes = course.votes + 1 if rival == course.rival else 1
-        course.rival = rival
-        if course.votes >= VOTES:
-            course.pipeline, course.votes = rival, 0
+
+def _steer(log: _Log, expected: dict[str, tuple[float, int]]) -> None:
+    rival = max(expected, key=expected.__getitem__)
+    if expected[rival][0] < MARGIN * expected[log.pipeline][0]:
+        log.votes = 0
+    else:
+        log.votes = log.votes + 1 if rival == log.rival else 1
+        log.rival = rival
+        if log.votes >= VOTES:
+            log.pipeline, log.votes = rival, 0
+    log.width = expected[log.pipeline][1]
 
 
 def _drafting(step: Curve, k: int) -> Callable[[int], float]:

@@ -64,14 +64,17 @@ class Knobs:
             sources=wanted.sources & self.sources,
         )
 
-    def lead(self, pipeline: str) -> int:
-        """How far step drafts are to run ahead of what is committed, in tokens."""
+    def lead(self, pipeline: str, width: int) -> int:
+        """How far step drafts are to run ahead of what is committed, in tokens.
+
+        A pass verifies at most `width` tokens of a request.
+        """
         match pipeline:
             case "queue":
                 return 0
             case "ahead":
                 return self.step_tokens
-        return min(self.step_tokens, self.draft_token_num - 1)
+        return min(self.step_tokens, width - 1)
 
     def set(self, name: str, value: float) -> None:
         """Turn one knob, named with its prefix, to a value that `check` has let through."""

@@ -243,6 +243,12 @@ class Speculator:
                 awaited[row] = self._courier.awaits(live)
         return awaited
 
+    def stepping(self, rids: Sequence[str]) -> int:
+        """How many of these requests are drafted for while they are served."""
+        if not self._courier.ready or Source.STEP in self.sources.paused:
+            return 0
+        return sum(rid in self._live and self._live[rid].steps for rid in rids)
+
     def wait_for_steps(self, seconds: float) -> bool:
         """Wait for more of any step draft, at most so long; whether it came."""
         before, until = self._steps_taken, self._clock() + seconds

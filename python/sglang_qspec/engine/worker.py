@@ -29,7 +29,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.budget import Pilot
+from sglang_qspec.budget import Course, Pilot
 from sglang_qspec.engine import (
     compat,
     dice,
@@ -102,10 +102,10 @@ class QSpecWorker(BaseSpecWorker):
         """
         if not batch.forward_mode.is_decode():
             return self._extend(batch)
-        pipeline, halves = self._plan(batch)
+        course, halves = self._plan(batch)
         if not halves:
-            return self._pass(batch, pipeline)
-        results = [self._pass(parts.take(batch, half), pipeline) for half in halves]
+            return self._pass(batch, course)
+        results = [self._pass(parts.take(batch, half), course) for half in halves]
         return parts.join(halves, results)
 
     @property
@@ -113,42 +113,49 @@ class QSpecWorker(BaseSpecWorker):
         """Whether nothing has failed so far."""
         return speculator.active() is not None
 
-    def _plan(self, batch: ScheduleBatch) -> tuple[str, Sequence[Sequence[int]]]:
-        """The pipeline for this round, and the rows of each half if it has halves."""
-        pipeline: str = "queue"
+    def _plan(self, batch: ScheduleBatch) -> tuple[Course, Sequence[Sequence[int]]]:
+        """The course of this round, and the rows of each half if it has halves."""
+        course = Course("queue", self._knobs.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
             with guarded("a round was planned"):
                 self._speculator.poll()
-                pipeline = self._pipeline(batch)
-                self._speculator.lead = self._knobs.lead(pipeline)
-                if pipeline == "halves":
-                    halves = self._halves.split([req.rid for req in batch.reqs])
-        return pipeline, halves
+                rids = [req.rid for req in batch.reqs]
+                course = self._course(batch, rids)
+                self._speculator.totals.pipeline = course.pipeline
+                self._speculator.lead = self._knobs.lead(course.pipeline, course.width)
+                if course.pipeline == "halves":
+                    halves = self._halves.split(rids)
+        return course, halves
 
-    def _pipeline(self, batch: ScheduleBatch) -> str:
-        """The one for this round; a batch that has no halves is drafted ahead."""
-        pipeline = self._knobs.mode if self._knobs.enabled else "queue"
-        if pipeline == "auto":
-            pipeline = self._pilot.choose(
-                len(batch.reqs),
-                widest=self._knobs.draft_token_num,
+    def _course(self, batch: ScheduleBatch, rids: Sequence[str]) -> Course:
+        """Of this round. A batch that has no halves, or no drafts for them, is drafted ahead."""
+        widest = self._knobs.draft_token_num
+        course = Course(self._knobs.mode if self._knobs.enabled else "queue", widest)
+        if course.pipeline == "auto":
+            course = self._pilot.choose(
+                len(rids),
+                widest=widest,
+                fixed=self._knobs.fixed_width,
                 lead=self._knobs.step_tokens,
                 agreement=self._speculator.totals.agreement,
                 step_times=self._speculator.step_times,
             )
-        if pipeline == "halves" and (len(batch.reqs) < 2 or not parts.can_split(batch)):
-            pipeline = "ahead"
-        self._speculator.totals.pipeline = pipeline
-        return pipeline
+        if course.pipeline == "halves" and not (
+            len(rids) > 1
+            and parts.can_split(batch)
+            and 2 * self._speculator.stepping(rids) >= len(rids)
+        ):
+            return Course("ahead", widest)
+        return course
 
-    def _pass(self, batch: ScheduleBatch, pipeline: str) -> GenerationBatchResult:
+    def _pass(self, batch: ScheduleBatch, course: Course) -> GenerationBatchResult:
         """One pass of the target over a decoding batch; what it commits is drafted on from."""
         trees: DraftTrees | None = None
         verify_input: NgramVerifyInput | None = None
         if self._speculates:
             with guarded("drafts were proposed"):
-                trees = self._proposer.propose(batch, pipeline)
+                trees = self._proposer.propose(batch, course)
                 if trees.width > 1:
                     verify_input = verify_input_of(
                         trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
@@ -163,7 +170,7 @@ class QSpecWorker(BaseSpecWorker):
             rids = [req.rid for req in batch.reqs]
             with guarded("a pass was taken stock of"):
                 self._speculator.settle(rids, trees, accepted, bonus_ids)
-                self._proposer.end_pass(rids, pipeline, trees, accepted, bonus_ids)
+                self._proposer.end_pass(rids, course, trees, accepted, bonus_ids)
         with guarded("tokens were traced"):
             provenance.settle(batch.reqs, trees, accepted)
         return result
