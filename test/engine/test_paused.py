@@ -3,8 +3,10 @@
 import pytest
 
 from sglang_qspec.budget.sources import FEWEST_TOKENS, FIRST_PAUSE_S
+from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.messages import Drafted
 from sglang_qspec.trie import Source
 from test.engine.test_followed import commits, decode
 from test.engine.test_speculator import VOCAB, Clock, counting, enqueue, make, poll, tree_of
@@ -45,6 +47,19 @@ def test_a_paused_source_is_not_proposed_and_is_again_after_its_pause(
     assert len(tree_of(active, "a", [8], 4)) == 1
     clock.now += FIRST_PAUSE_S
     assert len(tree_of(active, "a", [8], 4)) == 4
+
+
+def test_a_request_is_drafted_for_from_its_first_step_on_and_not_while_steps_are_paused(
+    active: Speculator, link: FakeSidecarLink, clock: Clock
+) -> None:
+    assert active.stepping(["a", "unknown"]) == 0
+    link.inject(Drafted("a", link.submits[0].serial, MAX_COMPLETIONS, 0, 0, [9]))
+    poll(active)
+    assert active.stepping(["a", "unknown"]) == 1
+    pause(active, Source.STEP)
+    assert active.stepping(["a", "unknown"]) == 0
+    clock.now += FIRST_PAUSE_S
+    assert active.stepping(["a", "unknown"]) == 1
 
 
 def test_while_steps_are_paused_nothing_is_reported_and_then_all_that_was_missed(
