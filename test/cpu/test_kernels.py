@@ -126,8 +126,9 @@ def _walk(
     return path
 
 
-def test_greedy_verification_walks_the_links() -> None:
-    bs, width, deepest = 60, 9, 6
+@pytest.mark.parametrize("bs", [60, 1, 0])
+def test_greedy_verification_walks_the_links(bs: int) -> None:
+    width, deepest = 9, 6
     parents, _ = _random_trees(bs, width)
     links = [_links(row) for row in parents.tolist()]
     child, sibling = (torch.tensor([link[i] for link in links]) for i in (0, 1))

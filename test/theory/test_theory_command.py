@@ -56,6 +56,7 @@ def test_a_measured_run_is_compared_with_its_fit(
     assert "draft step: 2.00 ms + 0.30 ms per request" in printed
     assert "overhead of a round: 4.0 ms (b=1), 4.0 ms (b=2)" in printed
     assert "Error of 16 predicted rows: median 0.0 %, worst 0.0 %." in printed
+    assert "halves: median 0.0 %, worst 0.0 %; 8 of 8 within 15 %." in printed
 
 
 def test_a_plot_is_a_png(results: Path, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def verify_tree_greedy_cpu(
     accepted = [[places[row][node] for node in path] for row, path in enumerate(paths)]
     drawn = [targets[row][node] for row, path in enumerate(paths) for node in path]
     padded = [found + [-1] * (longest - len(found)) for found in accepted]
-    accept_index.copy_(torch.tensor(padded))
+    accept_index.copy_(torch.tensor(padded, dtype=torch.long).view_as(accept_index))
     predicts[list(chain.from_iterable(accepted))] = torch.tensor(drawn, dtype=predicts.dtype)
     accept_token_num.copy_(torch.tensor([len(path) - 1 for path in paths]))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sglang_qspec.errors import TheoryError
+from sglang_qspec.theory import plot
 from sglang_qspec.theory.curve import Curve
 from sglang_qspec.theory.fit import Comparison, Fit, compare, fit
 from sglang_qspec.theory.pipelines import estimates
@@ -101,8 +102,6 @@ def _fitted(options: argparse.Namespace) -> str:
     model = fit(rows)
     compared = compare(model, rows)
     if options.plot is not None:
-        from sglang_qspec.theory import plot
-
         plot.write(compared, options.plot)
     parts = [_figures(model), _table(_comparisons(compared)), _errors(compared)]
     if len(compared) < len(rows):
@@ -148,11 +147,22 @@ def _comparisons(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
 
 
 def _errors(compared: Sequence[Comparison]) -> str:
-    errors = [abs(each.error) for each in compared if not each.fitted]
-    if not errors:
+    """A line for all predicted rows, and one for each pipeline."""
+    predicted = [each for each in compared if not each.fitted]
+    if not predicted:
         return "No row is predicted: all were fitted."
-    median, worst = 100 * statistics.median(errors), 100 * max(errors)
-    return f"Error of {len(errors)} predicted rows: median {median:.1f} %, worst {worst:.1f} %."
+    lines = [f"Error of {len(predicted)} predicted rows: {_spread(predicted)}."]
+    for pipeline in dict.fromkeys(each.row.pipeline for each in predicted):
+        own = [each for each in predicted if each.row.pipeline == pipeline]
+        near = sum(abs(each.error) <= plot.BAND for each in own)
+        within = f"{near} of {len(own)} within {100 * plot.BAND:.0f} %"
+        lines.append(f"{pipeline}: {_spread(own)}; {within}.")
+    return "\n".join(lines)
+
+
+def _spread(predicted: Sequence[Comparison]) -> str:
+    errors = [100 * abs(each.error) for each in predicted]
+    return f"median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from sglang_qspec.theory.fit import Comparison
 INSTALL = "pip install 'sglang-qspec[bench]'"
 """What brings matplotlib."""
 BAND = 0.15
-"""Relative error that is shaded."""
+"""Relative error up to which a prediction counts as near: the shaded band."""
 
 
 def write(compared: Sequence[Comparison], path: Path) -> None:

@@ -17,7 +17,7 @@ from test.engine.features.asking import PLAIN, ask, state
 ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
     # Four answers of 100 tokens do not fit with what is reserved: some have to wait again.
-    *("--max-running-requests", "4", "--max-total-tokens", "512", "--context-length", "256"),
+    *("--max-running-requests", "4", "--max-total-tokens", "448", "--context-length", "256"),
     *("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3"),
     *("--enable-priority-scheduling", "--enable-custom-logit-processor"),
     *("--enable-return-hidden-states", "--enable-streaming-session"),
