@@ -104,8 +104,12 @@ class Server:
             return []
 
     def start(self) -> None:
-        """Start and wait until a request would be served. Raises ServerError."""
-        self.launch()
+        """Start, unless `launch` has, and wait until a request would be served.
+
+        Raises ServerError.
+        """
+        if self._process is None:
+            self.launch()
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.exit_code() is not None:

@@ -19,8 +19,27 @@ def prompts(models: DemoModels) -> list[str]:
 
 
 @pytest.fixture(scope="package")
-def plain(models: DemoModels, prompts: list[str]) -> Plain:
-    with Server(models.target, COMMON, cores=cores(0)) as server:
+def starting(models: DemoModels) -> Iterator[Server]:
+    """The server of all tests, which starts while another answers without speculation."""
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+        "--enable-metrics",
+    ]
+    server = Server(models.target, arguments, cores=cores(0))
+    try:
+        server.launch()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="package")
+def plain(models: DemoModels, prompts: list[str], starting: Server) -> Plain:
+    arguments = [*COMMON, "--max-running-requests", "8"]
+    with Server(models.target, arguments, cores=cores(0)) as server:
         greedy = server.post("/generate", {"text": prompts, "sampling_params": GREEDY})
         penalized = server.post("/generate", {"text": prompts[:4], "sampling_params": PENALIZED})
         sampled = server.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
@@ -33,14 +52,7 @@ def expected(plain: Plain) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="package")
-def server(models: DemoModels, plain: Plain) -> Iterator[Server]:
-    arguments = [
-        *COMMON,
-        *("--speculative-algorithm", "QSPEC"),
-        *("--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
-        "--enable-metrics",
-    ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
-        until(lambda: state(running)["sidecar"] == "ready", 120)
-        yield running
+def server(starting: Server, plain: Plain) -> Server:
+    starting.start()
+    until(lambda: state(starting)["sidecar"] == "ready", 120)
+    return starting
