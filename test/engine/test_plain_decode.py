@@ -76,3 +76,10 @@ def test_what_sglangs_trees_would_bend_has_drafts_on_a_cpu_alone(
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_watermarks_are_decoded_plainly(on_cpu: bool) -> None:
     assert drafted(batch_of(PLAIN, has_watermark_candidates=True), on_cpu=on_cpu) == 0
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_nothing_beside_an_image_has_drafts(on_cpu: bool) -> None:
+    batch = batch_of(PLAIN)
+    batch.reqs.append(SimpleNamespace(rid="b", output_ids=[5], multimodal_inputs=object()))
+    assert drafted(batch, on_cpu=on_cpu) == 0

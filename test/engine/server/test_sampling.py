@@ -17,7 +17,8 @@ def test_penalized_answers_are_the_targets_own_in_fewer_passes(
     answers = server.post("/generate", body)
     assert [a["output_ids"] for a in answers] == [p["output_ids"] for p in plain.penalized]
     assert plain.penalized[0]["output_ids"] != plain.greedy[0]["output_ids"]
-    assert sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in answers) > 0
+    # The last one has no penalty.
+    assert sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in answers[:-1]) > 0
 
 
 def test_temperature_is_honoured_while_speculating(server: Server, prompts: list[str]) -> None:
