@@ -137,8 +137,8 @@ class Bench:
         self.model.step, queue_drafter.choose = model_s, sample_s
         drafter = queue_drafter.QueueDrafter(self.model, max_completion_tokens=self.tokens)
         peer = Peer("bench", b"")
-        for serial in range(-(-rows // 8)):
-            submit = Submit("r", serial, self.prompt(), 0, self.tokens, min(rows, 8), 0.6)
+        for number in range(-(-rows // 8)):
+            submit = Submit(number, self.prompt(), 0, self.tokens, min(rows, 8), 0.6)
             drafter.submit(peer, msgspec_replace(submit, ignore_eos=True))
         steps, models, samples = [], [], []
         while not drafter.idle:

@@ -61,7 +61,7 @@ def complete(
 ) -> list[list[list[int]]]:
     """For each prompt, its completions as token ids: the greedy one and then sampled ones."""
     from sglang_qspec.link import Peer
-    from sglang_qspec.messages import Submit
+    from sglang_qspec.messages import Drafted, Submit
     from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
     from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 
@@ -69,12 +69,11 @@ def complete(
         DraftModelOptions(model_path, device=options.device, max_total_tokens=64 * 1024)
     )
     drafter = QueueDrafter(model, max_completion_tokens=options.max_new_tokens)
-    for serial, prompt_ids in enumerate(prompts):
+    for number, prompt_ids in enumerate(prompts):
         drafter.submit(
             Peer("record", b""),
             Submit(
-                rid=str(serial),
-                serial=serial,
+                submission=number,
                 token_ids=prompt_ids,
                 base_len=0,
                 max_new_tokens=options.max_new_tokens,
@@ -86,7 +85,8 @@ def complete(
     while not drafter.idle:
         drafter.step()
         for _, drafted in drafter.take():
-            found[drafted.serial][drafted.completion] += drafted.token_ids
+            assert isinstance(drafted, Drafted), drafted
+            found[drafted.submission][drafted.completion] += drafted.token_ids
     return found
 
 

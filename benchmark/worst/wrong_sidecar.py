@@ -47,7 +47,7 @@ class Guesser:
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
         self._number = MAX_COMPLETIONS
-        self._steps: dict[tuple[Peer, str], tuple[Commit, int, int]] = {}
+        self._steps: dict[tuple[Peer, int], tuple[Commit, int, int]] = {}
         """The commit that each goes on from, its number, and tokens so far."""
 
     def submit(self, message: Submit) -> list[Drafted]:
@@ -62,10 +62,10 @@ class Guesser:
         """Begin a step draft for each of its requests."""
         for request in message.requests:
             self._number += 1
-            self._steps[peer, request.rid] = (request, self._number, 0)
+            self._steps[peer, request.submission] = (request, self._number, 0)
 
     def close(self, peer: Peer, message: Close) -> None:
-        self._steps.pop((peer, message.rid), None)
+        self._steps.pop((peer, message.submission), None)
 
     def step(self) -> list[tuple[Peer, Drafted]]:
         """One token more of each step draft that has not run far enough ahead."""
@@ -93,8 +93,7 @@ class Guesser:
         self.drafted += length
         token_ids = self._rng.choices(range(self._vocab_size), k=length)
         return Drafted(
-            request.rid,
-            request.serial,
+            request.submission,
             number,
             base_len,
             start,

@@ -1,24 +1,48 @@
 """Every message on the wire between a server and its sidecar.
 
     server  ->  sidecar     Hello, Submit, Admit, Commits, Close, Ping
-    sidecar ->  server      Welcome, Refusal, Drafted, Heartbeat
+    sidecar ->  server      Welcome, Refusal, Drafted, Gap, Declined, Heartbeat
 
 Messages are tagged msgspec structs in msgpack, one to a ZMQ frame. Fields are only ever appended,
 with a default. Token ids are the target's; lengths are in tokens.
 
-A request is named by its `rid` and by `serial`, a number that the server never uses twice: a late
-draft for a finished request cannot reach a new one that happens to have the same rid.
+Requests are named by `submission`, a number that the server mints for each Submit and never uses
+twice. A client's request id never travels: it has any length and any characters, and a client may
+use it again. A draft for a closed submission therefore cannot reach a later request.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this schema. The handshake refuses any other."""
 
-MAX_MESSAGE_BYTES = 8 << 20
-"""Frames over this size are not read: a 1 M token prompt takes about 5 MB."""
+MAX_FROM_SIDECAR_BYTES = 64 << 10
+"""Maximum size of a frame to a server, in bytes. The scheduler's thread decodes these frames."""
+MAX_DRAFTED_TOKENS = 512
+"""Maximum number of tokens in one `Drafted`; a longer draft travels in several messages."""
+MAX_DRAWN_TOKENS = 32
+"""Maximum number of tokens in one `Drafted` that comes with `candidates`."""
+MAX_CANDIDATES = 64
+"""Maximum number of candidates sent with each token of a step draft."""
+MAX_COMMITS = 256
+"""Maximum number of requests in one `Commits`."""
+MAX_COMMIT_TOKENS = 4096
+"""Maximum number of tokens in one `Commit`; the rest follows in the next report."""
+MAX_STOP_TOKENS = 1024
+"""Maximum number of stop tokens in one `Submit`; a server leaves out the others."""
+MAX_SUBMISSIONS = 16384
+"""Maximum number of open submissions of one server; the server holds the others back."""
+
+
+def max_to_sidecar_bytes(context_len: int) -> int:
+    """Maximum size of a frame to a sidecar with this context length, in bytes.
+
+    A token takes at most five bytes; the constant part holds the other fields of a `Submit`, and
+    the largest `Commits`.
+    """
+    return (128 << 10) + 6 * context_len
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -28,10 +52,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     vocab_size: int
     fingerprint: str
     """Digest of the target's tokenizer (`link.fingerprint`)."""
-
-
-MAX_CANDIDATES = 64
-"""Tokens that one token of a step draft is drawn from, where they are told, at most."""
+    number: int = 0
+    """Grows with every Hello; the answer repeats it, and any other answer is ignored."""
 
 
 class Dice(msgspec.Struct, frozen=True):
@@ -67,10 +89,9 @@ class Candidates(msgspec.Struct, frozen=True):
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Draft `completions` continuations of `token_ids`; with none, only follow its `Commits`."""
 
-    rid: str
-    serial: int
+    submission: int
     token_ids: list[int]
-    """Prompt followed by the output committed so far."""
+    """Prompt followed by the output committed so far; at least one token."""
     base_len: int
     """How many of `token_ids` are committed output."""
     max_new_tokens: int
@@ -96,18 +117,18 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
     """The request waits no longer: those that do come first."""
 
-    rid: str
-    serial: int
+    submission: int
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """What the target has committed for one request since its server told of it last."""
+    """Output that the target has committed for one request since the server's last report."""
 
-    rid: str
-    serial: int
+    submission: int
     base_len: int
-    """Committed output length before `token_ids`; another than the sidecar knows of is ignored."""
+    """Committed output length before `token_ids`."""
     token_ids: list[int]
+    """At least one token. Tokens that the sidecar knows already are skipped; where tokens between
+    those and these are missing, it answers with a `Gap`."""
     max_new_tokens: int
     """How far to draft ahead of it, in tokens."""
 
@@ -121,8 +142,7 @@ class Commits(msgspec.Struct, frozen=True, tag="commits"):
 class Close(msgspec.Struct, frozen=True, tag="close"):
     """The request finished or aborted: stop working on it."""
 
-    rid: str
-    serial: int
+    submission: int
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -143,6 +163,11 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Longest prompt plus completion that the draft model takes."""
     session: str = ""
     """Names this stay of the server at this sidecar; a new one means that earlier work is gone."""
+    number: int = 0
+    """The `number` of the Hello that this answers."""
+    max_text_tokens: int = 1 << 31
+    """Maximum number of `Submit.token_ids` that the sidecar keeps for one server, over all open
+    submissions; the server holds the others back."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
@@ -154,8 +179,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     """More tokens of one completion, streamed as they come."""
 
-    rid: str
-    serial: int
+    submission: int
     completion: int
     """Which of the request's completions; 0 is the likely one, if any is. Numbers from
     `config.MAX_COMPLETIONS` on are step drafts, each of which takes the place of the last; what
@@ -165,6 +189,7 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     start: int
     """Position of the first of `token_ids` within the completion."""
     token_ids: list[int]
+    """At most MAX_DRAFTED_TOKENS."""
     finished: bool = False
     """No more tokens of this completion will come; of a step draft, none until the next commit. Of
     steps this is said after each commit on which no draft goes on, with `token_ids` empty."""
@@ -173,6 +198,22 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     is `finished` before the sidecar has read a commit goes on once it has."""
     candidates: list[Candidates] = []
     """What each of `token_ids` was drawn from; empty unless `Dice.probabilities` asks for it."""
+
+
+class Gap(msgspec.Struct, frozen=True, tag="gap"):
+    """Answers a `Commit` that the sidecar cannot apply: it asks for what it lacks."""
+
+    submission: int
+    known_len: int | None
+    """Committed output length that the sidecar knows: the next Commit must start there. None if it
+    does not know the submission: the server must submit the request anew."""
+
+
+class Declined(msgspec.Struct, frozen=True, tag="declined"):
+    """The sidecar keeps nothing of this submission: the server must not ask again."""
+
+    submission: int
+    reason: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -196,7 +237,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Seconds that they took together."""
     step_times: list[tuple[float, float]] = []
     """What such a pass takes lately: (completions advanced, seconds), from small to large."""
+    texts: int = 0
+    """Different texts that the sidecar keeps, over all servers."""
+    kv_rows: int = 0
+    """Rows of the draft model's KV that are open."""
+    kv_tokens: int = 0
+    """Tokens of KV that these rows hold."""
 
 
 ToSidecar = Hello | Submit | Admit | Commits | Close | Ping
-FromSidecar = Welcome | Refusal | Drafted | Heartbeat
+FromSidecar = Welcome | Refusal | Drafted | Gap | Declined | Heartbeat

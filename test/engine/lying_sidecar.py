@@ -21,7 +21,18 @@ import msgspec
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import LinkServer, Peer
 from sglang_qspec.link.frame import encode
-from sglang_qspec.messages import PROTOCOL, Commit, Commits, Drafted, Heartbeat, Submit, Welcome
+from sglang_qspec.messages import (
+    PROTOCOL,
+    Commit,
+    Commits,
+    Declined,
+    Drafted,
+    FromSidecar,
+    Gap,
+    Heartbeat,
+    Submit,
+    Welcome,
+)
 from test.link.raw import GARBAGE, OVERSIZED
 
 LONGEST_DELAY_S = 0.4
@@ -30,56 +41,54 @@ OVERSIZED_AFTER = 60
 
 
 class Liar:
-    """Makes up drafts for what it is asked; remembers requests to mistake them for each other."""
+    """Makes up drafts for what it is asked, and mistakes submissions for each other."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
-        self._names: list[tuple[str, int]] = [("nobody", 0)]
+        self._submissions = [0]
         self._steps = 0
 
     def submit(self, message: Submit) -> Iterator[bytes]:
-        self._names = [*self._names[-20:], (message.rid, message.serial)]
-        yield from self._lies(message.rid, message.serial, message.base_len, message.completions)
+        self._submissions = [*self._submissions[-20:], message.submission]
+        yield from self._lies(message.submission, message.base_len, message.completions)
 
     def commit(self, message: Commit) -> Iterator[bytes]:
         base_len = message.base_len + len(message.token_ids)
-        yield from self._lies(message.rid, message.serial, base_len, 0)
-        yield self._step(message.rid, message.serial, base_len)
+        yield from self._lies(message.submission, base_len, 0)
+        yield self._step(message.submission, base_len)
         if self._rng.random() < 0.02:
             # Nothing new, over and over.
-            yield from 300 * [
-                encode(Drafted(message.rid, message.serial, MAX_COMPLETIONS, 0, 0, []))
-            ]
+            yield from 300 * [encode(Drafted(message.submission, MAX_COMPLETIONS, 0, 0, []))]
 
-    def _step(self, rid: str, serial: int, base_len: int) -> bytes:
+    def _step(self, submission: int, base_len: int) -> bytes:
         """What the protocol allows, and is hardly ever right."""
         self._steps += 1
-        draft = Drafted(rid, serial, MAX_COMPLETIONS + self._steps, base_len, 0, self._tokens(12))
+        draft = Drafted(submission, MAX_COMPLETIONS + self._steps, base_len, 0, self._tokens(12))
         return encode(draft)
 
-    def _lies(self, rid: str, serial: int, base_len: int, completions: int) -> Iterator[bytes]:
+    def _lies(self, submission: int, base_len: int, completions: int) -> Iterator[bytes]:
         rng = self._rng
-        other_rid, other_serial = rng.choice(self._names)
+        other = rng.choice(self._submissions)
         tokens = self._tokens(8)
-        lies = [
-            Drafted(rid, serial, rng.randrange(8), base_len, 0, tokens, True),
-            Drafted(rid, serial, rng.randrange(8), base_len // 2, 0, tokens),
-            Drafted(rid, serial, rng.randrange(8), base_len + 7, 0, tokens),
-            Drafted(rid, serial, rng.randrange(8), base_len, 5, tokens),
-            Drafted(rid, serial, rng.randrange(8), base_len, 0, []),
-            Drafted(rid, serial, MAX_COMPLETIONS, base_len, 0, tokens * 4000),
-            Drafted(rid, serial, completions + 1, base_len, 0, tokens),
-            Drafted(rid, serial, (1 << 31) - 1, base_len, 0, tokens),
-            Drafted(rid, serial, -1, base_len, 0, tokens),
-            Drafted(rid, serial, 0, -base_len - 1, 0, tokens),
-            Drafted(rid, serial, 0, base_len, 0, [*tokens, self._vocab_size]),
-            Drafted(rid, serial, 0, base_len, 0, [*tokens, -1]),
-            Drafted(other_rid, serial, 0, base_len, 0, tokens),
-            Drafted(rid, other_serial, 0, base_len, 0, tokens),
-            Drafted(rid, serial + 1, 0, base_len, 0, tokens),
+        lies: list[FromSidecar] = [
+            Drafted(submission, rng.randrange(8), base_len, 0, tokens, True),
+            Drafted(submission, rng.randrange(8), base_len // 2, 0, tokens),
+            Drafted(submission, rng.randrange(8), base_len + 7, 0, tokens),
+            Drafted(submission, rng.randrange(8), base_len, 5, tokens),
+            Drafted(submission, rng.randrange(8), base_len, 0, []),
+            Drafted(submission, MAX_COMPLETIONS, base_len, 0, tokens * 4000),
+            Drafted(submission, completions + 1, base_len, 0, tokens),
+            Drafted(submission, (1 << 31) - 1, base_len, 0, tokens),
+            Drafted(submission, -1, base_len, 0, tokens),
+            Drafted(submission, 0, -base_len - 1, 0, tokens),
+            Drafted(submission, 0, base_len, 0, [*tokens, self._vocab_size]),
+            Drafted(submission, 0, base_len, 0, [*tokens, -1]),
+            Drafted(other, 0, base_len, 0, tokens),
+            Drafted(submission + 1, 0, base_len, 0, tokens),
         ]
-        frames = [encode(lie) for lie in rng.sample(lies, 4)]
+        lies += [Gap(submission, rng.choice([None, 0, base_len])), Declined(other, "a lie")]
+        frames = [encode(lie, 1 << 20) for lie in rng.sample(lies, 4)]
         yield from (*frames, frames[0], rng.choice(GARBAGE), frames[1][:-2])
 
     def _tokens(self, count: int) -> list[int]:

@@ -16,7 +16,7 @@ from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.link.frame import encode
-from sglang_qspec.messages import Drafted, Submit
+from sglang_qspec.messages import Declined, Drafted, Gap, Submit
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.accept import accept
 
@@ -74,9 +74,9 @@ class Storm:
         self.finished: list[Request] = []
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.stays: dict[str, Request] = {}
-        """The latest request of each rid, live or over."""
-        self._of_serial: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}
+        """All requests that there have been, by number."""
+        self._of: dict[int, Request] = {}
         """Which one each submission was for."""
         self.lying = True
         """While false, the sidecar drafts what the target is going to say."""
@@ -128,7 +128,7 @@ class Storm:
         guess_ids = self._texts.choice([[], text[:9], self._texts.choices(own, k=5)])
         request = Request(rid, own, prompt_ids, text, guess_ids)
         self.waiting.append(request)
-        self.stays[rid] = request
+        self.requests[self.opened] = request
         self._hand_over(request)
 
     def _hand_over(self, request: Request) -> None:
@@ -207,7 +207,9 @@ class Storm:
 
     def _completions(self, submit: Submit) -> list[list[int]]:
         """The script of the fake: the target's own answer, or anything."""
-        request = self._of_serial[submit.serial] = self.stays[submit.rid]
+        # A token of its own tells which request a text belongs to.
+        request = self.requests[submit.token_ids[0] // TOKENS_EACH]
+        self._of[submit.submission] = request
         rest = request.text[submit.base_len :]
         if not self.lying:
             return [rest]
@@ -222,13 +224,13 @@ class Storm:
         """Answer what was committed with step drafts, as an honest sidecar does."""
         for commits in self.link.commits[self._steps_told :]:
             for commit in commits.requests:
-                request = self._of_serial[commit.serial]
+                request = self._of[commit.submission]
                 base_len = commit.base_len + len(commit.token_ids)
                 draft = request.text[base_len : base_len + commit.max_new_tokens]
                 if draft:
                     self._step_drafts += 1
                     self.link.inject(
-                        Drafted(commit.rid, commit.serial, self._step_drafts, base_len, 0, draft)
+                        Drafted(commit.submission, self._step_drafts, base_len, 0, draft)
                     )
         self._steps_told = len(self.link.commits)
 
@@ -237,40 +239,35 @@ class Storm:
         if not self.link.submits:
             return
         submit = self.rng.choice(self.link.submits[-20:])
-        request = self._of_serial[submit.serial]
+        request = self._of[submit.submission]
         live = any(request is other for other in (*self.waiting, *self.running))
-        newest = next(s for s in reversed(self.link.submits) if s.rid == submit.rid)
-        # Under the serial of a live request it is that request's sidecar that lies about it.
+        newest = next(s for s in reversed(self.link.submits) if self._of[s.submission] is request)
+        # Under the submission of a live request it is that request's sidecar that lies about it.
         ids = request.own if live and submit is newest else FOREIGN
-        other = self.rng.choice(self.link.submits[-20:])
-        wrong = [(submit.rid, submit.serial + HUGE), (submit.rid, -submit.serial)]
+        wrong = [submit.submission + HUGE, -submit.submission]
         if ids is FOREIGN:
-            wrong.append((submit.rid, submit.serial))
-        if other.rid != submit.rid:
-            wrong += [(other.rid, submit.serial), (submit.rid, other.serial)]
-        for frame in (*self._frames(submit, ids), *map(self._foreign, wrong)):
+            wrong.append(submit.submission)
+        foreign = [self._foreign(number, request) for number in wrong]
+        for frame in (*self._frames(submit, ids), *foreign):
             if self.rng.random() < 0.3:
                 self.link.inject_frame(frame)
 
-    def _foreign(self, name: tuple[str, int]) -> bytes:
-        """Under a serial that is not that of the rid: a draft that the target follows at first."""
-        rid, serial = name
-        victim = self.stays[rid]
+    def _foreign(self, submission: int, victim: Request) -> bytes:
+        """Under a number of no open submission: a draft that the target follows at first."""
         base_len = len(victim.output_ids)
         lead = victim.text[base_len : base_len + self.rng.randint(0, 4)]
         return encode(
             Drafted(
-                rid, serial, MAX_COMPLETIONS, base_len, 0, [*lead, *self.rng.choices(FOREIGN, k=4)]
+                submission, MAX_COMPLETIONS, base_len, 0, [*lead, *self.rng.choices(FOREIGN, k=4)]
             )
         )
 
     def _frames(self, submit: Submit, ids: range) -> list[bytes]:
-        rng, rid, serial = self.rng, submit.rid, submit.serial
+        rng, submission = self.rng, submit.submission
 
         def draft(**changes: object) -> bytes:
             fields: dict[str, object] = {
-                "rid": rid,
-                "serial": serial,
+                "submission": submission,
                 "completion": rng.choice([0, 1, 7, 8, MAX_COMPLETIONS - 1, MAX_COMPLETIONS + 5]),
                 "base_len": submit.base_len,
                 "start": 0,
@@ -291,7 +288,9 @@ class Storm:
             draft(token_ids=outside),
             draft(completion=-1),
             draft(completion=rng.choice([1 << 20, (1 << 20) + 3, (1 << 31) - 1, HUGE])),
-            draft(rid="nobody"),
+            draft(submission=0),
+            encode(Gap(submission, rng.choice([None, 0, submit.base_len, 70]))),
+            *([encode(Declined(submission, "by chance"))] if rng.random() < 0.05 else []),
             rng.randbytes(rng.randint(0, 40)),
             draft()[:-3],
         ]
@@ -339,7 +338,7 @@ class Storm:
         assert 0 <= described["requests_in_flight"] <= live
         assert described["trie_tokens"] <= MAX_TOTAL_TOKENS + 32 * live
         for submit in self.link.submits[self._sent :]:
-            request = self._of_serial[submit.serial]
+            request = self._of[submit.submission]
             output_ids = submit.token_ids[len(request.prompt_ids) :]
             assert submit.token_ids[: len(request.prompt_ids)] == request.prompt_ids
             assert output_ids == request.text[: submit.base_len]

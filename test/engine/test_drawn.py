@@ -15,14 +15,13 @@ def chunk(
     token_ids: list[int],
     *,
     number: int = FIRST,
-    serial: int = 1,
+    submission: int = 1,
     base_len: int = 2,
     start: int = 0,
-    rid: str = "a",
 ) -> Drafted:
     """Drawn tokens, each from itself and the next one."""
     candidates = [Candidates([token, token + 1], [0.25, 0.75]) for token in token_ids]
-    return Drafted(rid, serial, number, base_len, start, token_ids, candidates=candidates)
+    return Drafted(submission, number, base_len, start, token_ids, candidates=candidates)
 
 
 def ahead(drawn: DrawnDrafts, output_ids: list[int], rid: str = "a") -> list[int]:
@@ -31,78 +30,78 @@ def ahead(drawn: DrawnDrafts, output_ids: list[int], rid: str = "a") -> list[int
 
 def test_a_draft_counts_behind_the_output_until_its_place_is_decided() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 6]))
-    drawn.take(chunk([7], start=2))
+    drawn.take("a", chunk([5, 6]))
+    drawn.take("a", chunk([7], start=2))
     assert ahead(drawn, [1, 2]) == [5, 6, 7]
     assert ahead(drawn, [1, 2, 5]) == [6, 7]
     assert ahead(drawn, [1, 2, 5, 6, 7]) == []
-    drawn.take(chunk([8], start=3))  # it goes on
+    drawn.take("a", chunk([8], start=3))  # it goes on
     assert ahead(drawn, [1, 2, 5, 6, 7]) == [8]
 
 
 def test_a_draft_that_the_target_has_left_counts_nowhere_again() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 6, 7]))
+    drawn.take("a", chunk([5, 6, 7]))
     assert ahead(drawn, [1, 2, 9]) == []
-    drawn.take(chunk([8], start=3))
+    drawn.take("a", chunk([8], start=3))
     assert ahead(drawn, [1, 2, 9]) == []
     assert len(drawn) == 0
 
 
 def test_a_token_that_comes_after_its_place_is_decided_is_dropped() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5]))
+    drawn.take("a", chunk([5]))
     assert ahead(drawn, [1, 2, 5, 6]) == []
-    drawn.take(chunk([6, 7], start=1))
+    drawn.take("a", chunk([6, 7], start=1))
     assert ahead(drawn, [1, 2, 5, 6]) == [7]
     assert ahead(drawn, [1, 2, 5, 6, 7, 8]) == []
-    drawn.take(chunk([9, 10], start=3))  # 9 where the target drew 8
+    drawn.take("a", chunk([9, 10], start=3))  # 9 where the target drew 8
     assert ahead(drawn, [1, 2, 5, 6, 7, 8]) == []
 
 
 def test_a_new_draft_counts_once_the_earlier_one_is_left_or_used_up() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 6]))
-    drawn.take(chunk([50, 60, 70], number=SECOND, base_len=3))
+    drawn.take("a", chunk([5, 6]))
+    drawn.take("a", chunk([50, 60, 70], number=SECOND, base_len=3))
     assert ahead(drawn, [1, 2]) == [5, 6]
     assert ahead(drawn, [1, 2, 9]) == [50, 60, 70]  # left
-    drawn.take(chunk([8], number=SECOND, serial=2, base_len=4))
+    drawn.take("a", chunk([8], number=SECOND, submission=2, base_len=4))
     assert ahead(drawn, [1, 2, 9, 50]) == [60, 70]
     assert ahead(drawn, [1, 2, 9, 50, 60, 70]) == []
-    drawn.take(chunk([5, 6], number=SECOND + 1, serial=2, base_len=6))
+    drawn.take("a", chunk([5, 6], number=SECOND + 1, submission=2, base_len=6))
     assert ahead(drawn, [1, 2, 9, 50, 60, 70]) == [5, 6]  # the second is used up
 
 
 @pytest.mark.parametrize("start", [0, 1, 3])
 def test_what_does_not_join_on_to_the_draft_is_ignored(start: int) -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 6]))
-    drawn.take(chunk([9, 9], start=start))
+    drawn.take("a", chunk([5, 6]))
+    drawn.take("a", chunk([9, 9], start=start))
     assert ahead(drawn, [1, 2]) == [5, 6]
 
 
 def test_tokens_without_candidates_are_a_gap() -> None:
     drawn = DrawnDrafts()
-    drawn.take(Drafted("a", 1, FIRST, 2, 0, [5]))
-    drawn.take(chunk([6], start=1))
+    drawn.take("a", Drafted(1, FIRST, 2, 0, [5]))
+    drawn.take("a", chunk([6], start=1))
     assert ahead(drawn, [1, 2]) == []
     assert len(drawn) == 0
 
 
 def test_a_draft_that_begins_behind_the_output_counts_nowhere() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 6], base_len=3))
+    drawn.take("a", chunk([5, 6], base_len=3))
     assert ahead(drawn, [1, 2]) == []
 
 
 def test_no_more_than_so_many_tokens_are_kept_and_none_of_a_request_that_is_over() -> None:
     drawn = DrawnDrafts()
     for number in range(3):
-        drawn.take(chunk([5] * 60, number=FIRST + number))
+        drawn.take("a", chunk([5] * 60, number=FIRST + number))
     assert ahead(drawn, [1, 2]) == [5] * 60
     assert ahead(drawn, [1, 2, *[5] * 60]) == []
     assert MAX_TOKENS < 180
-    drawn.take(chunk([5], rid="b"))
+    drawn.take("b", chunk([5]))
     drawn.end("a")
     drawn.end("b")
     assert len(drawn) == 0
@@ -116,8 +115,8 @@ def tree(token_ids: tuple[int, ...], parents: tuple[int, ...]) -> DraftTree:
 
 def test_every_node_on_the_drafts_own_path_has_its_next_token_in_the_tree_or_not() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 6, 7]))
-    drawn.take(chunk([5], rid="c"))
+    drawn.take("a", chunk([5, 6, 7]))
+    drawn.take("c", chunk([5]))
     trees = DraftTrees.of(
         [
             tree((2, 9, 5, 6, 6), (0, 0, 0, 1, 2)),  # 6 behind 9 is another's
@@ -141,7 +140,7 @@ def test_every_node_on_the_drafts_own_path_has_its_next_token_in_the_tree_or_not
 
 def test_padding_is_no_node_of_a_draft() -> None:
     drawn = DrawnDrafts()
-    drawn.take(chunk([5, 5, 5]))
+    drawn.take("a", chunk([5, 5, 5]))
     proposals = drawn.proposals(["a"], [[1, 2]], DraftTrees.of([tree((2, 5), (0, 0))], 4))
     assert proposals is not None
     assert proposals.known.tolist() == [True, True, False, False]
@@ -150,14 +149,14 @@ def test_padding_is_no_node_of_a_draft() -> None:
 def test_where_nothing_is_drawn_there_is_nothing_to_draw_near() -> None:
     drawn = DrawnDrafts()
     assert drawn.proposals(["a"], [[1, 2]]) is None
-    drawn.take(chunk([5]))
+    drawn.take("a", chunk([5]))
     assert drawn.proposals(["a"], [[1, 2, 4]]) is None
 
 
 def test_candidates_are_made_to_sum_to_one_and_filled_up_to_a_common_number() -> None:
     drawn = DrawnDrafts()
-    drawn.take(Drafted("a", 1, FIRST, 0, 0, [5], candidates=[Candidates([5, 4], [0.25, 0.7495])]))
-    drawn.take(Drafted("b", 1, FIRST, 0, 0, [3], candidates=[Candidates([3], [1.0])]))
+    drawn.take("a", Drafted(1, FIRST, 0, 0, [5], candidates=[Candidates([5, 4], [0.25, 0.7495])]))
+    drawn.take("b", Drafted(2, FIRST, 0, 0, [3], candidates=[Candidates([3], [1.0])]))
     proposals = drawn.proposals(["a", "b"], [[], []])
     assert proposals is not None
     assert proposals.candidate_probs.sum(1).tolist() == pytest.approx([1.0, 1.0], abs=1e-15)

@@ -34,8 +34,8 @@ def drafted(link: FakeSidecarLink, *, number: int = MAX_COMPLETIONS, start: int 
     """Two tokens, of which the first continues the output at 2 + `start`."""
     tokens = [20 + start, 21 + start]
     candidates = [Candidates([token, 500], [0.5, 0.5]) for token in tokens]
-    serial = link.submits[-1].serial
-    return Drafted("a", serial, number, 2, start, tokens, candidates=candidates)
+    submission = link.submits[-1].submission
+    return Drafted(submission, number, 2, start, tokens, candidates=candidates)
 
 
 def near(active: Speculator, output_ids: list[int]) -> list[int]:

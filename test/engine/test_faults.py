@@ -99,10 +99,10 @@ def tree_of(active: Speculator, output_ids: list[int]) -> tuple[int, ...]:
 def test_a_completion_that_was_not_asked_for_is_not_taken(
     active: Speculator, link: FakeSidecarLink, completion: int
 ) -> None:
-    link.inject(Drafted("a", 1, completion, 0, 0, [8, 9, 10], True))
+    link.inject(Drafted(1, completion, 0, 0, [8, 9, 10], True))
     assert tree_of(active, [8]) == (8,)
     assert active.describe()["requests_in_flight"] == 1
-    link.inject(Drafted("a", 1, 1, 0, 0, [8, 9, 10]))
+    link.inject(Drafted(1, 1, 0, 0, [8, 9, 10]))
     assert tree_of(active, [8]) == (8, 9, 10)
 
 
@@ -110,10 +110,10 @@ def test_a_completion_finishes_once_however_often_that_is_said(
     active: Speculator, link: FakeSidecarLink
 ) -> None:
     for _ in range(3):
-        link.inject(Drafted("a", 1, 0, 0, 0, [8, 9], True))
+        link.inject(Drafted(1, 0, 0, 0, [8, 9], True))
     active.poll()
     assert active.describe()["requests_in_flight"] == 1
-    link.inject(Drafted("a", 1, 1, 0, 0, [8, 9], True))
+    link.inject(Drafted(1, 1, 0, 0, [8, 9], True))
     active.poll()
     assert active.describe()["requests_in_flight"] == 0
 
@@ -121,7 +121,7 @@ def test_a_completion_finishes_once_however_often_that_is_said(
 def test_what_was_under_way_when_drafts_were_dropped_comes_too_late(
     active: Speculator, link: FakeSidecarLink
 ) -> None:
-    link.inject(Drafted("a", 1, 0, 0, 0, [8, 9, 10]))
+    link.inject(Drafted(1, 0, 0, 0, [8, 9, 10]))
     active.drop_drafts()
     assert tree_of(active, [8]) == (8,)
 
@@ -130,8 +130,8 @@ def test_useless_steps_of_a_sidecar_do_not_grow_a_request(
     active: Speculator, link: FakeSidecarLink
 ) -> None:
     for number in range(5000):
-        link.inject(Drafted("a", 1, MAX_COMPLETIONS + number, 0, 0, [8 + number % 7]))
-        link.inject(Drafted("a", 1, MAX_COMPLETIONS + number, 0, 5, []))
+        link.inject(Drafted(1, MAX_COMPLETIONS + number, 0, 0, [8 + number % 7]))
+        link.inject(Drafted(1, MAX_COMPLETIONS + number, 0, 5, []))
         active.poll()
     assert active.describe()["trie_tokens"] <= 256 + 2
     assert set(tree_of(active, [8])) == {8}
@@ -145,7 +145,7 @@ class Flood(FakeSidecarLink):
     def receive(self, limit: int = 256) -> list[FromSidecar]:
         if self.left and self.submits:
             self.left -= 1
-            self.inject(Drafted("a", self.submits[-1].serial, MAX_COMPLETIONS, 0, 0, []))
+            self.inject(Drafted(self.submits[-1].submission, MAX_COMPLETIONS, 0, 0, []))
         return super().receive(limit)
 
 

@@ -58,12 +58,12 @@ def test_all_that_a_request_commits_is_reported_at_once_and_only_once(
     active = serve(link, clock, step_tokens=6)
     output = decode(active, [8], [1, 2], 300)
     output = decode(active, output, [], 301)
-    serial = link.submits[0].serial
+    serial = link.submits[0].submission
     assert output == [8, 9, 10, 300, 301]
     assert commits(link) == [
-        Commit("a", serial, 0, [8], 6),  # the prompt's own pass
-        Commit("a", serial, 1, [9, 10, 300], 6),
-        Commit("a", serial, 4, [301], 6),
+        Commit(serial, 0, [8], 6),  # the prompt's own pass
+        Commit(serial, 1, [9, 10, 300], 6),
+        Commit(serial, 4, [301], 6),
     ]
 
 
@@ -164,7 +164,9 @@ def test_nothing_is_reported_of_a_request_that_has_ended_or_is_new_to_the_sideca
     told = len(link.commits)
     output = decode(active, output, [], 300)
     resubmitted = link.submits[-1]
-    assert [(c.serial, c.token_ids) for c in commits(link)[told:]] == [(resubmitted.serial, [300])]
+    assert [(c.submission, c.token_ids) for c in commits(link)[told:]] == [
+        (resubmitted.submission, [300])
+    ]
 
 
 def test_a_step_draft_is_proposed_from_where_it_begins_and_beside_other_drafts(
@@ -172,9 +174,9 @@ def test_a_step_draft_is_proposed_from_where_it_begins_and_beside_other_drafts(
 ) -> None:
     active = serve(link, clock)
     output = decode(active, OUTPUT, [], 101)
-    serial = commits(link)[-1].serial
+    serial = commits(link)[-1].submission
     for number, token_ids in enumerate(([300, 301], [400, 401])):
-        link.inject(Drafted("a", serial, MAX_COMPLETIONS + number, 3, 0, token_ids, finished=True))
+        link.inject(Drafted(serial, MAX_COMPLETIONS + number, 3, 0, token_ids, finished=True))
     poll(active)
     tree = tree_of(active, "a", output, 6)
     assert {300, 301, 400, 401} <= set(tree.token_ids)
@@ -197,20 +199,20 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
         return answer
 
     assert awaited("a", "b") == [False, False]  # their prompts may not be read yet
-    a, b = (submit.serial for submit in link.submits)
+    a, b = (submit.submission for submit in link.submits)
     assert not active.wait_for_steps(0.001)
-    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 0, [20]))
+    link.inject(Drafted(a, MAX_COMPLETIONS, 1, 0, [20]))
     assert active.wait_for_steps(1.0)
     assert awaited("a", "b") == [True, False]
     assert awaited("a", "unknown") == [True, False]
-    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 1, [21], finished=True, known_len=1))
-    link.inject(Drafted("b", b, MAX_COMPLETIONS, 1, 0, [30]))
+    link.inject(Drafted(a, MAX_COMPLETIONS, 1, 1, [21], finished=True, known_len=1))
+    link.inject(Drafted(b, MAX_COMPLETIONS, 1, 0, [30]))
     assert active.wait_for_steps(1.0)
     assert awaited("a", "b") == [False, True]  # one rests
     active.propose(["a"], [[8, 20]], 8)
     trees = active.propose(["a", "b"], [[8, 20], [8]], 8)
     assert active.awaited(["a", "b"], trees).all()  # it is told to go on
-    link.inject(Drafted("a", a, MAX_COMPLETIONS, 1, 2, [], finished=True, known_len=1))
+    link.inject(Drafted(a, MAX_COMPLETIONS, 1, 2, [], finished=True, known_len=1))
     poll(active)
     assert active.awaited(["a", "b"], trees).all()  # that was said before it knew
     full = active.propose(["a", "b"], [[8, 20], [8]], 2)

@@ -43,7 +43,7 @@ def text(number: int, length: int, rng: random.Random) -> list[int]:
 
 
 def drafts(submit: Submit) -> Sequence[Sequence[int]]:
-    rng = random.Random(submit.serial)
+    rng = random.Random(submit.submission)
     return [text(number_of(submit.token_ids), 12, rng) for _ in range(submit.completions)]
 
 
@@ -94,7 +94,7 @@ class Requests:
             return
         submit = rng.choice(self.link.submits)
         token_ids = list(drafts(submit)[0])
-        self.link.inject(Drafted(submit.rid, submit.serial, 0, submit.base_len, 0, token_ids))
+        self.link.inject(Drafted(submit.submission, 0, submit.base_len, 0, token_ids))
 
     def enqueue(self, rid: str, rng: random.Random) -> None:
         """A new request, also where an earlier one of the same rid never said that it ended."""

@@ -53,7 +53,7 @@ def test_a_request_is_drafted_for_from_its_first_step_on_and_not_while_steps_are
     active: Speculator, link: FakeSidecarLink, clock: Clock
 ) -> None:
     assert active.stepping(["a", "unknown"]) == 0
-    link.inject(Drafted("a", link.submits[0].serial, MAX_COMPLETIONS, 0, 0, [9]))
+    link.inject(Drafted(link.submits[0].submission, MAX_COMPLETIONS, 0, 0, [9]))
     poll(active)
     assert active.stepping(["a", "unknown"]) == 1
     pause(active, Source.STEP)
@@ -95,7 +95,7 @@ def test_a_sidecar_whose_drafts_are_all_paused_is_left_alone_and_asked_anew(
     clock.now += FIRST_PAUSE_S
     poll(active)
     assert [(submit.rid, submit.base_len) for submit in link.submits[1:]] == [("a", 2), ("b", 0)]
-    assert len({submit.serial for submit in link.submits}) == 3
+    assert len({submit.submission for submit in link.submits}) == 3
     active.check_integrity()
 
 

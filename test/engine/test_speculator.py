@@ -152,7 +152,7 @@ def test_a_request_uses_the_sources_that_it_names_and_no_others(
     tree = tree_of(active, "a", output_ids, 6)
     of_sidecar = source in (Source.QUEUE, Source.STEP)
     if source is Source.STEP:
-        link.inject(Drafted("a", link.submits[0].serial, MAX_COMPLETIONS, 5, 0, [600]))
+        link.inject(Drafted(link.submits[0].submission, MAX_COMPLETIONS, 5, 0, [600]))
         poll(active)
         tree = tree_of(active, "a", output_ids, 6)
     expected = dict(zip(Source, (9, 20, 400, 500, 600), strict=True))
@@ -219,8 +219,8 @@ def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSide
     poll(active)
     tree_of(active, "a", [8, 9], 4)
     enqueue(active, output_ids=[8, 9])
-    assert [close.serial for close in link.closes] == [link.submits[0].serial]
-    assert link.submits[1].serial != link.submits[0].serial
+    assert [close.submission for close in link.closes] == [link.submits[0].submission]
+    assert link.submits[1].submission != link.submits[0].submission
     assert link.submits[1].base_len == 2
     assert len(tree_of(active, "a", [8, 9], 4)) == 4
 
@@ -234,10 +234,12 @@ def test_an_admitted_request_is_deferred_once_and_again_after_it_was_retracted(
     active.admit("a")
     active.admit("a")
     active.admit("unknown")
-    assert [admit.serial for admit in link.admits] == [link.submits[0].serial]
+    assert [admit.submission for admit in link.admits] == [link.submits[0].submission]
     enqueue(active, output_ids=[8, 9])
     active.admit("a")
-    assert [admit.serial for admit in link.admits] == [submit.serial for submit in link.submits]
+    assert [admit.submission for admit in link.admits] == [
+        submit.submission for submit in link.submits
+    ]
 
 
 def test_a_request_admitted_before_it_could_be_submitted_is_deferred_then(
@@ -248,7 +250,7 @@ def test_a_request_admitted_before_it_could_be_submitted_is_deferred_then(
     active.admit("a")
     assert link.admits == []
     poll(active)
-    assert [admit.serial for admit in link.admits] == [link.submits[0].serial]
+    assert [admit.submission for admit in link.admits] == [link.submits[0].submission]
 
 
 @pytest.mark.parametrize(("setting", "closes"), [("stop", 1), ("continue", 0)])

@@ -107,8 +107,7 @@ class WireEnds:
 def _pieces(submit: Submit, completions: Sequence[Sequence[int]]) -> list[Drafted]:
     return [
         Drafted(
-            submit.rid,
-            submit.serial,
+            submit.submission,
             index,
             submit.base_len,
             start,

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import zmq
 
 from sglang_qspec.link import Keys
-from sglang_qspec.messages import MAX_MESSAGE_BYTES
+from sglang_qspec.messages import max_to_sidecar_bytes
 
-OVERSIZED = b"x" * (MAX_MESSAGE_BYTES + 1)
+OVERSIZED = b"x" * (max_to_sidecar_bytes(1 << 20) + 1)
 GARBAGE = [
     b"",
     b"\x00",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from functools import partial
 
 import msgspec
 import pytest
 
 from sglang_qspec.link import Keys, LinkServer, LinkState, SidecarLink
+from sglang_qspec.link.link import POLL_BUDGET_S
 from sglang_qspec.messages import (
+    MAX_DRAFTED_TOKENS,
     PROTOCOL,
     Close,
     Drafted,
@@ -26,8 +29,9 @@ from sglang_qspec.messages import (
 from test.link.raw import GARBAGE, OVERSIZED, router, waiting
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
 
-SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5)
-DRAFT = Drafted("a", 1, 0, 0, 0, [3])
+SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5)
+DRAFT = Drafted(1, 0, 0, 0, [3])
+LARGEST = Drafted(1, 0, 0, 0, [3] * MAX_DRAFTED_TOKENS)
 encode = msgspec.msgpack.encode
 
 
@@ -96,14 +100,14 @@ def test_a_silent_sidecar_is_lost_and_comes_back_with_the_work(wire: Wire) -> No
 
     until(lambda: link.state is LinkState.LOST, silent_second)
     assert not link.send(SUBMIT)
-    assert link.send(Close("a", 1))
+    assert link.send(Close(1))
     received: list[tuple[object, ToSidecar]] = []
     until(
         lambda: link.state is LinkState.READY and received,
         lambda: received.extend(server.receive(0)),
         link.receive,
     )
-    assert [message for _, message in received] == [Close("a", 1)]
+    assert [message for _, message in received] == [Close(1)]
     assert link.generation == 1
     assert server.departed() == []
 
@@ -155,9 +159,12 @@ def test_hello_is_repeated_until_it_is_answered(wire: Wire) -> None:
         until(lambda: len(frames) >= 3, link.receive, lambda: frames.extend(waiting(sidecar)))
         assert link.state is LinkState.CONNECTING
         hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
-        assert [frame for _, frame in frames] == [encode(hello)] * len(frames)
+        assert [frame for _, frame in frames] == [
+            encode(msgspec.structs.replace(hello, number=number + 1))
+            for number in range(len(frames))
+        ]
         sidecar.send_multipart(
-            [frames[0][0], encode(Welcome(PROTOCOL, "late", VOCAB_SIZE, 8, "s"))]
+            [frames[0][0], encode(Welcome(PROTOCOL, "late", VOCAB_SIZE, 8, "s", 1))]
         )
         until(lambda: link.state is LinkState.READY, link.receive)
 
@@ -169,7 +176,7 @@ def test_nothing_from_a_sidecar_is_believed_before_its_welcome(wire: Wire) -> No
         until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
         peer = frames[0][0]
         received: list[FromSidecar] = []
-        for message in (DRAFT, Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s"), DRAFT):
+        for message in (DRAFT, Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1), DRAFT):
             sidecar.send_multipart([peer, encode(message)])
         until(
             lambda: link.state is LinkState.READY and received,
@@ -178,12 +185,51 @@ def test_nothing_from_a_sidecar_is_believed_before_its_welcome(wire: Wire) -> No
         assert received == [DRAFT]
 
 
+def test_a_sidecar_opens_a_session_only_when_it_is_asked_to(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each session has the server submit all its requests anew."""
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint), caplog.at_level(logging.INFO):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+        for number in range(1000):
+            welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, f"session {number}", number % 50)
+            sidecar.send_multipart([frames[0][0], encode(welcome)])
+        sidecar.send_multipart([frames[0][0], encode(DRAFT)])
+        received: list[FromSidecar] = []
+        until(lambda: received, lambda: received.extend(link.receive()))
+        assert link.generation <= len(frames) + len(waiting(sidecar))
+        for number in range(1000):
+            sidecar.send_multipart([frames[0][0], encode(Refusal(f"reason {number}"))])
+        until(lambda: link.refusal == "reason 999", link.receive)
+    assert len(caplog.records) <= 4
+
+
+def test_a_poll_takes_a_bounded_time_whatever_a_sidecar_has_sent(wire: Wire) -> None:
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        frames: list[list[bytes]] = []
+        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+        peer = frames[0][0]
+        sidecar.send_multipart([peer, encode(Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1))])
+        until(lambda: link.state is LinkState.READY, link.receive)
+        for _ in range(64):
+            sidecar.send_multipart([peer, encode(LARGEST)])
+        time.sleep(0.2)
+        # A clock that passes the whole budget with every message.
+        wire.clock.step_s = POLL_BUDGET_S
+        polls = []
+        until(lambda: sum(polls) == 64, lambda: polls.append(len(link.receive(64))))
+        assert max(polls) == 1
+
+
 def test_a_welcome_in_another_protocol_is_a_refusal(wire: Wire) -> None:
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
         link = wire.link(endpoint=endpoint)
         frames: list[list[bytes]] = []
         until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        sidecar.send_multipart([frames[0][0], encode(Welcome(99, "m", VOCAB_SIZE, 8, "s"))])
+        sidecar.send_multipart([frames[0][0], encode(Welcome(99, "m", VOCAB_SIZE, 8, "s", 1))])
         until(lambda: link.state is LinkState.REFUSED, link.receive)
         assert link.refusal is not None
         assert "protocol 99" in link.refusal
@@ -197,7 +243,7 @@ def test_no_garbage_from_a_sidecar_reaches_the_caller(
         frames: list[list[bytes]] = []
         until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
         peer = frames[0][0]
-        sidecar.send_multipart([peer, encode(Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s"))])
+        sidecar.send_multipart([peer, encode(Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1))])
         with caplog.at_level(logging.WARNING):
             for frame in GARBAGE:
                 sidecar.send_multipart([peer, frame])
@@ -234,8 +280,9 @@ def test_a_connection_that_zmq_gave_up_is_made_anew(wire: Wire) -> None:
         greeted: list[bytes] = []
 
         def greet() -> None:
-            for peer, _ in waiting(sidecar):
-                welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, peer.hex())
+            for peer, frame in waiting(sidecar):
+                number = msgspec.msgpack.decode(frame, type=Hello).number
+                welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, peer.hex(), number)
                 sidecar.send_multipart([peer, encode(welcome)])
                 greeted.append(peer)
 
@@ -250,7 +297,7 @@ def test_a_sidecar_that_does_not_read_costs_a_bounded_number_of_bytes(wire: Wire
     server = wire.serve()
     link = wire.link(window_bytes=1 << 20)
     ready(link, server)
-    long = Submit("a", 1, [99] * 10_000, 0, 8, 2, 0.5)
+    long = Submit(1, [99] * 10_000, 0, 8, 2, 0.5)
     size = len(encode(long))
     sent = 0
     while link.send(long):
@@ -260,7 +307,7 @@ def test_a_sidecar_that_does_not_read_costs_a_bounded_number_of_bytes(wire: Wire
     assert link.dropped == 1
     while link.send(SUBMIT):
         pass
-    assert link.send(Close("a", 1))
+    assert link.send(Close(1))
     # Once it reads again, there is room again.
     until(lambda: link.send(long), link.receive, lambda: server.receive(0))
 
@@ -269,7 +316,7 @@ def test_a_new_connection_starts_with_an_empty_window(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link(window_bytes=1 << 20)
     ready(link, server)
-    long = Submit("a", 1, [99] * 200_000, 0, 8, 2, 0.5)
+    long = Submit(1, [99] * 100_000, 0, 8, 2, 0.5)
     while link.send(long):
         pass
     server.close()

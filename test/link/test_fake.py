@@ -10,8 +10,8 @@ def twelve(submit: Submit) -> list[list[int]]:
     return [list(range(12))]
 
 
-def submit(rid: str = "a", serial: int = 1, max_new_tokens: int = 100) -> Submit:
-    return Submit(rid, serial, [7], 0, max_new_tokens, completions=1, temperature=0.5)
+def submit(number: int = 1, max_new_tokens: int = 100) -> Submit:
+    return Submit(number, [7], 0, max_new_tokens, completions=1, temperature=0.5)
 
 
 def opened(**settings: int) -> FakeSidecarLink:
@@ -53,7 +53,7 @@ def test_after_a_close_only_what_was_under_way_comes() -> None:
     link = opened(chunk=4, interval=2, delay=3)
     assert link.send(submit())
     link.receive()
-    assert link.send(Close("a", 1))
+    assert link.send(Close(1))
     late = [drafted for _ in range(12) for drafted in link.receive()]
     assert tokens(late) == [0, 1, 2, 3]
 
@@ -73,8 +73,8 @@ def test_dropped_drafts_never_come() -> None:
     assert link.send(submit())
     link.drop_all = False
     assert link.receive() == []
-    assert link.send(submit(serial=2))
-    assert {drafted.serial for drafted in link.receive()} == {2}
+    assert link.send(submit(2))
+    assert {drafted.submission for drafted in link.receive()} == {2}
 
 
 def test_a_full_queue_takes_nothing() -> None:
@@ -114,13 +114,13 @@ def test_death_takes_what_was_under_way() -> None:
 def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_had() -> None:
     link = opened()
     link.script = lambda _: []
-    assert link.send(submit(serial=5))
-    link.inject_stale("a", 9, [1])
-    link.inject_foreign("a", [2])
-    link.inject_out_of_vocabulary("a")
+    assert link.send(submit(5))
+    link.inject_stale(submit(5), 9, [1])
+    link.inject_foreign([2])
+    link.inject_out_of_vocabulary(submit(5))
     stale, foreign = link.receive()
-    assert stale == Drafted("a", 5, 0, 9, 0, [1], True)
-    assert foreign == Drafted("a", 6, 0, 0, 0, [2], True)
+    assert stale == Drafted(5, 0, 9, 0, [1], True)
+    assert foreign == Drafted(6, 0, 0, 0, [2], True)
     assert link.malformed == 1
 
 

@@ -4,29 +4,55 @@ import msgspec
 import pytest
 
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link.frame import MAX_COMMITS, decode_from_sidecar, decode_to_sidecar, encode
-from sglang_qspec.messages import MAX_CANDIDATES, Candidates, Commit, Commits, Dice, Drafted, Submit
+from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
+from sglang_qspec.messages import (
+    MAX_CANDIDATES,
+    MAX_COMMIT_TOKENS,
+    MAX_COMMITS,
+    MAX_DRAFTED_TOKENS,
+    MAX_DRAWN_TOKENS,
+    MAX_FROM_SIDECAR_BYTES,
+    MAX_STOP_TOKENS,
+    Candidates,
+    Commit,
+    Commits,
+    Dice,
+    Drafted,
+    Submit,
+    ToSidecar,
+    max_to_sidecar_bytes,
+)
 
 VOCAB_SIZE = 100
-SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5, top_p=0.9, greedy_first=False, rank=(-(1 << 62), 3))
+SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5, top_p=0.9, greedy_first=False, rank=(-(1 << 62), 3))
 DICE = Dice(-(1 << 63), 0.7, top_k=50, top_p=0.9, min_p=0.1)
-COMMIT = Commit("a", 1, 3, [4, 99], 7)
+COMMIT = Commit(1, 3, [4, 99], 7)
+OTHER = Commit(2, 0, [5], 7)
 DICED = msgspec.structs.replace(SUBMIT, dice=DICE)
 REJECTING = msgspec.structs.replace(SUBMIT, dice=Dice(0, 0.7, probabilities=True))
 CANDIDATES = [Candidates([4, 9], [0.25, 0.75]), Candidates([99], [1.0])]
-DRAFTED = Drafted("a", 1, 64, 3, 0, [9, 99], candidates=CANDIDATES)
+DRAFTED = Drafted(1, 64, 3, 0, [9, 99], candidates=CANDIDATES)
+
+
+def refuse(error: LinkError) -> None:
+    raise error
+
+
+def from_server(frame: bytes) -> ToSidecar:
+    """What a sidecar reads; the test fails if anything is left out."""
+    return decode_to_sidecar(frame, VOCAB_SIZE, refuse, 1 << 20)
 
 
 @pytest.mark.parametrize("message", [SUBMIT, DICED, REJECTING, Commits([COMMIT]), Commits([])])
 def test_what_the_protocol_allows_comes_through_as_it_is(message: Submit | Commits) -> None:
-    assert decode_to_sidecar(encode(message), VOCAB_SIZE) == message
+    assert from_server(encode(message)) == message
 
 
 def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
-    fields = {"type": "submit", "rid": "a", "serial": 1, "token_ids": [1], "base_len": 0}
+    fields = {"type": "submit", "submission": 1, "token_ids": [1], "base_len": 0}
     fields |= {"max_new_tokens": 8, "completions": 2, "temperature": 0.5}
-    message = decode_to_sidecar(msgspec.msgpack.encode(fields), VOCAB_SIZE)
-    assert message == Submit("a", 1, [1], 0, 8, 2, 0.5)
+    message = from_server(msgspec.msgpack.encode(fields))
+    assert message == Submit(1, [1], 0, 8, 2, 0.5)
     assert (message.top_p, message.greedy_first, message.rank) == (1.0, True, (0, 0))
     assert message.dice is None
 
@@ -34,23 +60,82 @@ def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rid": "a" * 5000}, "Commit.rid"),
-        ({"serial": -1}, "Commit.serial"),
+        ({"submission": -1}, "Commit.submission"),
+        ({"token_ids": []}, "Commit.token_ids"),
+        ({"token_ids": [1] * (MAX_COMMIT_TOKENS + 1)}, "Commit.token_ids"),
         ({"base_len": -1}, "Commit.base_len"),
         ({"max_new_tokens": 1 << 40}, "Commit.max_new_tokens"),
         ({"token_ids": [1, VOCAB_SIZE]}, "Commit.token_ids"),
     ],
 )
-def test_a_commit_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
+def test_a_commit_that_makes_no_sense_is_left_out_and_the_others_stay(
+    change: dict[str, object], words: str
+) -> None:
     bad = msgspec.structs.replace(COMMIT, **change)
+    reports: list[LinkError] = []
+    frame = encode(Commits([COMMIT, bad, OTHER]))
+    assert decode_to_sidecar(frame, VOCAB_SIZE, reports.append, 1 << 20) == Commits([COMMIT, OTHER])
+    (report,) = reports
+    assert words in str(report)
+
+
+@pytest.mark.parametrize(
+    "bad", [7, None, {}, {"submission": "a"}, {"submission": 1, "base_len": 0}]
+)
+def test_an_entry_that_is_no_commit_at_all_is_left_out_and_the_others_stay(bad: object) -> None:
+    entries = [msgspec.to_builtins(COMMIT), bad, msgspec.to_builtins(OTHER)]
+    frame = msgspec.msgpack.encode({"type": "commits", "requests": entries})
+    reports: list[LinkError] = []
+    assert decode_to_sidecar(frame, VOCAB_SIZE, reports.append, 1 << 20) == Commits([COMMIT, OTHER])
+    assert len(reports) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"token_ids": []}, "Submit.token_ids"),
+        ({"submission": 1 << 63}, "Submit.submission"),
+        ({"stop_token_ids": [1] * (MAX_STOP_TOKENS + 1)}, "Submit.stop_token_ids"),
+    ],
+)
+def test_a_submit_that_no_server_sends_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(LinkError, match=words):
-        decode_to_sidecar(encode(Commits([COMMIT, bad])), VOCAB_SIZE)
+        from_server(encode(msgspec.structs.replace(SUBMIT, **change)))
+
+
+def test_a_frame_is_no_longer_than_its_receiver_allows() -> None:
+    frame = encode(SUBMIT)
+    with pytest.raises(LinkError, match=f"{len(frame)} bytes"):
+        decode_to_sidecar(frame, VOCAB_SIZE, refuse, len(frame) - 1)
+    with pytest.raises(LinkError, match="bytes"):
+        encode(SUBMIT, len(frame) - 1)
+    with pytest.raises(LinkError, match="bytes"):
+        decode_from_sidecar(b"x" * (MAX_FROM_SIDECAR_BYTES + 1), VOCAB_SIZE)
+
+
+def test_the_largest_messages_that_the_protocol_allows_fit_their_frames() -> None:
+    vocab_size = 1 << 31
+    token, probs = vocab_size - 1, [1 / MAX_CANDIDATES] * MAX_CANDIDATES
+    largest = MAX_DRAWN_TOKENS * [Candidates(list(range(token, token - MAX_CANDIDATES, -1)), probs)]
+    drawn = Drafted(1 << 60, 64, 3, 0, [token] * MAX_DRAWN_TOKENS, candidates=largest)
+    plain = Drafted(1 << 60, 64, 3, 0, [token] * MAX_DRAFTED_TOKENS)
+    for drafted in (drawn, plain):
+        assert decode_from_sidecar(encode(drafted), vocab_size) == drafted
+    context_len = 8192
+    limit = max_to_sidecar_bytes(context_len)
+    submit = msgspec.structs.replace(
+        DICED, token_ids=[token] * context_len, stop_token_ids=[token] * MAX_STOP_TOKENS
+    )
+    report = [Commit(1 << 60, token, [token] * 48, 64)] * (MAX_COMMITS - 1)
+    commits = Commits([*report, Commit(1 << 60, token, [token] * MAX_COMMIT_TOKENS, 64)])
+    for message in (submit, commits):
+        assert decode_to_sidecar(encode(message, limit), vocab_size, refuse, limit) == message
 
 
 @pytest.mark.parametrize("top_p", [-0.1, 1.1, float("nan")])
 def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
     with pytest.raises(LinkError, match=r"Submit\.top_p"):
-        decode_to_sidecar(encode(msgspec.structs.replace(SUBMIT, top_p=top_p)), VOCAB_SIZE)
+        from_server(encode(msgspec.structs.replace(SUBMIT, top_p=top_p)))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +152,15 @@ def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
 def test_dice_that_no_target_has_are_refused(change: dict[str, object], words: str) -> None:
     dice = msgspec.structs.replace(DICE, **change)
     with pytest.raises(LinkError, match=words):
-        decode_to_sidecar(encode(msgspec.structs.replace(SUBMIT, dice=dice)), VOCAB_SIZE)
+        from_server(encode(msgspec.structs.replace(SUBMIT, dice=dice)))
 
 
 def test_candidates_come_through_as_they_are_and_an_older_sidecar_sends_none() -> None:
     assert decode_from_sidecar(encode(DRAFTED), VOCAB_SIZE) == DRAFTED
-    fields = {"type": "drafted", "rid": "a", "serial": 1, "completion": 64, "base_len": 3}
+    fields = {"type": "drafted", "submission": 1, "completion": 64, "base_len": 3}
     fields |= {"start": 0, "token_ids": [9]}
     message = decode_from_sidecar(msgspec.msgpack.encode(fields), VOCAB_SIZE)
-    assert message == Drafted("a", 1, 64, 3, 0, [9])
+    assert message == Drafted(1, 64, 3, 0, [9])
 
 
 @pytest.mark.parametrize(
@@ -115,4 +200,4 @@ def test_candidates_are_those_of_all_tokens_or_of_none(count: int) -> None:
 
 def test_commits_of_too_many_requests_are_refused() -> None:
     with pytest.raises(LinkError, match=r"Commits\.requests"):
-        decode_to_sidecar(encode(Commits([COMMIT] * (MAX_COMMITS + 1))), VOCAB_SIZE)
+        from_server(encode(Commits([COMMIT] * (MAX_COMMITS + 1))))

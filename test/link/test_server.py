@@ -25,7 +25,7 @@ from test.link.raw import GARBAGE, OVERSIZED, dealer, plain_socket, waiting
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
 
 HELLO = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
-SUBMIT = Submit("a", 1, [1, 2], 0, 8, 2, 0.5)
+SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5)
 encode = msgspec.msgpack.encode
 
 
@@ -34,7 +34,7 @@ def decode(frame: bytes) -> FromSidecar:
 
 
 def draft(index: int = 0) -> Drafted:
-    return Drafted("a", 1, 0, 0, index, [index % VOCAB_SIZE])
+    return Drafted(1, 0, 0, index, [index % VOCAB_SIZE])
 
 
 def ready(link: SidecarLink, server: LinkServer) -> Peer:
@@ -97,7 +97,7 @@ def test_a_server_that_does_not_fit_is_refused_and_not_served(
 def test_who_has_not_said_hello_is_neither_served_nor_answered(wire: Wire) -> None:
     server = wire.serve()
     with dealer(wire.endpoint, wire.keys) as peer:
-        for message in (SUBMIT, Close("a", 1), Ping()):
+        for message in (SUBMIT, Close(1), Ping()):
             peer.send(encode(message))
         received: list[tuple[Peer, ToSidecar]] = []
         until(lambda: server.unserved == 3, lambda: received.extend(server.receive(1)))
@@ -134,7 +134,7 @@ def test_a_repeated_hello_keeps_the_session(wire: Wire) -> None:
         assert server.departed() == []
 
 
-def test_servers_with_equal_rids_are_kept_apart(wire: Wire) -> None:
+def test_servers_with_equal_submissions_are_kept_apart(wire: Wire) -> None:
     server = wire.serve()
     links = [wire.link(), wire.link()]
     peers = [ready(link, server) for link in links]
@@ -154,7 +154,7 @@ def test_a_peer_that_never_reads_costs_itself_drafts_and_nobody_else(wire: Wire)
         stalled_socket.send(encode(HELLO))
         until(lambda: len(server.peers) == 2, lambda: server.receive(1))
         (stalled,) = set(server.peers) - {reader}
-        big = Drafted("a", 1, 0, 0, 0, [99] * 10_000)
+        big = Drafted(1, 0, 0, 0, [99] * 10_000)
         until(lambda: not server.send(stalled, big))
         assert server.dropped == 1
         assert link.send(SUBMIT)
@@ -187,10 +187,10 @@ def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
             {"temperature": -0.5},
             {"temperature": float("nan")},
             {"temperature": float("inf")},
-            {"serial": -1},
-            {"serial": True},
-            {"rid": 7},
-            {"rid": "a" * 5000},
+            {"submission": -1},
+            {"submission": True},
+            {"submission": "a"},
+            {"token_ids": []},
             {"type": "drafted"},
         )
     ]
@@ -201,9 +201,9 @@ def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
         for content in wrong:
             peer.send(encode(content))
         peer.send_multipart([encode(SUBMIT), b"more"])
-        peer.send(encode(Close("end", 1)))
+        peer.send(encode(Close(1)))
         ((sender, last),) = served(server, 1)
-        assert last == Close("end", 1)
+        assert last == Close(1)
         assert server.malformed == len(GARBAGE) + len(wrong) + 1
         peer.send(OVERSIZED)
         until(lambda: not server.send(sender, draft()), lambda: server.receive(1))
@@ -275,8 +275,8 @@ def test_a_receive_gives_at_most_its_limit(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     ready(link, server)
-    for serial in range(10):
-        assert link.send(Close("a", serial))
+    for number in range(10):
+        assert link.send(Close(number))
     sizes: list[int] = []
     until(lambda: sum(sizes) == 10, lambda: sizes.append(len(server.receive(1, limit=3))))
     assert max(sizes) <= 3

@@ -19,8 +19,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
+        self.step_s = 0.0
+        """Seconds that pass with every look at the clock."""
 
     def __call__(self) -> float:
+        self.ahead_s += self.step_s
         return time.monotonic() + self.ahead_s
 
 

@@ -14,7 +14,7 @@ import transformers
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
-from sglang_qspec.messages import PROTOCOL, Close, Drafted, Hello, Submit
+from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Submit
 from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.process import SidecarProcess
 
@@ -30,8 +30,9 @@ class Served:
     endpoint: PrivateEndpoint
     hello: Hello
     link: SidecarLink
-    told: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    finished: set[tuple[str, int]] = field(default_factory=set)
+    told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    finished: set[tuple[int, int]] = field(default_factory=set)
+    declined: dict[int, str] = field(default_factory=dict)
 
     def until(self, happened: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -40,10 +41,12 @@ class Served:
             assert self.process.alive, f"the sidecar ended with {self.process.exit_code}"
             for message in self.link.receive():
                 if isinstance(message, Drafted):
-                    name = (message.rid, message.completion)
+                    name = (message.submission, message.completion)
                     self.told.setdefault(name, []).extend(message.token_ids)
                     if message.finished:
                         self.finished.add(name)
+                elif isinstance(message, Declined):
+                    self.declined[message.submission] = message.reason
             time.sleep(0.005)
 
 
@@ -71,15 +74,15 @@ def served(models: DemoModels) -> Iterator[Served]:
 
 def test_it_streams_the_completions_of_a_submitted_prompt(served: Served) -> None:
     prompt = [504, 3575, 282, 4649, 314]
-    served.link.send(Submit("a", 1, prompt, 0, 12, 3, 0.8, ignore_eos=True))
-    served.link.send(Submit("b", 2, prompt, 0, 12, 3, 0.8, ignore_eos=True))
+    served.link.send(Submit(1, prompt, 0, 12, 3, 0.8, ignore_eos=True))
+    served.link.send(Submit(2, prompt, 0, 12, 3, 0.8, ignore_eos=True))
     served.until(lambda: len(served.finished) == 6)
     for completion in range(3):
-        assert len(served.told["a", completion]) == 12
-        assert served.told["a", completion] == served.told["b", completion]
-    assert served.told["a", 0] != served.told["a", 1] != served.told["a", 2]
-    for serial, rid in enumerate("ab", 1):
-        served.link.send(Close(rid, serial))
+        assert len(served.told[1, completion]) == 12
+        assert served.told[1, completion] == served.told[2, completion]
+    assert served.told[1, 0] != served.told[1, 1] != served.told[1, 2]
+    for submission in (1, 2):
+        served.link.send(Close(submission))
 
 
 def test_it_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
@@ -103,17 +106,17 @@ def test_a_server_with_another_tokenizer_is_refused_and_told_why(served: Served)
 
 
 def test_bytes_that_are_no_message_and_a_prompt_too_long_do_not_end_it(served: Served) -> None:
-    served.link.send(Submit("huge", 7, [5] * 9000, 0, 10, 2, 0.5))
-    served.until(lambda: {("huge", 0), ("huge", 1)} <= served.finished)
-    assert served.told["huge", 0] == []
-    served.link.send(Submit("next", 8, [5, 6, 7], 0, 4, 1, 0.5, ignore_eos=True))
-    served.until(lambda: ("next", 0) in served.finished)
-    assert len(served.told["next", 0]) == 4
+    served.link.send(Submit(7, [5] * 9000, 0, 10, 2, 0.5))
+    served.until(lambda: 7 in served.declined)
+    assert "9000 tokens" in served.declined[7]
+    served.link.send(Submit(8, [5, 6, 7], 0, 4, 1, 0.5, ignore_eos=True))
+    served.until(lambda: (8, 0) in served.finished)
+    assert len(served.told[8, 0]) == 4
 
 
 def test_sigterm_in_the_middle_of_work_ends_it_cleanly(served: Served) -> None:
-    served.link.send(Submit("long", 9, [5, 6, 7], 0, 400, 8, 0.9, ignore_eos=True))
-    served.until(lambda: ("long", 0) in served.told)
+    served.link.send(Submit(9, [5, 6, 7], 0, 400, 8, 0.9, ignore_eos=True))
+    served.until(lambda: (9, 0) in served.told)
     pid = served.process.pid
     assert pid is not None
     os.kill(pid, signal.SIGTERM)

@@ -1,6 +1,5 @@
 import pytest
 
-from sglang_qspec.errors import DraftModelError
 from test.sidecar.desk import ONE, TWO, Desk
 from test.sidecar.scripted import ScriptedModel
 
@@ -30,7 +29,7 @@ def test_the_first_token_comes_at_once_and_the_rest_in_pieces() -> None:
 
 
 def test_equal_prompts_are_drafted_once_for_all_their_requests() -> None:
-    desk = Desk(ScriptedModel())
+    desk = Desk(ScriptedModel(), share=True)
     desk.submit("a", [1, 2, 3])
     desk.submit("b", [1, 2, 3], peer=TWO)
     desk.submit("c", [1, 2, 3], completions=2)
@@ -84,7 +83,7 @@ def test_a_prompt_is_deferred_when_the_last_of_its_requests_that_waits_is_gone()
 
 
 def test_a_late_request_gets_at_once_what_exists_and_then_the_rest() -> None:
-    desk = Desk(ScriptedModel())
+    desk = Desk(ScriptedModel(), share=True)
     desk.submit("a", [1, 2, 3])
     desk.step(6)
     desk.submit("b", [1, 2, 3], peer=TWO)
@@ -198,11 +197,11 @@ def test_lengths_are_capped_by_the_setting_and_by_the_context() -> None:
 
 
 @pytest.mark.parametrize("token_ids", [[], [1] * 40, [1] * 41, [1] * 500])
-def test_a_prompt_that_cannot_fit_is_answered_with_empty_completions(token_ids: list[int]) -> None:
+def test_nothing_is_kept_of_a_prompt_that_cannot_fit(token_ids: list[int]) -> None:
     desk = Desk(ScriptedModel(context_len=40))
     desk.submit("a", token_ids)
-    assert sorted(desk.finished) == [(ONE, "a", i) for i in range(3)]
-    assert not any(desk.told.values())
+    assert list(desk.declined) == ["a"]
+    assert desk.drafter.texts == desk.drafter.requests == 0
     assert desk.drafter.idle
     desk.leave("a")
 
@@ -256,22 +255,6 @@ def test_a_completion_that_alone_outgrows_the_kv_ends_with_what_it_has() -> None
     desk.leave("a", "b")
 
 
-def test_completions_that_a_failed_pass_interrupts_end_and_leave_no_kv() -> None:
-    desk = Desk(ScriptedModel())
-    desk.submit("a", [1, 2, 3])
-    desk.step(4)
-    desk.model.failures.append(DraftModelError("by order"))
-    with pytest.raises(DraftModelError):
-        desk.step()
-    desk.drafter.abandon()
-    desk.collect()
-    assert len(desk.finished) == 3
-    desk.submit("b", [5, 6])
-    desk.run()
-    assert desk.told[ONE, "b", 0] == list(range(7, 17))
-    desk.leave("a", "b")
-
-
 def test_a_request_that_is_sent_again_starts_anew() -> None:
     desk = Desk(ScriptedModel())
     desk.submit("a", [1, 2, 3])
@@ -292,7 +275,7 @@ def test_first_completions_may_be_kept_apart_from_others(apart: bool) -> None:
     while not desk.drafter.idle:
         desk.drafter.step()
         desk.collect()
-        prompts = desk.drafter._line.prompts.values()
+        prompts = desk.drafter._turns.prompts.values()
         lengths.append([[len(c.token_ids) for c in prompt.completions] for prompt in prompts])
     others_began = next(i for i, each in enumerate(lengths) if max(each[0][1:]) > 1)
     firsts_then = [each[0] for each in lengths[others_began - 1]]

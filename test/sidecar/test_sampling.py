@@ -95,7 +95,7 @@ def test_the_numbers_behind_draws_differ_by_seed_and_position_and_are_uniform() 
 
 
 def test_seeds_repeat_from_run_to_run_and_differ_between_completions_and_prompts() -> None:
-    assert seed_of([1, 2, 3], 1) == 12104061258568624709
+    assert seed_of([1, 2, 3], 1) == 8528891393909727461
     assert len({seed_of([1, 2, 3], 1), seed_of([1, 2, 3], 2), seed_of([1, 2, 4], 1)}) == 3
 
 

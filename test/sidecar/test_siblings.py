@@ -53,14 +53,15 @@ def test_a_prompt_has_sampled_completions_beside_those_of_its_requests() -> None
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 30])
 def test_one_that_comes_late_gets_a_completion_of_its_own_and_all_that_is_there(steps: int) -> None:
-    desk = Desk(undecided())
+    desk = Desk(undecided(), share=True)
     desk.submit("a", [1, 2, 3], completions=3, dice=Dice(0, 1.0))
     desk.step(min(steps, 11))
     desk.submit("b", [1, 2, 3], peer=TWO, completions=3, dice=Dice(1, 1.0))
     desk.run()
     assert desk.told[TWO, "b", 0] == alone(1)
     assert desk.told[ONE, "a", 0] == alone(0)
-    assert desk.told[TWO, "b", 1] == desk.told[ONE, "a", 1]
+    assert desk.told[TWO, "b", 1] == desk.told[ONE, "a", 0]
+    assert desk.told[TWO, "b", 2] == desk.told[ONE, "a", 1]
     assert (ONE, "a", 3) not in desk.told  # it asked for three
     assert desk.drafter.drafted_tokens == 4 * 10
     desk.leave("a")

@@ -120,12 +120,20 @@ def test_a_request_without_queue_drafts_is_followed_too() -> None:
     desk.leave("a")
 
 
-def test_output_with_a_gap_and_requests_that_are_not_known_are_ignored() -> None:
+def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
     desk = Desk(ScriptedModel())
     served(desk)
     desk.commit("unknown", 0, [50])
-    desk.commit("a", 1, [50])
+    desk.commit("a", 1, [51])
+    assert desk.gaps == [("unknown", None), ("a", 0)]
     assert desk.drafter.idle
+    desk.commit("a", 0, [50, 51])
+    desk.commit("a", 0, [50, 51])  # sent again, as its first answer came late
+    desk.commit("a", 1, [51, 52])
+    desk.run()
+    assert len(desk.gaps) == 2
+    assert desk.told[ONE, "a", SECOND][0] == 53
+    assert desk.base_lens["a"] == 3
     desk.leave("a")
 
 
@@ -138,8 +146,9 @@ def test_a_draft_is_as_long_as_is_useful() -> None:
     desk.commit("a", 1, [7] * 390, max_new_tokens=1000)
     desk.run()
     assert len(desk.told[ONE, "a", SECOND]) == 400 - 394
-    desk.commit("a", 391, [7] * 6)
-    assert desk.drafter.idle  # the context is full
+    desk.commit("a", 391, [7] * 6)  # the context is full
+    assert desk.drafter.idle
+    assert "outgrown" in desk.declined["a"]
     desk.leave("a")
 
 
@@ -231,11 +240,11 @@ def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() 
     assert desk.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
     desk.admit("a")
     # A greedy draft agrees by chance, so that it is not relied on.
-    desk.drafter.follow(ONE, Commits([Commit("a", 0, 0, [4, 5], 8)]))
+    desk.drafter.follow(ONE, Commits([Commit(desk.number("a"), 0, [4, 5], 8)]))
     steps: list[Drafted] = []
     while not desk.drafter.idle:
         desk.drafter.step()
-        steps += [drafted for _, drafted in desk.drafter.take()]
+        steps += [message for _, message in desk.drafter.take() if isinstance(message, Drafted)]
     text = [1, 2, 3, 4, 5]
     for step in steps:
         (token,), (candidates,) = step.token_ids, step.candidates  # each at once

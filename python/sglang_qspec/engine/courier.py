@@ -8,27 +8,47 @@ take is sent at a later poll, or never.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from sglang_qspec.budget import Sources
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.followed import Followed
 from sglang_qspec.engine.live import Live
-from sglang_qspec.link import Link, LinkState
-from sglang_qspec.messages import Admit, Close, Drafted, Heartbeat
+from sglang_qspec.link import Delivery, Faults, Link, LinkState
+from sglang_qspec.messages import (
+    MAX_SUBMISSIONS,
+    Admit,
+    Close,
+    Declined,
+    Drafted,
+    Gap,
+    Heartbeat,
+    Submit,
+)
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import Source
 
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
+SUBMIT_BUDGET_S = 0.002
+"""Time after which a poll submits no further request; a new sidecar is asked anew for all."""
+MAX_REPAIRS = 8
+"""How often a sidecar may ask for what it lacks of one request, before it is asked no more."""
+
+logger = logging.getLogger(__name__)
 
 
 class Courier:
     """See the module. `link` is None when there is neither a draft model nor an endpoint.
 
     `sidecar` is the one at its other end, where the server has started it and keeps it alive.
-    `live` are the requests, which are another's; here they are read, and given serials. Nothing is
-    asked of the sidecar that its `sources` pause.
+    `live` are the requests, which are another's; here they are read, and given submissions. Nothing
+    is asked of the sidecar that its `sources` pause.
+
+    The courier mints the number of each submission and keeps no more of them open than the sidecar
+    takes of one server: the others are submitted when some have ended.
     """
 
     def __init__(
@@ -38,6 +58,7 @@ class Courier:
         link: Link | None,
         sidecar: SidecarProcess | None,
         sources: Sources,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lead = settings.step_tokens if settings.mode != "queue" else 0
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
@@ -50,8 +71,19 @@ class Courier:
         self._sources = sources
         self._paused: frozenset[Source] = frozenset()
         """What the sidecar has last been kept from."""
-        self._serials = itertools.count(1)
+        self._clock = clock
+        self._numbers = itertools.count(1)
         self._unsent: dict[str, None] = {}
+        self._open: dict[int, int] = {}
+        """Tokens of the text of each submission that the sidecar works on."""
+        self._rids: dict[int, str] = {}
+        """The request of each of them."""
+        self._open_tokens = 0
+        """Tokens of the texts of all open submissions."""
+        self._unclosed: dict[int, None] = {}
+        """Submissions whose Close the link has not taken yet."""
+        self._declined = 0
+        self._faults = Faults(logger, clock, owner="sidecar")
         self._followed = Followed()
         self._stopped = False
 
@@ -65,35 +97,69 @@ class Courier:
         """The sidecar's latest."""
         return self._link.heartbeat if self._link is not None else None
 
-    def next_serial(self) -> int:
-        """For a submission; none is used twice."""
-        return next(self._serials)
-
     def keep_alive(self) -> None:
         """Start our sidecar again if it has gone."""
         if self._sidecar is not None:
             self._sidecar.keep_alive()
 
-    def receive(self) -> list[Drafted]:
-        """What the sidecar has sent."""
+    def receive(self) -> list[tuple[Live, Drafted]]:
+        """What the sidecar has drafted, each with its request; what comes too late is left out."""
         messages = self._link.receive(MESSAGES_PER_POLL) if self._link is not None else ()
-        return [message for message in messages if isinstance(message, Drafted)]
+        drafted = []
+        for message in messages:
+            if not isinstance(message, Drafted | Gap | Declined):
+                continue
+            live = self._live_of(message.submission)
+            if live is None:
+                continue
+            if isinstance(message, Drafted):
+                drafted.append((live, message))
+            elif isinstance(message, Gap):
+                self._repair(live, message)
+            else:
+                self._decline(live, message.reason)
+        return drafted
+
+    def _live_of(self, submission: int) -> Live | None:
+        """The request of an open submission."""
+        rid = self._rids.get(submission)
+        return self._live.get(rid) if rid is not None else None
+
+    def _repair(self, live: Live, gap: Gap) -> None:
+        """Send the sidecar what it lacks of a request, from the next report on or all anew."""
+        if gap.known_len is not None and not self._followed.rewind(gap.submission, gap.known_len):
+            return  # it has been told since
+        live.repairs += 1
+        if live.repairs > MAX_REPAIRS:
+            self._decline(live, "it keeps asking for what it was told")
+        elif gap.known_len is None:
+            self._ask_anew(live)
+
+    def _decline(self, live: Live, reason: str) -> None:
+        """Go on without the sidecar's drafts for a request, until there is another sidecar."""
+        live.declined = True
+        self._declined += 1
+        self._faults.note("no drafts for a request", reason)
+        self.forget(live)
 
     def catch_up(self) -> None:
         """Send what could not be sent before, and to a new sidecar all that is live."""
         if self._link is None or not self.ready:
             return
         if self._link.generation != self.generation:
-            self._begin_anew(self._link.generation)
+            self.generation = self._link.generation
+            self._unclosed.clear()
+            self._begin_anew()
         if self._sources.paused != self._paused:
             self._pause(self._sources.paused)
+        self._close_unclosed()
         self._submit_unsent()
 
-    def _begin_anew(self, generation: int) -> None:
+    def _begin_anew(self) -> None:
         """The sidecar knows none of the live requests: it is new, or has closed them."""
-        self.generation = generation
-        for rid, live in self._live.items():
-            self._followed.end(rid)
+        for live in self._live.values():
+            self._part(live)
+            live.declined, live.repairs = False, 0
             self._ask_anew(live)
 
     def _pause(self, paused: frozenset[Source]) -> None:
@@ -102,11 +168,11 @@ class Courier:
         for live in self._live.values():
             if not self._asks(live):
                 self.forget(live)
-            elif live.rid not in self._followed:
+            elif live.submission is None:
                 self._ask_anew(live)
 
     def _ask_anew(self, live: Live) -> None:
-        live.renew(self.next_serial())
+        self.forget(live)
         if live.waits or self._on_admission != "stop":
             self._want(live)
 
@@ -121,7 +187,7 @@ class Courier:
 
     def _asks(self, live: Live) -> bool:
         """Whether anything that the sidecar drafts may be used for the request."""
-        if self._stopped or live.controls.draft_token_num < 2:
+        if self._stopped or live.declined or live.controls.draft_token_num < 2:
             return False
         steps = self.lead > 0 and self._may(live, Source.STEP)
         return steps or self._may(live, Source.QUEUE)
@@ -130,18 +196,50 @@ class Courier:
         return source.name.lower() in live.controls.sources and source not in self._paused
 
     def _submit_unsent(self) -> None:
+        """Submit what waits to be, oldest first, as far as the link and the sidecar take it."""
         if self._link is None or not self.ready:
             return
-        for rid in list(self._unsent):
-            live = self._live[rid]
-            message = live.submission(completions=self._may(live, Source.QUEUE))
-            if not self._link.send(message):
+        until = self._clock() + SUBMIT_BUDGET_S
+        while self._unsent and self._clock() <= until:
+            live = self._live[next(iter(self._unsent))]
+            if not self._fits_context(live):
+                self._decline(live, f"its text of {live.text_len} tokens is too long for the draft")
+                continue
+            if not self._has_room(live):
                 return
-            self._followed.begin(rid, message.base_len)
-            live.unfinished = set(range(message.completions))
-            del self._unsent[rid]
-            if not live.waits:
-                self.admit(live)
+            number = next(self._numbers)
+            message = live.submit(number, completions=self._may(live, Source.QUEUE))
+            match self._link.send(message):
+                case Delivery.LATER:
+                    return
+                case Delivery.NEVER:
+                    self._decline(live, "its submission cannot be sent")
+                case Delivery.TAKEN:
+                    self._note_open(live, message)
+
+    def _fits_context(self, live: Live) -> bool:
+        """Whether the draft model takes the request's text and a token behind it."""
+        sidecar = self._link.sidecar if self._link is not None else None
+        return sidecar is None or live.text_len < sidecar.context_len
+
+    def _has_room(self, live: Live) -> bool:
+        """Whether the sidecar keeps the request's text beside those of the open submissions."""
+        sidecar = self._link.sidecar if self._link is not None else None
+        if sidecar is None or not self._open:
+            return True
+        tokens = self._open_tokens + live.text_len
+        return len(self._open) < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
+
+    def _note_open(self, live: Live, message: Submit) -> None:
+        """The sidecar works on a request from now on."""
+        number = live.submission = message.submission
+        self._open[number], self._rids[number] = len(message.token_ids), live.rid
+        self._open_tokens += self._open[number]
+        self._followed.begin(number, message.base_len)
+        live.unfinished = set(range(message.completions))
+        del self._unsent[live.rid]
+        if not live.waits:
+            self.admit(live)
 
     def admit(self, live: Live) -> None:
         """The request waits no longer. What the sidecar does about it is a setting.
@@ -150,17 +248,32 @@ class Courier:
         """
         if self._on_admission == "stop":
             self.forget(live)
-        elif self._on_admission == "defer" and live.rid in self._followed and self.ready:
+        elif self._on_admission == "defer" and live.submission is not None and self.ready:
             assert self._link is not None
-            self._link.send(Admit(rid=live.rid, serial=live.serial))
+            self._link.send(Admit(live.submission))
 
     def forget(self, live: Live) -> None:
-        """Nothing more is to be drafted for the request."""
-        live.unfinished.clear()
+        """Nothing more is to be drafted for the request. A Close that is not taken waits."""
         self._unsent.pop(live.rid, None)
-        if live.rid in self._followed and self._link is not None:
-            self._followed.end(live.rid)
-            self._link.send(Close(rid=live.rid, serial=live.serial))
+        if live.submission is not None:
+            self._unclosed[live.submission] = None
+        self._part(live)
+        self._close_unclosed()
+
+    def _part(self, live: Live) -> None:
+        """The request's submission is over at this end."""
+        if live.submission is not None:
+            self._open_tokens -= self._open.pop(live.submission)
+            del self._rids[live.submission]
+            self._followed.end(live.submission)
+        live.part()
+
+    def _close_unclosed(self) -> None:
+        while self._unclosed and self._link is not None:
+            number = next(iter(self._unclosed))
+            if self._link.send(Close(number)) is Delivery.LATER:
+                return
+            del self._unclosed[number]
 
     def stop(self) -> None:
         """Nothing is to be drafted for any request until `resume`."""
@@ -171,17 +284,18 @@ class Courier:
     def resume(self) -> None:
         """Have all that is live drafted for anew."""
         self._stopped = False
-        self._begin_anew(self.generation)
+        self._begin_anew()
         self._submit_unsent()
 
     def report(self, rids: Iterable[str]) -> None:
         """Let the sidecar follow what these requests have committed."""
         if self._link is not None and self.ready and self.lead and Source.STEP not in self._paused:
-            self._followed.report(rids, self._live, self._link, self.lead)
+            requests = (live for rid in rids if (live := self._live.get(rid)) is not None)
+            self._followed.report(requests, self._link, self.lead)
 
     def knows(self, live: Live, output_len: int) -> bool:
         """Whether a sidecar that knows so much of the request's output knows all it was told."""
-        return self._followed.knows(live.rid, output_len)
+        return self._followed.knows(live, output_len)
 
     def awaits(self, live: Live) -> bool:
         """Whether more of the request's step draft is about to come."""
@@ -197,6 +311,10 @@ class Courier:
             "requests_in_flight": in_flight if ready else 0,
             "drafting_requests": heartbeat.requests if heartbeat and ready else 0,
             "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
+            "declined_requests": self._declined,
+            "sidecar_texts": heartbeat.texts if heartbeat and ready else 0,
+            "sidecar_rows": heartbeat.kv_rows if heartbeat and ready else 0,
+            "sidecar_kv_tokens": heartbeat.kv_tokens if heartbeat and ready else 0,
             "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
             "step_passes": heartbeat.step_passes if heartbeat else 0,
             "step_tokens": heartbeat.step_tokens if heartbeat else 0,
@@ -209,6 +327,11 @@ class Courier:
         }
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if what is to be sent is of no live request."""
+        """Raise RuntimeError if the open submissions are not those of the live requests."""
         if not self._unsent.keys() <= self._live.keys():
             raise RuntimeError("a request that is over waits to be submitted")
+        submitted = {live.submission: live.rid for live in self._live.values() if live.submission}
+        if submitted != self._rids or self._rids.keys() != self._open.keys():
+            raise RuntimeError("the open submissions are not those of the live requests")
+        if self._open_tokens != sum(self._open.values()):
+            raise RuntimeError("the tokens of the open submissions are miscounted")

@@ -60,7 +60,7 @@ class _Draft:
 
     def __init__(self, name: tuple[int, int], base_len: int) -> None:
         self.name = name
-        """The serial of its submission, and its number there."""
+        """Its submission, and its number there."""
         self.received = 0
         self.tokens: deque[Drawn] = deque()
         self._place = base_len
@@ -87,18 +87,18 @@ class DrawnDrafts:
         """Requests with any."""
         return len(self._drafts)
 
-    def take(self, drafted: Drafted) -> None:
+    def take(self, rid: str, drafted: Drafted) -> None:
         """More of a step draft has come. What does not join on to the rest of it is ignored."""
-        drafts = self._drafts.get(drafted.rid) or deque()
+        drafts = self._drafts.get(rid) or deque()
         kept = sum(len(draft.tokens) for draft in drafts)
         if not drafted.candidates or kept + len(drafted.candidates) > MAX_TOKENS:
             return
-        name = (drafted.serial, drafted.completion)
+        name = (drafted.submission, drafted.completion)
         if not drafts or drafts[-1].name != name:
             if drafted.start:
                 return
             drafts.append(_Draft(name, drafted.base_len))
-            self._drafts[drafted.rid] = drafts
+            self._drafts[rid] = drafts
         if drafted.start == drafts[-1].received:
             drafts[-1].received += len(drafted.token_ids)
             drafts[-1].tokens += map(Drawn.told, drafted.token_ids, drafted.candidates)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from sglang_qspec.engine.live import Live
 from sglang_qspec.link import Link
-from sglang_qspec.messages import Commit, Commits
+from sglang_qspec.messages import MAX_COMMITS, Commit, Commits
 
-MAX_REQUESTS = 256
-MAX_TOKENS = 16384
+MAX_TOKENS = 8192
 """Of one report, about: no request is added to one that has so many. A retracted request or one
 that a full link has kept from the sidecar for long has many."""
 
@@ -24,55 +23,66 @@ class Followed:
     """Reports what requests have committed, so that their step drafts follow.
 
     Best effort: a report that the link does not take is not repeated, but the next one says all
-    that is not known.
+    that is not known, and a sidecar that lacks anything says where its knowledge ends.
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
-        """Committed output that the sidecar knows of, in tokens, for each request it works on."""
+        self._told: dict[int, int] = {}
+        """Committed output that the sidecar knows of, in tokens, for each open submission."""
 
-    def begin(self, rid: str, output_len: int) -> None:
-        """The sidecar works on the request from now on, and knows so much of its output."""
-        self._told[rid] = output_len
+    def begin(self, submission: int, output_len: int) -> None:
+        """The sidecar works on a request from now on, and knows so much of its output."""
+        self._told[submission] = output_len
 
-    def end(self, rid: str) -> None:
+    def end(self, submission: int) -> None:
         """The sidecar works on the request no longer."""
-        self._told.pop(rid, None)
+        self._told.pop(submission, None)
 
-    def report(self, rids: Iterable[str], live: Mapping[str, Live], link: Link, lead: int) -> None:
+    def rewind(self, submission: int, output_len: int) -> bool:
+        """The sidecar knows no more than `output_len`; whether that is less than it was told."""
+        if not output_len < self._told.get(submission, 0):
+            return False
+        self._told[submission] = output_len
+        return True
+
+    def report(self, requests: Iterable[Live], link: Link, lead: int) -> None:
         """Tell of all that these requests have committed; drafts are to run `lead` tokens ahead."""
         commits: list[Commit] = []
         tokens = 0
-        for rid in rids:
-            told, request = self._told.get(rid), live.get(rid)
-            if told is None or request is None or len(request.output_ids) <= told:
+        for request in requests:
+            commit = self._commit_of(request, lead)
+            if commit is None:
                 continue
-            if request.credit.factor < NO_CREDIT and len(request.output_ids) - told < TRY_AFTER:
-                continue
-            useful = min(lead, request.longest_draft)
-            if useful < 1 or "step" not in request.controls.sources:
-                continue
-            commits.append(request.commit_since(told, useful))
-            tokens += len(request.output_ids) - told
-            if len(commits) >= MAX_REQUESTS or tokens >= MAX_TOKENS:
+            commits.append(commit)
+            tokens += len(commit.token_ids)
+            if len(commits) >= MAX_COMMITS or tokens >= MAX_TOKENS:
                 break
         if commits and link.send(Commits(commits)):
             for commit in commits:
-                self._told[commit.rid] = commit.base_len + len(commit.token_ids)
+                self._told[commit.submission] = commit.base_len + len(commit.token_ids)
 
-    def knows(self, rid: str, output_len: int) -> bool:
+    def _commit_of(self, request: Live, lead: int) -> Commit | None:
+        """What the sidecar is to be told of one request; None for nothing."""
+        number = request.submission
+        told = self._told.get(number) if number is not None else None
+        if number is None or told is None or len(request.output_ids) <= told:
+            return None
+        if request.credit.factor < NO_CREDIT and len(request.output_ids) - told < TRY_AFTER:
+            return None
+        useful = min(lead, request.longest_draft)
+        if useful < 1 or "step" not in request.controls.sources:
+            return None
+        return request.commit_since(number, told, useful)
+
+    def knows(self, live: Live, output_len: int) -> bool:
         """Whether the sidecar that says it knows so much of the output knows all it was told."""
-        return self._told.get(rid) == output_len
+        return live.submission is not None and self._told.get(live.submission) == output_len
 
     def awaits(self, live: Live) -> bool:
         """Whether more of the request's step draft is about to come."""
         return (
             live.steps
             and not live.rests
-            and self._told.get(live.rid) == len(live.output_ids)
+            and self.knows(live, len(live.output_ids))
             and live.longest_draft > 1
         )
-
-    def __contains__(self, rid: str) -> bool:
-        """Whether the sidecar works on the request."""
-        return rid in self._told

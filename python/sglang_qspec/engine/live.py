@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_qspec.budget import Credit
 from sglang_qspec.controls import Controls
-from sglang_qspec.messages import Commit, Dice, Submit
+from sglang_qspec.messages import MAX_COMMIT_TOKENS, MAX_STOP_TOKENS, Commit, Dice, Submit
 from sglang_qspec.trie import RequestTrie, Source
 
 
@@ -62,8 +62,6 @@ class Live:
     trie: RequestTrie
     controls: Controls
     rank: tuple[int, int]
-    serial: int
-    """Of the latest submission."""
     prompt_ids: list[int]
     output_ids: list[int]
     """Committed so far."""
@@ -72,6 +70,12 @@ class Live:
     ignore_eos: bool
     queued_at: float | None
     """When it was queued, by the speculator's clock; None once its first draft has come."""
+    submission: int | None = None
+    """Number of its open submission at the sidecar; None while it has none."""
+    repairs: int = 0
+    """How often a sidecar has asked for what it lacks of the request."""
+    declined: bool = False
+    """The sidecar that is there does not draft for the request."""
     waits: bool = True
     """It is not served yet, or waits again."""
     unfinished: set[int] = field(default_factory=set)
@@ -91,11 +95,16 @@ class Live:
         """Whether its target accepts step drafts by what they were drawn from."""
         return self.dice is not None and self.dice.probabilities
 
-    def renew(self, serial: int) -> None:
-        """It is submitted anew under another serial; what the earlier one gave is kept."""
-        self.serial = serial
+    def part(self) -> None:
+        """Its submission is over, and what is still under way for it comes too late."""
+        self.submission = None
         self.unfinished.clear()
         self.steps = self.rests = False
+
+    @property
+    def text_len(self) -> int:
+        """Tokens of prompt and committed output."""
+        return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def longest_draft(self) -> int:
@@ -103,17 +112,16 @@ class Live:
         remaining = self.max_new_tokens - len(self.output_ids)
         return min(remaining, self.controls.max_completion_tokens)
 
-    def submission(self, *, completions: bool) -> Submit:
+    def submit(self, number: int, *, completions: bool) -> Submit:
         """Asks the sidecar for drafts from here on; without `completions` for steps alone."""
         return Submit(
-            rid=self.rid,
-            serial=self.serial,
+            submission=number,
             token_ids=self.prompt_ids + self.output_ids,
             base_len=len(self.output_ids),
             max_new_tokens=self.longest_draft,
             completions=self.controls.completions if completions else 0,
             temperature=self.controls.temperature,
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=self.stop_token_ids[:MAX_STOP_TOKENS],
             ignore_eos=self.ignore_eos,
             top_p=self.controls.top_p,
             greedy_first=self.controls.greedy_first,
@@ -121,13 +129,15 @@ class Live:
             dice=self.dice,
         )
 
-    def commit_since(self, output_len: int, wanted: int) -> Commit:
-        """What it has committed behind an output of `output_len`, to be followed by `wanted`."""
+    def commit_since(self, number: int, output_len: int, wanted: int) -> Commit:
+        """What it has committed behind an output of `output_len`, to be followed by `wanted`.
+
+        More than one Commit holds is left to the next one.
+        """
         return Commit(
-            rid=self.rid,
-            serial=self.serial,
+            submission=number,
             base_len=output_len,
-            token_ids=self.output_ids[output_len:],
+            token_ids=self.output_ids[output_len : output_len + MAX_COMMIT_TOKENS],
             max_new_tokens=wanted,
         )
 

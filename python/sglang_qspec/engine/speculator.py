@@ -63,7 +63,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, Live] = {}
-        self._courier = Courier(settings, self._live, link, sidecar, self.sources)
+        self._courier = Courier(settings, self._live, link, sidecar, self.sources, clock)
         self._steps_taken = 0
 
     def enqueue(
@@ -91,7 +91,6 @@ class Speculator:
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
             self._courier.forget(live)
-            live.renew(self._courier.next_serial())
             live.waits = True
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
@@ -101,7 +100,6 @@ class Speculator:
                 self._open_trie(rid, prompt_ids, wanted),
                 wanted,
                 rank,
-                self._courier.next_serial(),
                 prompt_ids,
                 [],
                 max_new_tokens,
@@ -159,14 +157,11 @@ class Speculator:
         self.talk_seconds += self._clock() - began
 
     def _exchange(self) -> None:
-        for drafted in self._courier.receive():
-            self._take(drafted)
+        for live, drafted in self._courier.receive():
+            self._take(live, drafted)
         self._courier.catch_up()
 
-    def _take(self, drafted: Drafted) -> None:
-        live = self._live.get(drafted.rid)
-        if live is None or live.serial != drafted.serial:
-            return
+    def _take(self, live: Live, drafted: Drafted) -> None:
         is_step = MAX_COMPLETIONS <= drafted.completion < STREAMS_PER_SUBMISSION
         if not is_step and drafted.completion >= live.controls.completions:
             return  # nobody asked for it
@@ -182,18 +177,18 @@ class Speculator:
         if not drafted.token_ids:
             return
         insertion = self._tries.insert(
-            drafted.rid,
+            live.rid,
             live.trie.serial,
             Source.STEP if is_step else Source.QUEUE,
             # Another sidecar's completion of the same number is another stream.
-            drafted.serial * STREAMS_PER_SUBMISSION + drafted.completion,
+            drafted.submission * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,
             drafted.start,
             drafted.token_ids,
             greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
         if is_step and live.wants_candidates and not insertion.refused:
-            self.drawn.take(drafted)
+            self.drawn.take(live.rid, drafted)
 
     def propose(
         self,
@@ -318,8 +313,7 @@ class Speculator:
         For those that wait, drafts are asked for anew.
         """
         for rid, live in self._live.items():
-            self._courier.forget(live)
-            live.renew(self._courier.next_serial())  # what is under way is of no use either
+            self._courier.forget(live)  # what is under way is of no use either
             live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
             if live.waits:

@@ -7,13 +7,16 @@ The server's end is a `Link`: `SidecarLink` over ZMQ, or `FakeSidecarLink`. The 
 from sglang_qspec.link.address import PrivateEndpoint, private_endpoint, remove_private
 from sglang_qspec.link.client import SidecarLink
 from sglang_qspec.link.fake import FakeSidecarLink
+from sglang_qspec.link.faults import Faults
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.link.keys import Keys
-from sglang_qspec.link.link import Link, LinkState
+from sglang_qspec.link.link import Delivery, Link, LinkState
 from sglang_qspec.link.server import LinkServer, Peer
 
 __all__ = [
+    "Delivery",
     "FakeSidecarLink",
+    "Faults",
     "Keys",
     "Link",
     "LinkServer",

@@ -10,20 +10,25 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_connect
 from sglang_qspec.link.dealer import Dealer
 from sglang_qspec.link.faults import Faults, quote
 from sglang_qspec.link.frame import decode_from_sidecar, encode
 from sglang_qspec.link.keys import Keys
-from sglang_qspec.link.link import LinkState
+from sglang_qspec.link.link import POLL_BUDGET_S, Delivery, LinkState
 from sglang_qspec.link.listening import Listening
 from sglang_qspec.link.window import Window
 from sglang_qspec.messages import (
+    MAX_FROM_SIDECAR_BYTES,
     PROTOCOL,
     Close,
+    Declined,
     Drafted,
     FromSidecar,
+    Gap,
     Heartbeat,
     Hello,
     Ping,
@@ -31,6 +36,7 @@ from sglang_qspec.messages import (
     Submit,
     ToSidecar,
     Welcome,
+    max_to_sidecar_bytes,
 )
 
 LOST_AFTER_S = 3.0
@@ -87,6 +93,8 @@ class SidecarLink:
         self._listening = Listening(min(ping_interval_s, lost_after_s / 3), clock)
         self._window = Window(window_bytes)
         self._pings = 0
+        self._hellos = 0
+        self._answered_hello = 0
 
         self._session: str | None = None
         self._refusal: str | None = None
@@ -136,14 +144,14 @@ class SidecarLink:
     def malformed(self) -> int:
         return self._faults["malformed message"]
 
-    def send(self, message: ToSidecar) -> bool:
+    def send(self, message: ToSidecar) -> Delivery:
         if self._session is None or self._refusal is not None:
             self._faults.note("dropped message", f"the sidecar is {self.state.value}")
-            return False
+            return Delivery.LATER
         # A sidecar that was only busy comes back with our work: what ended meanwhile must end.
         if self.state is not LinkState.READY and not isinstance(message, Close):
             self._faults.note("dropped message", "the sidecar is silent")
-            return False
+            return Delivery.LATER
         return self._send(message)
 
     def receive(self, limit: int = 256) -> list[FromSidecar]:
@@ -162,26 +170,40 @@ class SidecarLink:
         self._dealer = None
         self._session = None
 
-    def _send(self, message: ToSidecar) -> bool:
+    def _send(self, message: ToSidecar) -> Delivery:
         try:
-            frame = encode(message)
+            frame = encode(message, self._max_bytes)
         except LinkError as error:
             self._faults.note("malformed message", error)
-            return True
+            return Delivery.NEVER
         full = isinstance(message, Submit) and not self._window.fits(len(frame))
         if full or self._dealer is None or not self._dealer.send(frame):
             self._faults.note("dropped message", "the queue to the sidecar is full")
-            return False
+            return Delivery.LATER
         self._window.sent(len(frame))
-        return True
+        return Delivery.TAKEN
+
+    @property
+    def _max_bytes(self) -> int:
+        """Size of the longest frame that the sidecar reads."""
+        if self._sidecar is None:
+            return MAX_FROM_SIDECAR_BYTES
+        return max_to_sidecar_bytes(self._sidecar.context_len)
 
     def _ping(self) -> None:
         self._pings += 1
         if self._send(Ping(self._pings)):
             self._window.asked(self._pings)
 
+    def _greet(self) -> bool:
+        """Send a Hello of its own number; False if it was not taken."""
+        self._hellos += 1
+        hello = msgspec.structs.replace(self._hello, number=self._hellos)
+        return bool(self._send(hello))
+
     def _drain(self, dealer: Dealer, limit: int) -> list[FromSidecar]:
         received: list[FromSidecar] = []
+        until = self._clock() + POLL_BUDGET_S
         for _ in range(limit):
             frame = dealer.receive()
             if frame is None:
@@ -189,6 +211,8 @@ class SidecarLink:
             message = self._read(frame)
             if message is not None:
                 received.append(message)
+            if self._clock() >= until:
+                break
         return received
 
     def _read(self, frame: bytes) -> FromSidecar | None:
@@ -199,20 +223,33 @@ class SidecarLink:
             self._faults.note("malformed message", error)
             return None
         match message:
+            case Welcome() if not self._answers_hello(message.number):
+                self._faults.note("Welcome that was not asked for", f"number {message.number}")
             case Welcome():
                 self._on_welcome(message)
             case Refusal():
                 self._refuse(quote(message.reason))
-            case Drafted() | Heartbeat() if self._session is None or self._refusal is not None:
+            case _ if self._session is None or self._refusal is not None:
                 self._faults.note("message outside a session", type(message).__name__)
             case Heartbeat():
                 self._heard()
                 self._heartbeat = message
                 self._window.answered(message.answers)
-            case Drafted():
+            case Drafted() | Gap() | Declined():
                 self._heard()
                 return message
         return None
+
+    def _answers_hello(self, number: int) -> bool:
+        """Whether this answers a Hello that was sent later than those answered so far.
+
+        Each new session makes the server submit all its requests anew. So a sidecar may open one
+        only when it is asked to, which is seldom.
+        """
+        if not self._answered_hello < number <= self._hellos:
+            return False
+        self._answered_hello = number
+        return True
 
     def _on_welcome(self, welcome: Welcome) -> None:
         # The sidecar has checked this too, but ours are the tokens that would come out wrong.
@@ -225,15 +262,16 @@ class SidecarLink:
         if welcome.session != self._session:
             self._session = welcome.session
             self._generation += 1
-            logger.info(
-                "sidecar ready: draft model %s, context %d, session %d",
-                quote(welcome.model),
-                welcome.context_len,
-                self._generation,
-            )
+            if self._faults.is_due("ready"):
+                logger.info(
+                    "sidecar ready: draft model %s, context %d, session %d",
+                    quote(welcome.model),
+                    welcome.context_len,
+                    self._generation,
+                )
 
     def _refuse(self, reason: str) -> None:
-        if self._refusal is None:
+        if self._faults.is_due("refusal"):
             logger.error("the sidecar refuses to draft for this server: %s", reason)
         self._refusal = reason
         self._session = None
@@ -254,7 +292,7 @@ class SidecarLink:
         for failure in change.failures:
             self._faults.note("failed ZMQ handshake (are both ends' key files the same?)", failure)
         if change.lost:
-            if self._session is not None:
+            if self._session is not None and self._faults.is_due("lost connection"):
                 logger.warning("the connection to the sidecar is lost; going on without drafts")
             self._session = None
         if change.made:
@@ -275,12 +313,12 @@ class SidecarLink:
             if away_s > self._lost_after_s:
                 # So long unheard, the sidecar may have forgotten us; if not, it says so.
                 self._next_ping = now + self._ping_interval_s
-                self._send(self._hello)
+                self._greet()
             elif now >= self._next_ping:
                 self._next_ping = now + self._ping_interval_s
                 self._ping()
             return
-        if now >= self._next_hello and self._send(self._hello):
+        if now >= self._next_hello and self._greet():
             if self._session is not None:
                 self._faults.note("silent sidecar", f"for {self._lost_after_s:g} s or more")
             self._next_hello = now + self._hello_wait_s

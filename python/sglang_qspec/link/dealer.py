@@ -8,12 +8,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sglang_qspec.link.keys import Keys
-from sglang_qspec.messages import MAX_MESSAGE_BYTES
+from sglang_qspec.messages import MAX_FROM_SIDECAR_BYTES
 
 SEND_QUEUE = 8192
 """Messages waiting for a slow sidecar, at most; a burst of arrivals must fit."""
-RECEIVE_QUEUE = 16384
-"""Messages waiting for a busy scheduler, at most; a draft's chunk takes about 100 bytes."""
+RECEIVE_QUEUE = 4096
+"""Messages waiting for a busy scheduler, at most; a draft's chunk takes about 100 bytes, and no
+frame more than MAX_FROM_SIDECAR_BYTES, so that the queue takes 256 MiB at the very most. What does
+not fit waits at the sidecar."""
 RECONNECT_MS = (50, 1000)
 """First and longest wait between attempts to connect."""
 PULSE_MS = (2000, 15000)
@@ -107,7 +109,7 @@ class Dealer:
         self._socket.immediate = 1
         self._socket.sndhwm = SEND_QUEUE
         self._socket.rcvhwm = RECEIVE_QUEUE
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FROM_SIDECAR_BYTES)
         self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = RECONNECT_MS
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = PULSE_MS

@@ -18,19 +18,22 @@ import msgspec
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.faults import Faults
 from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
-from sglang_qspec.link.link import LinkState
+from sglang_qspec.link.link import Delivery, LinkState
 from sglang_qspec.messages import (
     PROTOCOL,
     Admit,
     Close,
     Commits,
+    Declined,
     Drafted,
     FromSidecar,
+    Gap,
     Heartbeat,
     Ping,
     Submit,
     ToSidecar,
     Welcome,
+    max_to_sidecar_bytes,
 )
 
 Script = Callable[[Submit], Sequence[Sequence[int]]]
@@ -51,8 +54,8 @@ class _Parcel:
     sent_at: int
     arrives_at: int
     frame: bytes
-    request: tuple[str, int] | None = None
-    """The rid and serial that it was drafted for."""
+    submission: int | None = None
+    """The submission that it was drafted for; None for what a test injects."""
 
 
 class FakeSidecarLink:
@@ -138,15 +141,29 @@ class FakeSidecarLink:
     def malformed(self) -> int:
         return self._faults["malformed message"]
 
-    def send(self, message: ToSidecar) -> bool:
+    def send(self, message: ToSidecar) -> Delivery:
         if self.state is not LinkState.READY or self.queue_full:
             self._faults.note("dropped message", "the queue is full" if self.queue_full else "down")
-            return False
+            return Delivery.LATER
+        max_bytes = max_to_sidecar_bytes(self._welcome.context_len)
         try:
-            message = decode_to_sidecar(encode(message), self._welcome.vocab_size)
+            frame = encode(message, max_bytes)
         except LinkError as error:
-            self._faults.note("malformed message", error)
-            return True
+            self._note_malformed(error)
+            return Delivery.NEVER
+        try:
+            self._hear(
+                decode_to_sidecar(frame, self._welcome.vocab_size, self._note_malformed, max_bytes)
+            )
+        except LinkError as error:
+            self._note_malformed(error)
+        return Delivery.TAKEN
+
+    def _note_malformed(self, error: LinkError) -> None:
+        self._faults.note("malformed message", error)
+
+    def _hear(self, message: ToSidecar) -> None:
+        """The sidecar has got a message."""
         match message:
             case Submit():
                 self.submits.append(message)
@@ -160,7 +177,6 @@ class FakeSidecarLink:
                 self._forget(message)
             case Ping():
                 self.inject(Heartbeat(len(self.submits), 0, 0, 0, answers=message.number))
-        return True
 
     def receive(self, limit: int = 256) -> list[FromSidecar]:
         self._polls += 1
@@ -182,7 +198,7 @@ class FakeSidecarLink:
                 continue
             if isinstance(message, Heartbeat):
                 self._heartbeat = message
-            elif isinstance(message, Drafted):
+            elif isinstance(message, Drafted | Gap | Declined):
                 received.append(message)
         return received
 
@@ -231,24 +247,19 @@ class FakeSidecarLink:
         """Have the sidecar send any bytes."""
         self._post(_Parcel(self._polls, self._polls + 1 + self.delay, frame))
 
-    def inject_stale(self, rid: str, base_len: int, token_ids: Sequence[int]) -> None:
-        """A greedy draft of `rid`'s newest Submit that continues from another `base_len`."""
-        submit = self._newest(rid)
-        self.inject(Drafted(rid, submit.serial, 0, base_len, 0, list(token_ids), True))
+    def inject_stale(self, submit: Submit, base_len: int, token_ids: Sequence[int]) -> None:
+        """A greedy draft for `submit` that continues from another `base_len`."""
+        self.inject(Drafted(submit.submission, 0, base_len, 0, list(token_ids), True))
 
-    def inject_foreign(self, rid: str, token_ids: Sequence[int]) -> None:
-        """A draft for a request of the same rid with a serial that was never submitted."""
-        serial = 1 + max((submit.serial for submit in self.submits), default=0)
-        self.inject(Drafted(rid, serial, 0, 0, 0, list(token_ids), True))
+    def inject_foreign(self, token_ids: Sequence[int]) -> None:
+        """A draft for a submission that there never was."""
+        submission = 1 + max((submit.submission for submit in self.submits), default=0)
+        self.inject(Drafted(submission, 0, 0, 0, list(token_ids), True))
 
-    def inject_out_of_vocabulary(self, rid: str) -> None:
-        """A draft of `rid`'s newest Submit with a token id that does not exist."""
-        submit = self._newest(rid)
+    def inject_out_of_vocabulary(self, submit: Submit) -> None:
+        """A draft for `submit` with a token id that does not exist."""
         token_ids = [0, self._welcome.vocab_size]
-        self.inject(Drafted(rid, submit.serial, 0, submit.base_len, 0, token_ids, True))
-
-    def _newest(self, rid: str) -> Submit:
-        return next(submit for submit in reversed(self.submits) if submit.rid == rid)
+        self.inject(Drafted(submit.submission, 0, submit.base_len, 0, token_ids, True))
 
     def _draft(self, submit: Submit) -> None:
         """Post the drafts of `submit`, piece by piece."""
@@ -258,26 +269,23 @@ class FakeSidecarLink:
             for start in range(0, max(len(kept), 1), self.chunk):
                 piece = kept[start : start + self.chunk]
                 finished = start + len(piece) == len(wanted)
-                drafted = Drafted(
-                    submit.rid, submit.serial, index, submit.base_len, start, piece, finished
-                )
+                drafted = Drafted(submit.submission, index, submit.base_len, start, piece, finished)
                 sent_at = self._polls + (start // self.chunk) * self.interval
                 self._post(
                     _Parcel(
                         sent_at,
                         sent_at + 1 + self.delay,
                         encode(drafted),
-                        (submit.rid, submit.serial),
+                        submit.submission,
                     )
                 )
 
     def _forget(self, close: Close) -> None:
         """Stop drafting a closed request; what is under way still comes."""
-        request = (close.rid, close.serial)
         self._pending = [
             parcel
             for parcel in self._pending
-            if parcel.request != request or parcel.sent_at <= self._polls
+            if parcel.submission != close.submission or parcel.sent_at <= self._polls
         ]
 
     def _post(self, parcel: _Parcel) -> None:

@@ -7,20 +7,29 @@ rest of the package relies on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
 from sglang_qspec.errors import LinkError
 from sglang_qspec.messages import (
     MAX_CANDIDATES,
-    MAX_MESSAGE_BYTES,
+    MAX_COMMIT_TOKENS,
+    MAX_COMMITS,
+    MAX_DRAFTED_TOKENS,
+    MAX_DRAWN_TOKENS,
+    MAX_FROM_SIDECAR_BYTES,
+    MAX_STOP_TOKENS,
     Admit,
     Candidates,
     Close,
+    Commit,
     Commits,
+    Declined,
     Dice,
     Drafted,
     FromSidecar,
+    Gap,
     Heartbeat,
     Hello,
     Ping,
@@ -32,118 +41,185 @@ from sglang_qspec.messages import (
 
 MAX_LENGTH = (1 << 31) - 1
 """Lengths and positions, in tokens, fit a signed 32-bit integer."""
-MAX_COMMITS = 1024
-"""Requests in one Commits, at most."""
+MAX_NUMBER = (1 << 63) - 1
+"""Numbers of submissions fit a signed 64-bit integer."""
 MAX_STEP_TIMES = 64
-"""Sizes of passes in one Heartbeat, at most."""
+"""Maximum number of pass sizes in one Heartbeat."""
 MAX_ROUNDING = 1e-3
 """By how much probabilities may miss the sum of 1; the server divides them by it."""
 MAX_NAME_CHARS = 4096
-"""A rid, a fingerprint or any other name is no longer than this."""
+"""Maximum length of a model's name, a reason or any other text, in characters."""
 
 _encoder = msgspec.msgpack.Encoder()
 _from_sidecar = msgspec.msgpack.Decoder(FromSidecar)
 _to_sidecar = msgspec.msgpack.Decoder(ToSidecar)
+_commit = msgspec.msgpack.Decoder(Commit)
 
 _CANNOT_ENCODE = (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError)
-"""A rid with a lone surrogate, which JSON allows, is a UnicodeError."""
+"""A text with a lone surrogate, which JSON allows, is a UnicodeError."""
 _CANNOT_DECODE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """Deeply nested data in a field that the schema does not have is a RecursionError."""
 
 
-def encode(message: ToSidecar | FromSidecar) -> bytes:
-    """One frame.
+class _Entries(msgspec.Struct, frozen=True, tag="commits"):
+    """`Commits` with entries that are not decoded yet."""
 
-    Raises LinkError when the message cannot be encoded or is longer than MAX_MESSAGE_BYTES.
+    requests: list[msgspec.Raw]
+
+
+_entries = msgspec.msgpack.Decoder(_Entries)
+
+Report = Callable[[LinkError], None]
+"""Takes note of a part of a message that the protocol does not allow."""
+
+
+def encode(message: ToSidecar | FromSidecar, max_bytes: int = MAX_FROM_SIDECAR_BYTES) -> bytes:
+    """Encode a message as one frame.
+
+    Raises LinkError when the message cannot be encoded or takes more than `max_bytes`.
     """
     try:
         frame = _encoder.encode(message)
     except _CANNOT_ENCODE as error:
         raise LinkError(f"{type(message).__name__} cannot be encoded: {error}") from None
-    if len(frame) > MAX_MESSAGE_BYTES:
+    if len(frame) > max_bytes:
         raise LinkError(
-            f"{type(message).__name__} takes {len(frame)} bytes, but at most {MAX_MESSAGE_BYTES} "
-            "are allowed"
+            f"{type(message).__name__} takes {len(frame)} bytes, but at most {max_bytes} are "
+            "allowed"
         )
     return frame
 
 
 def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
-    """What the sidecar says. Raises LinkError when the protocol does not allow it."""
-    _check_size(frame)
+    """Decode and check what a sidecar sent.
+
+    Raises LinkError when the protocol does not allow it.
+    """
+    _check_size(frame, MAX_FROM_SIDECAR_BYTES)
     try:
         message: FromSidecar = _from_sidecar.decode(frame)
     except _CANNOT_DECODE as error:
         raise LinkError(f"not a message from a sidecar: {error}") from None
     match message:
         case Drafted():
-            _check_name("Drafted.rid", message.rid)
-            _check_range("Drafted.serial", message.serial, 0)
-            _check_length("Drafted.completion", message.completion)
-            _check_length("Drafted.base_len", message.base_len)
-            _check_length("Drafted.start", message.start)
-            _check_length("Drafted.known_len", message.known_len)
-            _check_token_ids("Drafted.token_ids", message.token_ids, vocab_size)
-            if message.candidates:
-                _check_candidates(message, vocab_size)
+            _check_drafted(message, vocab_size)
+        case Gap():
+            _check_number("Gap.submission", message.submission)
+            _check_length("Gap.known_len", message.known_len or 0)
+        case Declined():
+            _check_number("Declined.submission", message.submission)
+            _check_text("Declined.reason", message.reason)
         case Welcome():
-            _check_name("Welcome.model", message.model)
-            _check_name("Welcome.session", message.session)
+            _check_text("Welcome.model", message.model)
+            _check_text("Welcome.session", message.session)
             _check_length("Welcome.vocab_size", message.vocab_size)
             _check_length("Welcome.context_len", message.context_len)
+            _check_range("Welcome.max_text_tokens", message.max_text_tokens, 0)
         case Refusal():
-            _check_name("Refusal.reason", message.reason)
+            _check_text("Refusal.reason", message.reason)
         case Heartbeat():
             _check_heartbeat(message)
     return message
 
 
-def decode_to_sidecar(frame: bytes, vocab_size: int) -> ToSidecar:
-    """What a server says. Raises LinkError when the protocol does not allow it."""
-    _check_size(frame)
+def decode_to_sidecar(frame: bytes, vocab_size: int, report: Report, max_bytes: int) -> ToSidecar:
+    """Decode and check what a server sent, in a frame of at most `max_bytes`.
+
+    An entry of `Commits` that the protocol does not allow is left out and given to `report`; the
+    other entries stay. Raises LinkError when the protocol does not allow the message as a whole.
+    """
+    _check_size(frame, max_bytes)
     try:
         message: ToSidecar = _to_sidecar.decode(frame)
     except _CANNOT_DECODE as error:
-        raise LinkError(f"not a message from a server: {error}") from None
+        return _entry_by_entry(frame, vocab_size, report, error)
     match message:
         case Submit():
-            _check_name("Submit.rid", message.rid)
-            _check_range("Submit.serial", message.serial, 0)
-            _check_length("Submit.base_len", message.base_len)
-            _check_length("Submit.max_new_tokens", message.max_new_tokens)
-            _check_length("Submit.completions", message.completions)
-            _check_token_ids("Submit.token_ids", message.token_ids, vocab_size)
-            _check_token_ids("Submit.stop_token_ids", message.stop_token_ids, vocab_size)
-            if message.base_len > len(message.token_ids):
-                raise LinkError(
-                    f"Submit.base_len is {message.base_len}, but must be at most the number of "
-                    f"token_ids ({len(message.token_ids)})"
-                )
-            if not (math.isfinite(message.temperature) and message.temperature >= 0):
-                raise LinkError(
-                    f"Submit.temperature is {message.temperature}, but must be at least 0"
-                )
-            _check_share("Submit.top_p", message.top_p)
-            if message.dice is not None:
-                _check_dice(message.dice)
+            _check_submit(message, vocab_size)
         case Commits():
-            _check_range("the length of Commits.requests", len(message.requests), 0, MAX_COMMITS)
-            for commit in message.requests:
-                _check_name("Commit.rid", commit.rid)
-                _check_range("Commit.serial", commit.serial, 0)
-                _check_length("Commit.base_len", commit.base_len)
-                _check_length("Commit.max_new_tokens", commit.max_new_tokens)
-                _check_token_ids("Commit.token_ids", commit.token_ids, vocab_size)
+            return _allowed_commits(message.requests, vocab_size, report)
         case Admit() | Close():
-            kind = type(message).__name__
-            _check_name(f"{kind}.rid", message.rid)
-            _check_range(f"{kind}.serial", message.serial, 0)
+            _check_number(f"{type(message).__name__}.submission", message.submission)
         case Hello():
-            _check_name("Hello.fingerprint", message.fingerprint)
+            _check_text("Hello.fingerprint", message.fingerprint)
             _check_length("Hello.vocab_size", message.vocab_size)
+            _check_number("Hello.number", message.number)
         case Ping():
-            _check_range("Ping.number", message.number, 0)
+            _check_number("Ping.number", message.number)
     return message
+
+
+def _entry_by_entry(frame: bytes, vocab_size: int, report: Report, error: Exception) -> Commits:
+    """Decode the entries of a malformed Commits one by one; any other message is refused."""
+    try:
+        entries = _entries.decode(frame).requests
+    except _CANNOT_DECODE:
+        raise LinkError(f"not a message from a server: {error}") from None
+    commits = []
+    for entry in entries[:MAX_COMMITS]:
+        try:
+            commits.append(_commit.decode(entry))
+        except _CANNOT_DECODE as wrong:
+            report(LinkError(f"not a Commit: {wrong}"))
+    return _allowed_commits(commits, vocab_size, report)
+
+
+def _allowed_commits(commits: list[Commit], vocab_size: int, report: Report) -> Commits:
+    """The entries that the protocol allows."""
+    _check_range("the length of Commits.requests", len(commits), 0, MAX_COMMITS)
+    allowed = []
+    for commit in commits:
+        try:
+            _check_commit(commit, vocab_size)
+        except LinkError as error:
+            report(error)
+        else:
+            allowed.append(commit)
+    return Commits(allowed)
+
+
+def _check_submit(submit: Submit, vocab_size: int) -> None:
+    _check_number("Submit.submission", submit.submission)
+    _check_length("Submit.base_len", submit.base_len)
+    _check_length("Submit.max_new_tokens", submit.max_new_tokens)
+    _check_length("Submit.completions", submit.completions)
+    _check_range("the length of Submit.token_ids", len(submit.token_ids), 1)
+    _check_token_ids("Submit.token_ids", submit.token_ids, vocab_size)
+    _check_range(
+        "the length of Submit.stop_token_ids", len(submit.stop_token_ids), 0, MAX_STOP_TOKENS
+    )
+    _check_token_ids("Submit.stop_token_ids", submit.stop_token_ids, vocab_size)
+    if submit.base_len > len(submit.token_ids):
+        raise LinkError(
+            f"Submit.base_len is {submit.base_len}, but must be at most the number of "
+            f"token_ids ({len(submit.token_ids)})"
+        )
+    if not (math.isfinite(submit.temperature) and submit.temperature >= 0):
+        raise LinkError(f"Submit.temperature is {submit.temperature}, but must be at least 0")
+    _check_share("Submit.top_p", submit.top_p)
+    if submit.dice is not None:
+        _check_dice(submit.dice)
+
+
+def _check_commit(commit: Commit, vocab_size: int) -> None:
+    _check_number("Commit.submission", commit.submission)
+    _check_length("Commit.base_len", commit.base_len)
+    _check_length("Commit.max_new_tokens", commit.max_new_tokens)
+    _check_range("the length of Commit.token_ids", len(commit.token_ids), 1, MAX_COMMIT_TOKENS)
+    _check_token_ids("Commit.token_ids", commit.token_ids, vocab_size)
+
+
+def _check_drafted(drafted: Drafted, vocab_size: int) -> None:
+    _check_number("Drafted.submission", drafted.submission)
+    _check_length("Drafted.completion", drafted.completion)
+    _check_length("Drafted.base_len", drafted.base_len)
+    _check_length("Drafted.start", drafted.start)
+    _check_length("Drafted.known_len", drafted.known_len)
+    most = MAX_DRAWN_TOKENS if drafted.candidates else MAX_DRAFTED_TOKENS
+    _check_range("the length of Drafted.token_ids", len(drafted.token_ids), 0, most)
+    _check_token_ids("Drafted.token_ids", drafted.token_ids, vocab_size)
+    if drafted.candidates:
+        _check_candidates(drafted, vocab_size)
 
 
 def _check_candidates(drafted: Drafted, vocab_size: int) -> None:
@@ -198,9 +274,9 @@ def _check_dice(dice: Dice) -> None:
         raise LinkError(f"Dice.temperature is {dice.temperature}, but must be over 0")
 
 
-def _check_size(frame: bytes) -> None:
-    if len(frame) > MAX_MESSAGE_BYTES:
-        raise LinkError(f"a frame of {len(frame)} bytes, but at most {MAX_MESSAGE_BYTES} are read")
+def _check_size(frame: bytes, max_bytes: int) -> None:
+    if len(frame) > max_bytes:
+        raise LinkError(f"a frame of {len(frame)} bytes, but at most {max_bytes} are read")
 
 
 def _check_range(field: str, value: float, low: int, high: int | None = None) -> None:
@@ -218,7 +294,11 @@ def _check_length(field: str, value: int) -> None:
     _check_range(field, value, 0, MAX_LENGTH)
 
 
-def _check_name(field: str, value: str) -> None:
+def _check_number(field: str, value: int) -> None:
+    _check_range(field, value, 0, MAX_NUMBER)
+
+
+def _check_text(field: str, value: str) -> None:
     if len(value) > MAX_NAME_CHARS:
         raise LinkError(
             f"{field} has {len(value)} characters, but may have at most {MAX_NAME_CHARS}"

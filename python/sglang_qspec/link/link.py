@@ -7,6 +7,10 @@ from typing import Protocol
 
 from sglang_qspec.messages import FromSidecar, Heartbeat, ToSidecar, Welcome
 
+POLL_BUDGET_S = 0.002
+"""Time after which a poll reads no further message. A frame of the largest size takes about 1 ms
+to decode, so that a poll takes about 3 ms at most."""
+
 
 class LinkState(enum.Enum):
     """Whether drafts can be asked for."""
@@ -19,6 +23,21 @@ class LinkState(enum.Enum):
     """The sidecar's model does not fit the target: see `Link.refusal`."""
     LOST = "lost"
     """The sidecar is gone or silent; the link keeps trying."""
+
+
+class Delivery(enum.Enum):
+    """What became of an attempt to send a message."""
+
+    TAKEN = "taken"
+    """The message is on its way."""
+    LATER = "later"
+    """The link is not ready or its queue is full; the message may be tried again."""
+    NEVER = "never"
+    """The message cannot be encoded or is longer than the sidecar reads: do not try it again."""
+
+    def __bool__(self) -> bool:
+        """Whether the message is on its way."""
+        return self is Delivery.TAKEN
 
 
 class Link(Protocol):
@@ -53,7 +72,7 @@ class Link(Protocol):
 
     @property
     def dropped(self) -> int:
-        """How often `send` did not take a message."""
+        """How often `send` answered LATER."""
         ...
 
     @property
@@ -61,22 +80,22 @@ class Link(Protocol):
         """Messages in either direction that the protocol does not allow; they are dropped."""
         ...
 
-    def send(self, message: ToSidecar) -> bool:
-        """Hand a message over without waiting; False when it was not taken and may be tried later.
+    def send(self, message: ToSidecar) -> Delivery:
+        """Hand a message over without waiting.
 
-        It is not taken when the link is not READY or its queue is full. A `Close` is taken also
-        while a connected sidecar is merely silent. A message that can never be sent, because it
-        cannot be encoded or is too long, counts as taken and as malformed: to try again would
-        hold up those behind it.
+        The answer is LATER when the link is not READY or its queue is full. A `Close` is taken
+        also while a connected sidecar is merely silent.
         """
         ...
 
     def receive(self, limit: int = 256) -> list[FromSidecar]:
-        """At most about `limit` messages that have come, oldest first; empty when none has.
+        """Return messages that have come, oldest first; empty when none has.
 
-        Only drafts: the handshake and heartbeats are the link's own affair, and this call is what
+        At most `limit` messages are returned, and fewer once a poll has taken `POLL_BUDGET_S`, so
+        that a sidecar that sends much cannot hold up the scheduler. They are Drafted, Gap and
+        Declined: the handshake and heartbeats are the link's own affair, and this call is what
         drives them, so call it in every iteration. Every token id of a draft lies in the
-        vocabulary, and every length is at least zero; whether its request still exists, and
+        vocabulary, and every length is at least zero; whether its submission is still open, and
         whether its base is the present one, is the caller's to check.
         """
         ...

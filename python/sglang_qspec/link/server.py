@@ -22,7 +22,6 @@ from sglang_qspec.link.gate import Gate
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.listening import Listening
 from sglang_qspec.messages import (
-    MAX_MESSAGE_BYTES,
     PROTOCOL,
     FromSidecar,
     Heartbeat,
@@ -31,14 +30,21 @@ from sglang_qspec.messages import (
     Refusal,
     ToSidecar,
     Welcome,
+    max_to_sidecar_bytes,
 )
 
 FORGET_AFTER_S = 10.0
 """Silence, in listened time, after which a server counts as gone."""
 SEND_QUEUE = 16384
 """Messages waiting for one slow server, at most."""
-RECEIVE_QUEUE = 1024
-"""Messages waiting here from one server, at most; more wait at that server."""
+RECEIVE_QUEUE = (64, 1024)
+"""Fewest and most messages that wait here from one server; more wait at that server."""
+RECEIVE_QUEUE_BYTES = 64 << 20
+"""Bytes of these messages, about, if all are of the largest size."""
+RECEIVE_BUDGET_S = 0.01
+"""Time after which `receive` reads no further message. ZMQ takes messages from the servers in
+turn, so that a server that sends much costs another the reading of one message for each of its
+own."""
 MAX_PEERS = 256
 
 logger = logging.getLogger(__name__)
@@ -82,6 +88,7 @@ class LinkServer:
         """
         check_bind(endpoint, keys)
         self._welcome = welcome
+        self._max_bytes = max_to_sidecar_bytes(welcome.context_len)
         self._fingerprint = fingerprint
         self._heartbeat = heartbeat
         self._forget_after_s = forget_after_s
@@ -97,8 +104,9 @@ class LinkServer:
         # Tell of a full queue (EAGAIN) and of a peer that has left, instead of dropping silently.
         self._router.router_mandatory = 1
         self._router.sndhwm = send_queue
-        self._router.rcvhwm = RECEIVE_QUEUE
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        fewest, most = RECEIVE_QUEUE
+        self._router.rcvhwm = max(fewest, min(most, RECEIVE_QUEUE_BYTES // self._max_bytes))
+        self._router.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
         self._router.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
@@ -136,9 +144,10 @@ class LinkServer:
         return self._faults["message of an unknown server"]
 
     def receive(self, timeout_ms: int, limit: int = 1024) -> list[tuple[Peer, ToSidecar]]:
-        """Wait at most `timeout_ms` (0: not at all) for messages; at most `limit` of them.
+        """Wait at most `timeout_ms` (0: not at all) for messages, and read at most `limit`.
 
-        Hello and Ping are answered here and not among them.
+        It stops reading after RECEIVE_BUDGET_S, so that drafting goes on whatever the servers
+        send. Hello and Ping are answered here and not among the messages.
         """
         began = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
@@ -146,6 +155,7 @@ class LinkServer:
         if self._gate is not None and self._gate.socket in ready and self._gate.answer():
             self._faults.note("rejected key", "a server without our key file tried to connect")
         received: list[tuple[Peer, ToSidecar]] = []
+        until = time.monotonic() + RECEIVE_BUDGET_S
         for _ in range(limit):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -156,6 +166,8 @@ class LinkServer:
             item = self._read(frames, now)
             if item is not None:
                 received.append(item)
+            if time.monotonic() >= until:
+                break
         return received
 
     def departed(self) -> list[Peer]:
@@ -202,9 +214,11 @@ class LinkServer:
         try:
             if len(frames) != 2:
                 raise LinkError(f"a message has one frame, but this one has {len(frames) - 1}")
-            message = decode_to_sidecar(frames[1], self._welcome.vocab_size)
+            message = decode_to_sidecar(
+                frames[1], self._welcome.vocab_size, self._note_malformed, self._max_bytes
+            )
         except LinkError as error:
-            self._faults.note("malformed message", error)
+            self._note_malformed(error)
             return None
         if isinstance(message, Hello):
             self._on_hello(routing_id, message, now)
@@ -233,8 +247,13 @@ class LinkServer:
             self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id)
             logger.info("server %s has come", self._peers[routing_id])
         self._heard_at[routing_id] = now
-        session = self._peers[routing_id].session
-        self._send(routing_id, msgspec.structs.replace(self._welcome, session=session))
+        welcome = msgspec.structs.replace(
+            self._welcome, session=self._peers[routing_id].session, number=hello.number
+        )
+        self._send(routing_id, welcome)
+
+    def _note_malformed(self, error: LinkError) -> None:
+        self._faults.note("malformed message", error)
 
     def _objection(self, hello: Hello) -> str | None:
         """Why this server must not be drafted for, or None."""

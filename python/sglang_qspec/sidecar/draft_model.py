@@ -108,6 +108,10 @@ class DraftModel:
         return self._rows.free_rows
 
     @property
+    def open_rows(self) -> int:
+        return self._rows.open_rows
+
+    @property
     def free_tokens(self) -> int:
         return self._rows.free_slots
 

@@ -46,6 +46,10 @@ class KVRows:
     def free_rows(self) -> int:
         return len(self._free_rows)
 
+    @property
+    def open_rows(self) -> int:
+        return len(self._open)
+
     def length(self, row: int) -> int:
         return self._lengths[row]
 

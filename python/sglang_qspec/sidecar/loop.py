@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sglang_qspec.errors import DraftModelError
-from sglang_qspec.link import Peer
-from sglang_qspec.messages import Admit, Close, Commits, FromSidecar, Submit, ToSidecar
+from sglang_qspec.link import Faults, Peer
+from sglang_qspec.messages import FromSidecar, ToSidecar
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
 """How long an idle sidecar sleeps at most before it looks whether it should stop."""
+MAX_FAILURES = 5
+"""Passes that fail in a row before the process ends. A device that has failed once fails for ever,
+and only a new process gets a new one."""
 
 
 class Wire(Protocol):
@@ -30,26 +33,37 @@ class Wire(Protocol):
 def serve(drafter: QueueDrafter, wire: Wire, stopping: Callable[[], bool]) -> None:
     """Draft until `stopping`. Waits for messages only when there is nothing to draft.
 
-    A model pass that fails costs the completions that were being drafted, and nothing else.
+    This is the place that decides what an exception means. One in a message costs the requests
+    that the message is about. One in a pass costs the prompt that fails when it is tried alone.
+
+    Raises DraftModelError after MAX_FAILURES passes that failed in a row.
     """
+    faults = Faults(logger, owner="sidecar")
+    failures = 0
     while not stopping():
         for peer, message in wire.receive(IDLE_POLL_MS if drafter.idle else 0):
-            match message:
-                case Submit():
-                    drafter.submit(peer, message)
-                case Admit():
-                    drafter.admit(peer, message)
-                case Commits():
-                    drafter.follow(peer, message)
-                case Close():
-                    drafter.close(peer, message)
+            _handle(drafter, peer, message, faults)
         for peer in wire.departed():
             drafter.drop(peer)
         if not drafter.idle:
             try:
                 drafter.step()
-            except (DraftModelError, RuntimeError):  # torch's own errors are RuntimeErrors
-                logger.exception("A pass of the draft model failed; its completions end here")
-                drafter.abandon()
-        for peer, drafted in drafter.take():
-            wire.send(peer, drafted)
+                failures = 0
+            except Exception as error:
+                failures += 1
+                faults.note("a pass of the draft model failed", error, traceback=True)
+                if failures >= MAX_FAILURES:
+                    raise DraftModelError(
+                        f"{failures} passes of the draft model failed in a row; the last one with "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+        for peer, answer in drafter.take():
+            wire.send(peer, answer)
+
+
+def _handle(drafter: QueueDrafter, peer: Peer, message: ToSidecar, faults: Faults) -> None:
+    try:
+        drafter.handle(peer, message)
+    except Exception as error:
+        faults.note("a message could not be acted on", error, traceback=True)
+        drafter.expel(peer, message)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sglang_qspec.sidecar.line import Line
-from sglang_qspec.sidecar.prompt import Completion, Kind
+from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.tenancy import Tenancy
+from sglang_qspec.sidecar.turns import Turns
 
 BESIDE_STEPS = 8
 """Completions in other passes while there are step drafts, where a larger pass is a slower one:
@@ -36,12 +37,12 @@ class Plan:
 
 
 class Planner:
-    """Fills passes with the first completions of the line that can be advanced."""
+    """Fills passes with the most urgent completions that can be advanced."""
 
     def __init__(
         self,
         model: Rows,
-        line: Line,
+        turns: Turns,
         tenancy: Tenancy,
         *,
         slots: int,
@@ -50,27 +51,39 @@ class Planner:
     ) -> None:
         """The settings are as in `QueueDrafter`."""
         self._model = model
-        self._line = line
+        self._turns = turns
         self._tenancy = tenancy
         self._slots = slots
         self._prefill_tokens = prefill_tokens
         self._apart = apart
 
-    def plan(self) -> Plan | None:
-        """The next pass; None when even the first completion alone is too large for the KV."""
+    def plan(self, alone: Prompt | None = None) -> Plan | None:
+        """The next pass; None when even its first completion alone is too large for the KV.
+
+        With `alone` the pass has unfinished completions of that prompt and no others.
+        """
         while True:
-            plan = self._fill()
+            plan = self._fill(self._candidates(alone))
             needed = len(plan.decode) + min(plan.to_read, plan.most_read)
-            if needed <= self._model.free_tokens:
+            if plan and needed <= self._model.free_tokens:
                 return plan
-            if not self._tenancy.make_room(next(self._line.urgent())):
+            if not self._tenancy.make_room(self.first(alone)):
                 return None
 
-    def _fill(self) -> Plan:
+    def first(self, alone: Prompt | None) -> Completion:
+        """The most urgent completion, which `plan` must advance."""
+        return next(iter(self._candidates(alone)))
+
+    def _candidates(self, alone: Prompt | None) -> Iterable[Completion]:
+        if alone is not None:
+            return [completion for completion in alone.completions if not completion.finished]
+        return itertools.islice(self._turns.urgent(), REACH * self._slots)
+
+    def _fill(self, candidates: Iterable[Completion]) -> Plan:
         plan = Plan(most_read=self._prefill_tokens)
         slots, leader = self._slots, None
-        beside = self._apart and self._line.has_steps
-        for completion in itertools.islice(self._line.urgent(), REACH * self._slots):
+        beside = self._apart and self._turns.live_steps > 0
+        for completion in candidates:
             if self._apart and leader is not None and completion.kind is not leader:
                 break
             if beside and completion.kind is not Kind.STEP:

@@ -1,6 +1,6 @@
 """Drafts what servers ask for, many completions at a time, the most urgent first.
 
-Each step decodes one token of the first `slots` unfinished completions in the order of `Line`. A
+Each step decodes one token of the first `slots` unfinished completions in the order of `Turns`. A
 newcomer therefore overtakes: a completion that no longer belongs to the first is paused, keeps its
 row, and goes on later.
 """
@@ -13,15 +13,26 @@ import time
 import torch
 
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Admit, Close, Commits, Drafted, Submit
-from sglang_qspec.sidecar.line import Line
-from sglang_qspec.sidecar.planner import Planner
+from sglang_qspec.messages import (
+    Admit,
+    Close,
+    Commit,
+    Commits,
+    Declined,
+    FromSidecar,
+    Gap,
+    Submit,
+    ToSidecar,
+)
+from sglang_qspec.sidecar.planner import Plan, Planner
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Subscriber, prompt_key
+from sglang_qspec.sidecar.quota import MAX_SERVER_TOKENS, Quota
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.tenancy import Tenancy
+from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4
 """A completion's tokens are sent in pieces of so many; its first one, and steps, at once."""
@@ -38,26 +49,34 @@ class QueueDrafter:
         max_completion_tokens: int = 512,
         prefill_tokens: int = 256,
         apart: bool = False,
+        share: bool = False,
+        max_server_tokens: int = MAX_SERVER_TOKENS,
     ) -> None:
         """`slots`: completions decoded in one pass. `prefill_tokens`: prompt tokens in one pass,
         between two of which the running completions advance by one token. `apart`: steps, first
-        completions and others do not share passes, since a larger pass is a slower one."""
+        completions and others do not share passes, nor do servers, since a larger pass is a slower
+        one. `share`: equal prompts of several servers are drafted once, and their KV is shared.
+        `max_server_tokens`: tokens of texts, and of drafts, kept for one server."""
         self._model = model
         self._max_completion_tokens = max_completion_tokens
-        self._line = Line()
-        self._tenancy = Tenancy(model, self._line)
+        self._share = share
+        self._quota = Quota(min(model.context_len, model.total_tokens), max_server_tokens)
+        self._turns = Turns(apart=apart)
+        self._tenancy = Tenancy(model, self._turns, share=share)
         self._planner = Planner(
             model,
-            self._line,
+            self._turns,
             self._tenancy,
             slots=slots,
             prefill_tokens=prefill_tokens,
             apart=apart,
         )
-        self._steps = StepDrafter(model, self._line, self._tenancy)
+        self._steps = StepDrafter(model, self._turns, self._tenancy)
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
-        self._outbox: list[tuple[Peer, Drafted]] = []
+        self._suspects: dict[Prompt, None] = {}
+        """Prompts of a pass that failed, which are tried again one by one."""
+        self._outbox: list[tuple[Peer, FromSidecar]] = []
         self.drafted_tokens = 0
         """Tokens drafted so far."""
         self.step_times = StepTimes()
@@ -67,8 +86,13 @@ class QueueDrafter:
 
     @property
     def requests(self) -> int:
-        """Requests with unfinished completions."""
-        return sum(not p.finished or p.stepping(s) for s, p in self._wanted.items())
+        """Requests for which more is to be drafted before their next commits."""
+        return sum(prompt.subscriptions[s].busy for s, prompt in self._wanted.items())
+
+    @property
+    def texts(self) -> int:
+        """Different texts that are kept."""
+        return len(self._turns.prompts)
 
     @property
     def rows(self) -> int:
@@ -78,75 +102,135 @@ class QueueDrafter:
     @property
     def idle(self) -> bool:
         """Whether `step` has nothing to do."""
-        return not self._line
+        return not self._turns
+
+    def handle(self, peer: Peer, message: ToSidecar) -> None:
+        """Act on what a server sent."""
+        match message:
+            case Submit():
+                self.submit(peer, message)
+            case Admit():
+                self.admit(peer, message)
+            case Commits():
+                self.follow(peer, message)
+            case Close():
+                self.close(peer, message)
 
     def submit(self, peer: Peer, message: Submit) -> None:
-        """Draft for a request; a repeated one starts anew.
-
-        A prompt that does not fit the model is answered with finished completions, all empty.
-        """
-        subscriber = (peer, message.rid, message.serial)
+        """Draft for a request; a repeated one starts anew. What is over a cap is declined."""
+        subscriber = (peer, message.submission)
         self._leave(subscriber)
+        reason = self._quota.objection(peer, message)
+        if reason is not None:
+            self._outbox.append((peer, Declined(message.submission, reason)))
+            return
         limit = self._limit(message)
-        key = prompt_key(message, limit)
-        prompt = self._line.prompts.get(key)
+        key = prompt_key(message, limit, None if self._share else peer)
+        prompt = self._turns.prompts.get(key)
         if prompt is None:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
-            prompt = Prompt.submitted(key, message, eos.union(message.stop_token_ids), limit)
-            self._line.add(prompt)
+            stops = eos.union(message.stop_token_ids)
+            prompt = Prompt.submitted(key, message, stops, limit, peer)
+            self._turns.add(prompt)
         place = (message.rank, next(self._arrivals))
         prompt.subscribe(subscriber, message.base_len, place, message.dice)
-        self._line.arrange(prompt)
+        self._turns.arrange(prompt)
         self._wanted[subscriber] = prompt
-        for completion in prompt.completions:
-            self._outbox += prompt.news(completion)
+        self._quota.open(peer, len(message.token_ids))
+        for share in prompt.subscriptions[subscriber].shares:
+            self._outbox += prompt.news_for(subscriber, share)
 
     def admit(self, peer: Peer, message: Admit) -> None:
         """The request is served now: draft for it behind those that wait."""
-        subscriber = (peer, message.rid, message.serial)
+        subscriber = (peer, message.submission)
         prompt = self._wanted.get(subscriber)
         if prompt is not None:
             prompt.subscriptions[subscriber].place = None
-            self._line.arrange(prompt)
+            self._turns.arrange(prompt)
 
     def follow(self, peer: Peer, message: Commits) -> None:
-        """Draft on from what these requests have committed; those not known are ignored."""
+        """Draft on from what these requests have committed; ask for those that are not known."""
         for commit in message.requests:
-            subscriber = (peer, commit.rid, commit.serial)
+            subscriber = (peer, commit.submission)
             prompt = self._wanted.get(subscriber)
-            if prompt is not None:
-                self._outbox += self._steps.follow(subscriber, prompt, commit)
-                for completion in prompt.overtaken():
-                    self._finish(completion)
+            if prompt is None:
+                self._outbox.append((peer, Gap(commit.submission, None)))
+            else:
+                self._follow(subscriber, prompt, commit)
+
+    def _follow(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
+        subscription = prompt.subscriptions[subscriber]
+        before = len(subscription.output_ids)
+        if not self._quota.fits_context(len(prompt.token_ids) + before + len(commit.token_ids)):
+            self._decline(subscriber, "the text has outgrown the draft model's context")
+            return
+        self._outbox += self._steps.follow(subscriber, prompt, commit)
+        after = len(subscription.output_ids)
+        self._quota.add_text(subscriber[0], after - before)
+        if subscription.place is not None:  # only a request that is served outruns its drafts
+            return
+        for share in subscription.shares:
+            completion = share.completion
+            overtaken = not completion.finished and len(completion.token_ids) < after
+            if overtaken and completion.outran(share):
+                self._finish(completion)
 
     def close(self, peer: Peer, message: Close) -> None:
         """Stop drafting for a request; one that is not known is ignored."""
-        self._leave((peer, message.rid, message.serial))
+        self._leave((peer, message.submission))
 
     def drop(self, peer: Peer) -> None:
         """Stop drafting for all requests of a server that has gone."""
         for subscriber in [s for s in self._wanted if s[0] == peer]:
             self._leave(subscriber)
+        self._turns.drop(peer)
+        self._quota.drop(peer)
 
-    def take(self) -> list[tuple[Peer, Drafted]]:
+    def take(self) -> list[tuple[Peer, FromSidecar]]:
         """What is to be sent, and to whom; it is handed out once."""
         outbox, self._outbox = self._outbox, []
         return outbox
 
     def step(self) -> None:
-        """Advance the most urgent completions by one token, and new prompts by a piece."""
-        began, self._step_tokens = time.monotonic(), 0
-        self._advance()
+        """Advance the most urgent completions by one token, and new prompts by a piece.
+
+        After a pass that raises, none of the KV that it may have touched is left. The prompts of
+        the pass are tried again one by one, and one that fails alone is declined.
+        """
+        began, self._step_tokens, self._advanced = time.monotonic(), 0, 0
+        suspect = self._next_suspect()
+        plan = self._plan(suspect)
+        if plan is None:
+            return
+        try:
+            self._advance(plan)
+        except BaseException:
+            self._recover(plan, suspect)
+            raise
+        if suspect is not None:
+            self._suspects.pop(suspect, None)
+        seconds = time.monotonic() - began
+        self._turns.charge((*plan.prefill, *plan.decode), seconds)
         if self._step_tokens:
-            seconds = time.monotonic() - began
             self.step_times.observe(self._advanced, self._step_tokens, self._read, seconds)
 
-    def _advance(self) -> None:
-        self._advanced = 0
-        while (plan := self._planner.plan()) is None:
-            self._finish(next(self._line.urgent()))  # with what it has
-            if self.idle:
-                return
+    def _next_suspect(self) -> Prompt | None:
+        for prompt in list(self._suspects):
+            if prompt in self._turns:
+                return prompt
+            del self._suspects[prompt]
+        return None
+
+    def _plan(self, suspect: Prompt | None) -> Plan | None:
+        """The next pass. A completion that alone is too large for the KV ends with what it has."""
+        while not self.idle and (suspect is None or suspect in self._turns):
+            plan = self._planner.plan(suspect)
+            if plan is not None:
+                return plan
+            self._finish(self._planner.first(suspect))
+        return None
+
+    def _advance(self, plan: Plan) -> None:
         self._advanced = len(plan)
         self._read = len(plan.decode) + min(plan.to_read, plan.most_read)
         if plan.prefill:
@@ -156,37 +240,66 @@ class QueueDrafter:
             last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
             self._grow(plan.decode, self._model.step(rows, last))
 
-    def abandon(self) -> None:
-        """End all unfinished completions as they are; after a pass that failed half-way."""
-        for completion in list(self._line.urgent()):
-            self._finish(completion)
+    def _recover(self, plan: Plan, suspect: Prompt | None) -> None:
+        """A pass has failed: give back the rows of its prompts, and find the one that fails."""
+        for prompt in {completion.prompt: None for completion in (*plan.prefill, *plan.decode)}:
+            self._tenancy.clear(prompt)
+            self._suspects[prompt] = None
+        if suspect is not None:
+            del self._suspects[suspect]
+            for subscriber in list(suspect.subscriptions):
+                self._decline(subscriber, "a pass of the draft model over the text failed")
+
+    def expel(self, peer: Peer, message: ToSidecar) -> None:
+        """A message could not be acted on: forget the requests that it is about."""
+        requests = message.requests if isinstance(message, Commits) else [message]
+        for request in requests:
+            if isinstance(request, Submit | Admit | Commit | Close):
+                self._decline((peer, request.submission), "the sidecar failed at a message")
+
+    def _decline(self, subscriber: Subscriber, reason: str) -> None:
+        self._leave(subscriber)
+        peer, submission = subscriber
+        self._outbox.append((peer, Declined(submission, reason)))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, completions and rows belong together."""
-        self._line.check_integrity()
+        self._turns.check_integrity()
         self._tenancy.check_integrity()
-        assert set(self._wanted.values()) == set(self._line.prompts.values())
-        subscribers = [s for p in self._line.prompts.values() for s in p.subscriptions]
+        self._quota.check_integrity()
+        prompts = self._turns.prompts.values()
+        assert set(self._wanted.values()) == set(prompts)
+        subscribers = [s for p in prompts for s in p.subscriptions]
         assert sorted(map(hash, subscribers)) == sorted(map(hash, self._wanted))
+        for prompt in prompts:
+            prompt.check_integrity()
 
     def _limit(self, message: Submit) -> int:
-        """Tokens that a completion may have; 0 if the prompt does not fit."""
-        size = len(message.token_ids)
-        if not 0 < size < self._model.total_tokens:
-            return 0
-        room = self._model.context_len - size
+        """Tokens that a completion may have."""
+        room = self._model.context_len - len(message.token_ids)
         return max(0, min(message.max_new_tokens, self._max_completion_tokens, room))
 
     def _leave(self, subscriber: Subscriber) -> None:
         prompt = self._wanted.pop(subscriber, None)
         if prompt is None:
             return
-        self._steps.withdraw(prompt.subscriptions.pop(subscriber))
-        if prompt.subscriptions:
-            self._line.arrange(prompt)
-        else:
+        subscription, dropped = prompt.unsubscribe(subscriber)
+        self._steps.withdraw(subscription)
+        text_tokens = len(prompt.token_ids) + len(subscription.output_ids)
+        self._quota.close(subscriber[0], text_tokens)
+        for completion in dropped:
+            self._quota.add_drafts(prompt.owner, -len(completion.token_ids))
+            self._tenancy.drop(completion)
+        if not prompt.subscriptions:
             self._tenancy.clear(prompt)
-            self._line.remove(prompt)
+            self._turns.remove(prompt)
+            return
+        for share in subscription.shares:
+            completion = share.completion
+            if completion.shares and not completion.useful_to and not completion.finished:
+                self._finish(completion)
+        prompt.serve_own()
+        self._turns.arrange(prompt)
 
     def _prefill(self, completions: list[Completion], budget: int) -> None:
         """Read `budget` tokens of prompts, the most urgent first; draft where one is complete."""
@@ -209,15 +322,15 @@ class QueueDrafter:
     def _grow(self, completions: list[Completion], logits: torch.Tensor) -> None:
         """Append a token to each completion: `logits` float [n, vocab] follow their last ones."""
         for place, completion in enumerate(completions):
-            if completion.index == 0 and not completion.token_ids:
+            if completion is completion.prompt.completions[0] and not completion.token_ids:
                 self._branch(completion, logits[place : place + 1])
         self._append(completions, logits)
 
-    def _branch(self, greedy: Completion, logits: torch.Tensor) -> None:
+    def _branch(self, first: Completion, logits: torch.Tensor) -> None:
         """A prompt is read, with `logits` [1, vocab] at its end: begin all its completions."""
-        others = [c for c in greedy.prompt.completions[1:] if not c.finished and not c.token_ids]
-        if others and greedy.row is not None:
-            self._tenancy.keep(greedy.prompt, greedy.row)
+        others = [c for c in first.prompt.completions[1:] if not c.finished and not c.token_ids]
+        if others and first.row is not None:
+            self._tenancy.keep(first.prompt, first)
             self._append(others, logits.expand(len(others), -1))
 
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
@@ -230,17 +343,21 @@ class QueueDrafter:
         self.drafted_tokens += len(completions)
         for place, completion in enumerate(completions):
             prompt, token = completion.prompt, chosen.token_ids[place]
-            self._step_tokens += completion.kind is Kind.STEP
+            is_step = completion.kind is Kind.STEP
+            self._step_tokens += is_step
             completion.token_ids.append(token)
             if place in chosen.candidates:
                 completion.candidates.append(chosen.candidates[place])
             size = len(completion.token_ids)
-            if token in prompt.stops or size >= prompt.limit:
+            if not is_step:
+                self._quota.add_drafts(prompt.owner, 1)
+            full = not is_step and not self._quota.has_room_for_drafts(prompt.owner)
+            if token in prompt.stops or size >= prompt.limit or full:
                 self._finish(completion)
-            elif size == 1 or size % FLUSH_TOKENS == 0 or completion.kind is Kind.STEP:
+            elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
                 self._outbox += prompt.news(completion)
 
     def _finish(self, completion: Completion) -> None:
-        self._line.finish(completion)
+        self._turns.finish(completion)
         self._tenancy.vacate(completion)
         self._outbox += completion.prompt.news(completion)

@@ -32,6 +32,10 @@ class Rows(Protocol):
         """How many rows can be opened."""
 
     @property
+    def open_rows(self) -> int:
+        """How many rows are open."""
+
+    @property
     def free_tokens(self) -> int:
         """How many tokens of KV can be added to the rows."""
 

@@ -61,7 +61,7 @@ class Choices(NamedTuple):
 
 def seed_of(token_ids: Sequence[int], completion: int) -> int:
     """The seed of one completion of a prompt: the same in every run, different for each."""
-    digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=8)
+    digest = hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8)
     digest.update(completion.to_bytes(8, "little"))
     return int.from_bytes(digest.digest(), "little")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Commit, Drafted
-from sglang_qspec.sidecar.line import Line
-from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription
+from sglang_qspec.messages import Commit, Drafted, Gap
+from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription, tokens_of
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import GREEDY
 from sglang_qspec.sidecar.tenancy import Tenancy
+from sglang_qspec.sidecar.turns import Turns
 
 
 class StepDrafter:
@@ -21,30 +23,34 @@ class StepDrafter:
     target is, and otherwise drawn with the target's own dice, or sent with what it was drawn from.
     """
 
-    def __init__(self, model: Rows, line: Line, tenancy: Tenancy) -> None:
+    def __init__(self, model: Rows, turns: Turns, tenancy: Tenancy) -> None:
         self._model = model
-        self._line = line
+        self._turns = turns
         self._tenancy = tenancy
 
     def follow(
         self, subscriber: Subscriber, prompt: Prompt, commit: Commit
-    ) -> list[tuple[Peer, Drafted]]:
+    ) -> list[tuple[Peer, Drafted | Gap]]:
         """The target has committed more for one of the prompt's requests.
 
         Returns what is to be sent at once: where nothing more is to come before the next commit,
-        that the server need not wait.
+        that the server need not wait; where tokens are missing, what is known.
         """
+        peer, submission = subscriber
         subscription = prompt.subscriptions[subscriber]
-        if commit.base_len != subscription.known_len:
+        known_len = subscription.known_len
+        if commit.base_len > known_len:
+            return [(peer, Gap(submission, known_len))]
+        fresh = commit.token_ids[known_len - commit.base_len :]
+        if not fresh:  # sent twice, after a gap
             return []
-        subscription.output_ids += commit.token_ids
+        subscription.output_ids += tokens_of(fresh)
         self._go_on(subscriber, prompt, commit.max_new_tokens)
         if prompt.stepping(subscriber):
             return []
-        peer, rid, serial = subscriber
         known_len = subscription.known_len
         rest = Drafted(
-            rid, serial, MAX_COMPLETIONS, known_len, 0, [], finished=True, known_len=known_len
+            submission, MAX_COMPLETIONS, known_len, 0, [], finished=True, known_len=known_len
         )
         return [(peer, rest)]
 
@@ -62,7 +68,7 @@ class StepDrafter:
             if ahead is not None:
                 self._extend(step, wanted - ahead)
                 return
-        for completion in prompt.completions:
+        for completion in (share.completion for share in subscription.shares):
             if completion.sampling != subscription.dice and subscription.dice is not None:
                 continue
             ahead = _ahead(completion, prompt, subscription.output_ids)
@@ -76,7 +82,8 @@ class StepDrafter:
         step, subscription.step_draft = subscription.step_draft, None
         if step is not None:
             self._tenancy.clear(step)
-            self._line.withdraw(step)
+            self._turns.withdraw(step)
+            self._turns.live_steps -= 1
 
     def _extend(self, step: Prompt, missing: int) -> None:
         """Let the draft have `missing` tokens more than it has, if it may go on at all."""
@@ -87,7 +94,7 @@ class StepDrafter:
         if completion.finished:
             completion.finished = False
             self._tenancy.take_back(step)
-            self._line.begin(step)
+            self._turns.begin(step)
 
     def _begin(self, subscriber: Subscriber, prompt: Prompt, wanted: int) -> None:
         subscription = prompt.subscriptions[subscriber]
@@ -97,16 +104,18 @@ class StepDrafter:
             prompt.stops,
             wanted,
             [subscription.dice or GREEDY],
+            owner=subscriber[0],
             parent=prompt,
             number=MAX_COMPLETIONS + subscription.step_drafts,
         )
-        step.subscribe(subscriber, subscription.known_len, None)
+        step.subscribe(subscriber, subscription.known_len, None, subscription.dice)
         if subscription.step_draft is not None:
             self._tenancy.hand_over(subscription.step_draft, step)
         self.withdraw(subscription)
         subscription.step_draft = step
         subscription.step_drafts += 1
-        self._line.begin(step)
+        self._turns.live_steps += 1
+        self._turns.begin(step)
 
     def _wanted(self, size: int, max_new_tokens: int) -> int:
         """Tokens to draft behind a text of so many."""
@@ -115,7 +124,7 @@ class StepDrafter:
         return max(0, min(max_new_tokens, self._model.context_len - size))
 
 
-def _ahead(draft: Completion, prompt: Prompt, output_ids: list[int]) -> int | None:
+def _ahead(draft: Completion, prompt: Prompt, output_ids: array[int]) -> int | None:
     """How many tokens a draft for a request of `prompt` runs ahead of its output.
 
     None if the target has left it or outrun it.

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import operator
+from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from sglang_qspec.sidecar.line import Line
+import numpy as np
+
+from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.prompt import Completion, Prompt
 from sglang_qspec.sidecar.rows import Rows
+from sglang_qspec.sidecar.turns import Turns
 
 SHARED_PREFIX = 16
 """Prompts share the KV of a common prefix at least so long, in tokens."""
@@ -24,14 +29,22 @@ class Tenancy:
     The row of a prompt's first completion is kept for the prompt when the completion is finished: a
     step draft goes on from it. When rows or KV run short, such spare rows go first, those of the
     prompts that are served last before others, and then the least urgent completions lose theirs;
-    what they have drafted stays, and its KV is computed again when their turn comes.
+    what they have drafted stays, and its KV is computed again when their turn comes. A server takes
+    rows from another one only as long as that holds more KV than itself.
+
+    KV is shared among prompts of one server, and with `share` among those of all.
     """
 
-    def __init__(self, model: Rows, line: Line) -> None:
+    def __init__(self, model: Rows, turns: Turns, *, share: bool = False) -> None:
         self._model = model
-        self._line = line
+        self._turns = turns
+        self._share = share
+        self._seated: dict[Completion, None] = {}
+        """Completions that hold a row, in the order in which they got it."""
+        self._kept: dict[Prompt, None] = {}
+        """Prompts with a row of their own, in the order in which they got it."""
         self._spare: dict[Prompt, None] = {}
-        """Prompts with a row that none of their completions waits for."""
+        """Those of them that none of the prompt's completions waits for."""
 
     def missing(self, completion: Completion) -> int:
         """Tokens of prompt and completion that its row does not cover; at least 1."""
@@ -53,7 +66,8 @@ class Tenancy:
                 break
             if not self.make_room(completion):
                 return False
-        completion.row = self._model.open() if source is None else self._model.fork(source, shared)
+        row = self._model.open() if source is None else self._model.fork(source, shared)
+        self._give(completion, row)
         self._release(completion.prompt)
         return True
 
@@ -67,14 +81,20 @@ class Tenancy:
 
     def vacate(self, completion: Completion) -> None:
         """The completion is finished: close its row, or keep the first one's for the prompt."""
-        row, completion.row = completion.row, None
         prompt = completion.prompt
-        if row is not None and completion.index == 0:
+        row = self._take(completion)
+        if row is not None and completion is prompt.completions[0]:
             self._forget(prompt)
-            prompt.row = row
+            self._keep(prompt, row, completion)
         elif row is not None:
             self._model.close(row)
         self._release(prompt)
+
+    def drop(self, completion: Completion) -> None:
+        """Nobody gets the completion any more: close its row."""
+        if (row := self._take(completion)) is not None:
+            self._model.close(row)
+        self._release(completion.prompt)
 
     def hand_over(self, old: Prompt, new: Prompt) -> None:
         """Give the row of a step draft to the one that follows it, as far as they agree.
@@ -85,38 +105,42 @@ class Tenancy:
         row = old.row if before.row is None else before.row
         if row is None or after.finished:
             return
-        before.row = old.row = None
-        self._spare.pop(old, None)
+        self._take(before)
+        self._unkeep(old)
         agreed = min(self._model.length(row), _agreement(new.token_ids, before))
         self._model.truncate(row, min(agreed, len(after) - 1))
-        after.row = row
+        self._give(after, row)
 
     def take_back(self, step: Prompt) -> None:
         """A step draft that rested goes on, on the row that was kept for it, if it still is."""
         (completion,) = step.completions
-        if step.row is not None:
-            self._spare.pop(step, None)
-            completion.row, step.row = step.row, None
+        if (row := step.row) is not None:
+            self._unkeep(step)
+            self._give(completion, row)
 
-    def keep(self, prompt: Prompt, row: int) -> None:
-        """Keep the KV of a prompt, which `row` holds, until all its completions are seated."""
-        if self._model.free_rows and len(prompt.completions) > 1:
-            prompt.row = self._model.fork(row, len(prompt.token_ids))
+    def keep(self, prompt: Prompt, completion: Completion) -> None:
+        """Keep the KV of a prompt, which this one's row holds, until all others are seated."""
+        if self._model.free_rows and len(prompt.completions) > 1 and completion.row is not None:
+            row = self._model.fork(completion.row, len(prompt.token_ids))
+            self._forget(prompt)
+            self._keep(prompt, row, completion)
 
     def clear(self, prompt: Prompt) -> None:
         """Give back all rows of the prompt."""
         for completion in prompt.completions:
-            if completion.row is not None:
-                self._model.close(completion.row)
-                completion.row = None
+            if (row := self._take(completion)) is not None:
+                self._model.close(row)
         self._forget(prompt)
 
     def will_share(self, completion: Completion, others: Sequence[Completion]) -> bool:
         """Whether waiting for one of `others`, which are being prefilled, saves work."""
-        prompt = completion.prompt.token_ids
+        prompt = completion.prompt
         for other in others:
+            if not self._may_share(prompt, other.prompt):
+                continue
             covered = 0 if other.row is None else self._model.length(other.row)
-            if _common_prefix(prompt, other.prompt.token_ids) >= covered + SHARED_PREFIX:
+            common = _common_prefix(prompt.token_ids, other.prompt.token_ids)
+            if common >= covered + SHARED_PREFIX:
                 return True
         return False
 
@@ -124,13 +148,20 @@ class Tenancy:
         """Raise AssertionError unless the model's rows are sound and none is held for nobody."""
         self._model.check_integrity()
         open_rows: list[int] = []
-        for prompt in self._line.prompts.values():
+        for prompt in self._turns.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             for each in (prompt, *steps):
                 assert all(c.row is None for c in each.completions if c.finished), "not returned"
                 open_rows += [row for row, _ in _held(each)]
+                assert (each.row is not None) == (each in self._kept), "kept, but not there"
                 assert (each.row is not None) >= (each in self._spare), "spare, but not there"
+                for completion in each.completions:
+                    assert (completion.row is not None) == (completion in self._seated)
         assert len(open_rows) == len(set(open_rows)), "a row is held twice"
+        assert len(open_rows) == len(self._seated) + len(self._kept), (
+            "rows of prompts that are gone"
+        )
+        assert len(open_rows) == self._model.open_rows, "a row is held for nobody"
 
     def _source(self, completion: Completion) -> tuple[int | None, int]:
         """An open row to fork, and how much: one with this prompt, or one that begins alike."""
@@ -152,9 +183,17 @@ class Tenancy:
         """Rows that may begin as the prompt does: all of its parent's, one of each late prompt."""
         if prompt.parent is not None:
             yield from _held(prompt.parent)
-        for other in itertools.islice(reversed(self._line.prompts.values()), SHARED_AMONG):
-            if other is not prompt and other is not prompt.parent:
+        for other in itertools.islice(reversed(self._turns.prompts.values()), SHARED_AMONG):
+            if other not in (prompt, prompt.parent) and self._may_share(prompt, other):
                 yield from itertools.islice(_held(other), 1)
+
+    def _may_share(self, prompt: Prompt, other: Prompt) -> bool:
+        """Whether the KV of one prompt may serve the other.
+
+        How soon a draft comes tells whether its KV was there: it would tell one server what
+        another has been asked.
+        """
+        return self._share or prompt.owner == other.owner
 
     def _forget_spare(self, keep: Prompt) -> bool:
         """Give back the spare row of the prompt that is served last."""
@@ -166,20 +205,34 @@ class Tenancy:
         return True
 
     def _evict_below(self, completion: Completion) -> bool:
-        """Take the row of the least urgent completion, if it is less urgent than this one."""
-        for victim in self._line.patient():
-            if victim is completion:
-                return False
-            if victim.row is not None:
-                self._model.close(victim.row)
-                victim.row = None
-                return True
-        return False
+        """Take the row of the least urgent completion, if it is less urgent than this one.
+
+        Of the servers that hold more KV than this one's, the one that holds the most gives way.
+        """
+        held: Counter[Peer] = Counter()
+        for each in self._seated:
+            assert each.row is not None
+            held[each.prompt.owner] += self._model.length(each.row)
+        own = completion.prompt.owner
+        urgency = self._turns.urgency
+        # A row is moved from one server to another only if both then hold less than the first did.
+        most = held[own] + len(completion)
+        peer = max(held, key=held.__getitem__, default=own)
+        if peer == own or held[peer] <= most:
+            peer = own
+        victims = [(urgency(each), each) for each in self._seated if each.prompt.owner == peer]
+        worst, victim = max(victims, key=operator.itemgetter(0), default=((), completion))
+        if not victims or (peer == own and worst <= urgency(completion)):
+            return False
+        row = self._take(victim)
+        assert row is not None
+        self._model.close(row)
+        return True
 
     def _forget_prompt(self, keep: Prompt) -> bool:
         """Give back the row of the latest prompt that has one of its own."""
-        for prompt in reversed(self._line.prompts.values()):
-            if prompt.row is not None and prompt is not keep:
+        for prompt in reversed(self._kept):
+            if prompt is not keep:
                 self._forget(prompt)
                 return True
         return False
@@ -188,28 +241,45 @@ class Tenancy:
         """Let go of the prompt's row, or count it as spare, once no completion waits for it."""
         if prompt.row is None or any(c.row is None and not c.finished for c in prompt.completions):
             return
-        if prompt.completions[0].finished:
+        if not prompt.completions or prompt.completions[0].finished:
             self._spare[prompt] = None
         else:
             self._forget(prompt)
 
     def _forget(self, prompt: Prompt) -> None:
+        if (row := prompt.row) is not None:
+            self._unkeep(prompt)
+            self._model.close(row)
+
+    def _keep(self, prompt: Prompt, row: int, text: Completion) -> None:
+        prompt.row, prompt.row_text = row, text
+        self._kept[prompt] = None
+
+    def _unkeep(self, prompt: Prompt) -> None:
+        prompt.row = prompt.row_text = None
+        self._kept.pop(prompt, None)
         self._spare.pop(prompt, None)
-        if prompt.row is not None:
-            self._model.close(prompt.row)
-            prompt.row = None
+
+    def _give(self, completion: Completion, row: int) -> None:
+        completion.row = row
+        self._seated[completion] = None
+
+    def _take(self, completion: Completion) -> int | None:
+        row, completion.row = completion.row, None
+        self._seated.pop(completion, None)
+        return row
 
 
 def _held(prompt: Prompt) -> Iterator[tuple[int, Completion]]:
     """The prompt's rows, each with the completion whose beginning it may hold."""
-    if prompt.row is not None:
-        yield prompt.row, prompt.completions[0]
+    if prompt.row is not None and prompt.row_text is not None:
+        yield prompt.row, prompt.row_text
     for completion in prompt.completions:
         if completion.row is not None:
             yield completion.row, completion
 
 
-def _agreement(token_ids: list[int], completion: Completion) -> int:
+def _agreement(token_ids: array[int], completion: Completion) -> int:
     """How many tokens the text and the completion, its prompt included, begin with in common."""
     prompt = completion.prompt.token_ids
     common = _common_prefix(token_ids, prompt)
@@ -218,13 +288,11 @@ def _agreement(token_ids: list[int], completion: Completion) -> int:
     return common + _common_prefix(token_ids[common:], completion.token_ids)
 
 
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens the two begin with in common, by bisection over list comparisons."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _common_prefix(a: array[int], b: array[int]) -> int:
+    """How many tokens the two begin with in common."""
+    size = min(len(a), len(b))
+    if not size:
+        return 0
+    differ = np.frombuffer(a, np.int32, size) != np.frombuffer(b, np.int32, size)
+    first = int(differ.argmax())
+    return first if differ[first] else size

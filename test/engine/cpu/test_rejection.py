@@ -75,7 +75,8 @@ def drafted(drafter: Tensor) -> DrawnDrafts:
     drawn = DrawnDrafts()
     for one, two in PAIRS:
         told = [candidates(drafter[0]), candidates(drafter[one])]
-        drawn.take(Drafted(str((one, two)), 1, 64, 1, 0, [one, two], candidates=told))
+        rid = str((one, two))
+        drawn.take(rid, Drafted(1, 64, 1, 0, [one, two], candidates=told))
     return drawn
 
 

@@ -311,9 +311,8 @@ class _Sidecar:
         behind = [req.output_ids[-1], *text[:-1]]
         told = [self._candidates[token] for token in behind]
         base_len = len(req.output_ids)
-        self._drawn.take(
-            Drafted(req.rid, 1, next(self._drafts), base_len, 0, text, candidates=told)
-        )
+        drafted = Drafted(1, next(self._drafts), base_len, 0, text, candidates=told)
+        self._drawn.take(req.rid, drafted)
 
 
 def _candidates(probs: Tensor) -> Candidates:

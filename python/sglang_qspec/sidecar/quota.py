@@ -1,0 +1,79 @@
+"""What a sidecar keeps for each server, in tokens, and how much of it there may be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import MAX_SUBMISSIONS, Submit
+
+MAX_SERVER_TOKENS = 8 << 20
+"""Default of the tokens of texts, and of the tokens of drafts, that are kept for one server. A
+text takes eight bytes a token and a draft four, so that a server takes about 100 MiB."""
+
+
+class Quota:
+    """Counts open submissions, their texts and the drafts for them, by server.
+
+    Each submission counts with its whole text, also where it shares the text with others, so that a
+    server can count alike and hold back what does not fit.
+    """
+
+    def __init__(self, context_len: int, max_server_tokens: int = MAX_SERVER_TOKENS) -> None:
+        """`context_len`: tokens of a text and one draft token behind it, at most."""
+        self._context_len = context_len
+        self._max_server_tokens = max_server_tokens
+        self._submissions: Counter[Peer] = Counter()
+        self._text_tokens: Counter[Peer] = Counter()
+        self._draft_tokens: Counter[Peer] = Counter()
+
+    def objection(self, peer: Peer, submit: Submit) -> str | None:
+        """Why nothing of a submission is kept, or None."""
+        size = len(submit.token_ids)
+        if not size:
+            return "the text is empty"
+        if size >= self._context_len:
+            return f"the text has {size} tokens and leaves no room in {self._context_len}"
+        if self._submissions[peer] >= MAX_SUBMISSIONS:
+            return f"{MAX_SUBMISSIONS} submissions of this server are open"
+        if self._text_tokens[peer] + size > self._max_server_tokens:
+            return f"{self._max_server_tokens} tokens of texts are kept for this server"
+        return None
+
+    def fits_context(self, size: int) -> bool:
+        """Whether a text of this size can be drafted on from."""
+        return size < self._context_len
+
+    def has_room_for_drafts(self, peer: Peer) -> bool:
+        """Whether another draft token may be kept for the server."""
+        return self._draft_tokens[peer] < self._max_server_tokens
+
+    def open(self, peer: Peer, text_tokens: int) -> None:
+        """A submission of a text is kept."""
+        self._submissions[peer] += 1
+        self._text_tokens[peer] += text_tokens
+
+    def close(self, peer: Peer, text_tokens: int) -> None:
+        """A submission is over, whose text and committed output have so many tokens."""
+        self._submissions[peer] -= 1
+        self._text_tokens[peer] -= text_tokens
+
+    def add_text(self, peer: Peer, count: int) -> None:
+        """The output of a request grew."""
+        self._text_tokens[peer] += count
+
+    def add_drafts(self, peer: Peer, count: int) -> None:
+        """Draft tokens came, or went if `count` is negative."""
+        self._draft_tokens[peer] += count
+
+    def drop(self, peer: Peer) -> None:
+        """A server has gone, and its submissions are closed."""
+        for counts in (self._submissions, self._text_tokens):
+            del counts[peer]
+        if not self._draft_tokens[peer]:
+            del self._draft_tokens[peer]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if anything was taken back twice."""
+        for counts in (self._submissions, self._text_tokens, self._draft_tokens):
+            assert min(counts.values(), default=0) >= 0, "more was closed than there was"

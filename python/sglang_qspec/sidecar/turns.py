@@ -1,0 +1,143 @@
+"""The queues of all servers, and the turns in which the drafter works on them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
+from sglang_qspec.sidecar.prompt import Completion, Prompt, PromptKey
+
+
+class Turns:
+    """Owns the prompts that someone wants, and divides the drafter's time among the servers.
+
+    Each server has a queue of its own. The next pass begins with the queue that has had the least
+    time (start-time fair queueing, Goyal et al., 1996), and takes completions from the others in
+    turn. With `apart`, where a larger pass is a slower one, a pass has completions of one server
+    alone, so that a server with many of them does not slow the passes of one that has few.
+    """
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self.prompts: dict[PromptKey, Prompt] = {}
+        """By age, the oldest first."""
+        self.live_steps = 0
+        """Requests with a step draft, even if it rests just now."""
+        self._apart = apart
+        self._queues: dict[Peer, DraftQueue] = {}
+        self._owned: Counter[Peer] = Counter()
+        """Prompts of each server."""
+        self._gone: set[Peer] = set()
+        """Servers that have gone and still own prompts, which other servers share."""
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())
+
+    def __contains__(self, prompt: Prompt) -> bool:
+        """Whether anything of a prompt, or of a step draft, is to be drafted."""
+        return prompt in self._queue_of(prompt)
+
+    def add(self, prompt: Prompt) -> None:
+        """Queue the prompt's unfinished completions."""
+        self.prompts[prompt.key] = prompt
+        self._owned[prompt.owner] += 1
+        self.arrange(prompt)
+
+    def arrange(self, prompt: Prompt) -> None:
+        """Put a prompt where it belongs, after its requests have changed."""
+        self._woken(prompt.owner).arrange(prompt)
+
+    def remove(self, prompt: Prompt) -> None:
+        """Nobody wants the prompt any more."""
+        del self.prompts[prompt.key]
+        self._queue_of(prompt).remove(prompt)
+        self._owned[prompt.owner] -= 1
+        if prompt.owner in self._gone:
+            self.drop(prompt.owner)
+
+    def begin(self, step: Prompt) -> None:
+        """Queue a step draft, behind those of its server that are queued already."""
+        self._woken(step.owner).begin(step)
+
+    def withdraw(self, step: Prompt) -> None:
+        """A step draft is of no use any more."""
+        self._queue_of(step).remove(step)
+
+    def finish(self, completion: Completion) -> None:
+        """No more tokens of this completion will come."""
+        completion.finished = True
+        if completion.prompt.finished:
+            self._queue_of(completion.prompt).remove(completion.prompt)
+
+    def drop(self, peer: Peer) -> None:
+        """A server has gone. Its queue goes with the last of its prompts."""
+        if self._owned[peer]:
+            self._gone.add(peer)
+        else:
+            self._gone.discard(peer)
+            del self._owned[peer]
+            self._queues.pop(peer, None)
+
+    def urgent(self) -> Iterator[Completion]:
+        """Unfinished completions for the next pass, the most urgent first."""
+        queues = self._in_turn()
+        if self._apart or len(queues) < 2:
+            return itertools.chain.from_iterable(queue.urgent() for queue in queues[:1])
+        return _in_turns([queue.urgent() for queue in queues])
+
+    def urgency(self, completion: Completion) -> Urgency:
+        """Where the queue of its server has an unfinished completion."""
+        return self._queue_of(completion.prompt).urgency(completion)
+
+    def charge(self, completions: Iterable[Completion], seconds: float) -> None:
+        """A pass that advanced these completions took so long."""
+        rows = Counter(completion.prompt.owner for completion in completions)
+        for peer, count in rows.items():
+            if (queue := self._queues.get(peer)) is not None:
+                queue.seconds += seconds * count / rows.total()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless exactly the unfinished completions are queued, each once."""
+        for queue in self._queues.values():
+            queue.check_integrity()
+        queued = {c for queue in self._queues.values() for c in queue.urgent()}
+        steps_seen = 0
+        for key, prompt in self.prompts.items():
+            assert prompt.key == key, "a prompt under another's key"
+            steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
+            steps_seen += len(steps)
+            for completion in itertools.chain(*(p.completions for p in (prompt, *steps))):
+                assert completion.finished != (completion in queued), "lost, or never finished"
+                queued.discard(completion)
+        assert not queued, "completions that nobody wants"
+        assert steps_seen == self.live_steps, "step drafts are miscounted"
+
+    def _queue_of(self, prompt: Prompt) -> DraftQueue:
+        return self._queues.setdefault(prompt.owner, DraftQueue())
+
+    def _woken(self, peer: Peer) -> DraftQueue:
+        """The server's queue. One that was empty has no claim on the time that it was empty."""
+        queue = self._queues.setdefault(peer, DraftQueue())
+        if not queue:
+            queue.seconds = max(queue.seconds, self._least_seconds())
+        return queue
+
+    def _in_turn(self) -> list[DraftQueue]:
+        """The queues that have work, that with the least time first."""
+        return sorted((q for q in self._queues.values() if q), key=lambda queue: queue.seconds)
+
+    def _least_seconds(self) -> float:
+        return min((queue.seconds for queue in self._queues.values() if queue), default=0.0)
+
+
+def _in_turns(iterators: list[Iterator[Completion]]) -> Iterator[Completion]:
+    """One completion of each in turn."""
+    while iterators:
+        left = []
+        for iterator in iterators:
+            if (completion := next(iterator, None)) is not None:
+                yield completion
+                left.append(iterator)
+        iterators = left

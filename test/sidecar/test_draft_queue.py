@@ -1,0 +1,90 @@
+import pytest
+
+from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.draft_queue import DraftQueue
+from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, tokens_of
+from sglang_qspec.sidecar.sampling import GREEDY
+
+PEER = Peer("one", b"1")
+
+
+def queue(drafts: DraftQueue, name: str, place: Place | None, completions: int = 3) -> Prompt:
+    prompt = Prompt((name,), tokens_of([1]), frozenset(), 10, [GREEDY] * completions, owner=PEER)
+    prompt.subscribe((PEER, 0), 0, place)
+    drafts.arrange(prompt)
+    drafts.check_integrity()
+    return prompt
+
+
+def order(drafts: DraftQueue) -> list[str]:
+    """Each completion as its prompt's name and its own number."""
+    return [f"{completion.prompt.key[0]}{completion.index}" for completion in drafts.urgent()]
+
+
+def finish(drafts: DraftQueue, completion: Completion) -> None:
+    completion.finished = True
+    drafts.arrange(completion.prompt)
+    drafts.check_integrity()
+
+
+def test_smaller_ranks_come_first_and_equal_ones_as_they_arrive() -> None:
+    drafts = DraftQueue()
+    queue(drafts, "a", ((5, 0), 1), 1)
+    queue(drafts, "b", ((5, -9), 2), 1)
+    queue(drafts, "c", ((1, 0), 3), 1)
+    queue(drafts, "d", ((5, 0), 4), 1)
+    assert order(drafts) == ["c0", "b0", "a0", "d0"]
+
+
+def test_the_next_prompt_gets_the_rest_before_those_far_behind_get_their_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookahead = 8
+    monkeypatch.setattr("sglang_qspec.sidecar.draft_queue.LOOKAHEAD", lookahead)
+    drafts = DraftQueue()
+    prompts = [queue(drafts, chr(97 + i), ((0, 0), i), 2) for i in range(lookahead + 3)]
+    firsts = [f"{chr(97 + i)}0" for i in range(lookahead)]
+    assert order(drafts)[: lookahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
+    finish(drafts, prompts[0].completions[1])
+    assert order(drafts)[: lookahead + 1] == [*firsts, "i0"]
+    finish(drafts, prompts[0].completions[0])  # the prompt is done: the others move up
+    assert order(drafts)[: lookahead + 1] == [*firsts[1:], "i0", "b1"]
+
+
+def test_step_drafts_come_before_all_else() -> None:
+    drafts = DraftQueue()
+    served = queue(drafts, "s", None)
+    queue(drafts, "a", ((0, 0), 1), 2)
+    for name in "xy":
+        step = Prompt((name,), tokens_of([1]), frozenset(), 10, [GREEDY], owner=PEER, parent=served)
+        step.subscribe((PEER, 0), 0, None)
+        drafts.begin(step)
+    assert order(drafts) == ["x0", "y0", "a0", "a1", "s0", "s1", "s2"]
+    drafts.remove(step)
+    assert order(drafts)[:3] == ["x0", "a0", "a1"]
+
+
+def test_of_served_prompts_the_first_completions_and_the_shortest_come_first() -> None:
+    drafts = DraftQueue()
+    long, short = queue(drafts, "l", None, 2), queue(drafts, "s", None, 2)
+    for prompt, size in ((long, 6), (short, 2)):
+        for completion in prompt.completions:
+            completion.token_ids.extend([7] * size)
+    assert order(drafts) == ["s0", "l0", "s1", "l1"]
+
+
+def test_a_prompt_stands_where_the_first_of_its_requests_does_and_moves_with_it() -> None:
+    drafts = DraftQueue()
+    shared = queue(drafts, "a", ((0, 0), 2), 1)
+    queue(drafts, "b", ((0, 0), 1), 1)
+    shared.subscribe((PEER, 1), 0, ((-1, 0), 3))
+    drafts.arrange(shared)
+    drafts.check_integrity()
+    assert order(drafts) == ["a0", "b0"]
+    shared.unsubscribe((PEER, 1))
+    drafts.arrange(shared)
+    drafts.check_integrity()
+    assert order(drafts) == ["b0", "a0"]
+    drafts.remove(shared)
+    drafts.check_integrity()
+    assert order(drafts) == ["b0"]
