@@ -24,6 +24,9 @@ ENV_PREFIX = "SGLANG_QSPEC_"
 MAX_COMPLETIONS = 64
 MAX_DRAFT_TOKENS = 64
 """Tokens of a verify pass for one request, the committed one included."""
+MAX_SERVER_TOKENS = 8 << 20
+"""Default of the tokens of texts, and of the tokens of drafts, that a sidecar keeps for one server.
+A text takes eight bytes a token and a draft four, so that a server takes about 100 MiB."""
 PIPELINES = ("sequential", "halves", "ahead")
 """How the drafting of steps and their verification can interleave."""
 MODES = ("queue", *PIPELINES, "auto")

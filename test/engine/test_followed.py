@@ -11,7 +11,7 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.followed import MAX_TOKENS, TRY_AFTER
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Commit, Drafted
+from sglang_qspec.messages import MAX_COMMIT_TOKENS, Commit, Drafted
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from test.engine.test_speculator import VOCAB, Clock, counting, enqueue, make, poll, tree_of
 
@@ -118,13 +118,21 @@ def test_a_report_is_bounded(link: FakeSidecarLink, clock: Clock) -> None:
     active = make(link, clock)
     poll(active)
     rids = ["a", "b", "c"]
-    output = [8, *(500 + number % 100 for number in range(MAX_TOKENS // 2))]
+    output = [8, *(500 + number % 100 for number in range(MAX_COMMIT_TOKENS + 50))]
     for rid in rids:
         enqueue(active, rid, max_new_tokens=10_000)
-    active.propose(rids, [output] * 3, 4)
-    assert [commit.rid for commit in commits(link)] == ["a", "b"]
-    active.propose(rids, [output] * 3, 4)
-    assert [commit.rid for commit in commits(link)] == ["a", "b", "c"]
+    first, second, third = (submit.submission for submit in link.submits)
+    for _ in range(3):
+        active.propose(rids, [output] * 3, 4)
+    assert MAX_TOKENS == 2 * MAX_COMMIT_TOKENS
+    assert [(commit.submission, len(commit.token_ids)) for commit in commits(link)] == [
+        (first, MAX_COMMIT_TOKENS),
+        (second, MAX_COMMIT_TOKENS),
+        (first, 51),
+        (second, 51),
+        (third, MAX_COMMIT_TOKENS),
+        (third, 51),
+    ]
 
 
 @pytest.mark.parametrize("settings", [{"mode": "queue"}, {"on_admission": "stop"}])
@@ -145,7 +153,7 @@ def test_a_request_may_do_without_steps_and_another_with_nothing_else(
     enqueue(active, "b", custom_params={"qspec_sources": ["step"]})
     assert [submit.completions for submit in link.submits] == [8, 0]
     active.propose(["a", "b"], [[8], [8]], 4)
-    assert [commit.rid for commit in commits(link)] == ["b"]
+    assert [commit.submission for commit in commits(link)] == [link.submits[1].submission]
 
 
 def test_nothing_is_reported_of_a_request_that_has_ended_or_is_new_to_the_sidecar(

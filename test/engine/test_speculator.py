@@ -182,7 +182,7 @@ def test_a_request_that_comes_before_the_sidecar_is_submitted_when_it_is_there(
     enqueue(active)
     assert link.submits == []
     poll(active)
-    assert [submit.rid for submit in link.submits] == ["a"]
+    assert [submit.token_ids for submit in link.submits] == [PROMPT]
 
 
 def test_a_full_queue_delays_a_submission_and_loses_nothing(link: FakeSidecarLink) -> None:
@@ -194,7 +194,7 @@ def test_a_full_queue_delays_a_submission_and_loses_nothing(link: FakeSidecarLin
     assert link.submits == []
     link.queue_full = False
     poll(active)
-    assert [submit.rid for submit in link.submits] == ["a"]
+    assert [submit.token_ids for submit in link.submits] == [PROMPT]
 
 
 def test_a_new_sidecar_is_asked_again_from_what_is_committed_by_then(link: FakeSidecarLink) -> None:
@@ -292,7 +292,7 @@ def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(link: FakeSid
     poll(active)
     assert active.end("a") is not None
     assert active.end("a") is None
-    assert [close.rid for close in link.closes] == ["a"]
+    assert [close.submission for close in link.closes] == [link.submits[0].submission]
     assert active.describe()["trie_tokens"] == active.describe()["live_requests"] == 0
     active.check_integrity()
 

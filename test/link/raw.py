@@ -19,7 +19,7 @@ GARBAGE = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",  # a pickle
     b"\x82\xa4type\xa7refusal\xa6reason\xa2\xff\xfe",  # no UTF-8
-    b"\x83\xa4type\xa7refusal\xa1x" + b"\x91" * 100_000 + b"\x01\xa6reason\xa1a",  # deep
+    b"\x83\xa4type\xa7refusal\xa1x" + b"\x91" * 50_000 + b"\x01\xa6reason\xa1a",  # deep
     b"\x82\xa4type\xa7drafted\xa9token_ids\xdd\xff\xff\xff\xff",  # a list of 4 G items
     b"\x81\xa4type\xa5hello",
     b"\x81\xa4type\x05",

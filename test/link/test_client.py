@@ -193,16 +193,16 @@ def test_a_sidecar_opens_a_session_only_when_it_is_asked_to(
         link = wire.link(endpoint=endpoint)
         frames: list[list[bytes]] = []
         until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        for number in range(1000):
+        for number in range(400):
             welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, f"session {number}", number % 50)
             sidecar.send_multipart([frames[0][0], encode(welcome)])
         sidecar.send_multipart([frames[0][0], encode(DRAFT)])
         received: list[FromSidecar] = []
         until(lambda: received, lambda: received.extend(link.receive()))
         assert link.generation <= len(frames) + len(waiting(sidecar))
-        for number in range(1000):
+        for number in range(400):
             sidecar.send_multipart([frames[0][0], encode(Refusal(f"reason {number}"))])
-        until(lambda: link.refusal == "reason 999", link.receive)
+        until(lambda: link.refusal == "reason 399", link.receive)
     assert len(caplog.records) <= 4
 
 
@@ -281,8 +281,10 @@ def test_a_connection_that_zmq_gave_up_is_made_anew(wire: Wire) -> None:
 
         def greet() -> None:
             for peer, frame in waiting(sidecar):
-                number = msgspec.msgpack.decode(frame, type=Hello).number
-                welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, peer.hex(), number)
+                message = msgspec.msgpack.decode(frame, type=ToSidecar)
+                if not isinstance(message, Hello):
+                    continue
+                welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, peer.hex(), message.number)
                 sidecar.send_multipart([peer, encode(welcome)])
                 greeted.append(peer)
 

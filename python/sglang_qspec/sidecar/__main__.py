@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from sglang_qspec.config import QSpecConfig, parse_cores
+from sglang_qspec.config import MAX_SERVER_TOKENS, QSpecConfig, parse_cores
 from sglang_qspec.errors import ConfigError, QSpecError
 
 logger = logging.getLogger("sglang_qspec.sidecar")
@@ -76,8 +76,17 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         max_completion_tokens=options.max_completion_tokens,
         prefill_tokens=options.prefill_tokens or model.prefill_tokens,
         apart=model.device.startswith("cpu"),
+        share=options.share_between_servers,
+        max_server_tokens=options.max_server_tokens,
     )
-    welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.context_len)
+    welcome = Welcome(
+        PROTOCOL,
+        model.name,
+        model.vocab_size,
+        model.context_len,
+        # The outputs of these texts take the other half.
+        max_text_tokens=options.max_server_tokens // 2,
+    )
     server = LinkServer(
         options.endpoint,
         welcome,
@@ -91,6 +100,9 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
             step_tokens=drafter.step_times.tokens,
             step_seconds=drafter.step_times.seconds,
             step_times=drafter.step_times.by_size,
+            texts=drafter.texts,
+            kv_rows=model.open_rows,
+            kv_tokens=model.total_tokens - model.free_tokens,
         ),
         key_pair,
     )
@@ -130,10 +142,36 @@ def _parser() -> argparse.ArgumentParser:
     add("--slots", type=int, default=default.draft_slots, help="completions decoded at a time")
     add("--max-completion-tokens", type=int, default=default.max_completion_tokens)
     add("--prefill-tokens", type=int, help="prompt tokens read between two decode passes")
+    add(
+        "--share-between-servers",
+        action="store_true",
+        help="draft equal prompts of several servers once, and share their KV. A server can then "
+        "tell from how soon a draft comes that another one has been asked the same, and gets "
+        "drafts that were drawn with the sampling seeds of the other's requests; by default "
+        "nothing of one server reaches another",
+    )
+    add(
+        "--max-server-tokens",
+        type=_positive,
+        default=MAX_SERVER_TOKENS,
+        help="tokens of texts, and tokens of drafts, that are kept for one server "
+        "(default: %(default)s)",
+    )
     add("--key-file", default="", help="authenticates both ends of a tcp endpoint")
     add("--trust-remote-code", action="store_true", help="let the model bring its own code")
     add("--parent-pid", type=int, help="end when this parent process is gone")
     return parser
+
+
+def _positive(text: str) -> int:
+    """Raises ArgumentTypeError unless the text is a whole number of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number from 1 on")
+    return value
 
 
 def _settle_device(device: str) -> str | None:

@@ -12,6 +12,7 @@ import time
 
 import torch
 
+from sglang_qspec.config import MAX_SERVER_TOKENS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Admit,
@@ -26,7 +27,7 @@ from sglang_qspec.messages import (
 )
 from sglang_qspec.sidecar.planner import Plan, Planner
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Subscriber, prompt_key
-from sglang_qspec.sidecar.quota import MAX_SERVER_TOKENS, Quota
+from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sglang_qspec.config import MAX_SERVER_TOKENS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import MAX_SUBMISSIONS, Submit
-
-MAX_SERVER_TOKENS = 8 << 20
-"""Default of the tokens of texts, and of the tokens of drafts, that are kept for one server. A
-text takes eight bytes a token and a draft four, so that a server takes about 100 MiB."""
 
 
 class Quota:
