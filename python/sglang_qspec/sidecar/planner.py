@@ -35,6 +35,11 @@ class Plan:
     def __len__(self) -> int:
         return len(self.prefill) + len(self.decode)
 
+    @property
+    def completions(self) -> list[Completion]:
+        """All that the pass advances."""
+        return [*self.prefill, *self.decode]
+
 
 class Planner:
     """Fills passes with the most urgent completions that can be advanced."""
@@ -94,7 +99,7 @@ class Planner:
             if completion.row is None:
                 if plan.to_read >= plan.most_read or self._waits(completion, plan):
                     continue
-                if not self._tenancy.seat(completion, len(plan), plan.to_read):
+                if not self._tenancy.seat(completion, plan.completions, plan.to_read):
                     break
             missing = self._tenancy.missing(completion)
             if missing == 1:

@@ -211,7 +211,7 @@ class QueueDrafter:
         if suspect is not None:
             self._suspects.pop(suspect, None)
         seconds = time.monotonic() - began
-        self._turns.charge((*plan.prefill, *plan.decode), seconds)
+        self._turns.charge(plan.completions, seconds)
         if self._step_tokens:
             self.step_times.observe(self._advanced, self._step_tokens, self._read, seconds)
 
@@ -243,7 +243,7 @@ class QueueDrafter:
 
     def _recover(self, plan: Plan, suspect: Prompt | None) -> None:
         """A pass has failed: give back the rows of its prompts, and find the one that fails."""
-        for prompt in {completion.prompt: None for completion in (*plan.prefill, *plan.decode)}:
+        for prompt in {completion.prompt: None for completion in plan.completions}:
             self._tenancy.clear(prompt)
             self._suspects[prompt] = None
         if suspect is not None:

@@ -6,7 +6,7 @@ import itertools
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -51,31 +51,34 @@ class Tenancy:
         covered = 0 if completion.row is None else self._model.length(completion.row)
         return len(completion) - covered
 
-    def seat(self, completion: Completion, running: int, reserved: int) -> bool:
+    def seat(self, completion: Completion, running: Collection[Completion], reserved: int) -> bool:
         """Give the completion a row; False if it has to wait for KV.
 
-        Nothing less urgent than it keeps a row that it needs. `running` other completions grow
-        beside it, and take `reserved` tokens at once; with none, it is seated however little KV
-        there is.
+        Nothing less urgent than it keeps a row that it needs, except the `running` completions,
+        which grow beside it and take `reserved` tokens at once. Without any, it is seated however
+        little KV there is.
         """
         while True:
             source, shared = self._source(completion)
-            wanted = len(completion) - shared + HEADROOM * running + reserved
+            wanted = len(completion) - shared + HEADROOM * len(running) + reserved
             enough = not running or wanted <= self._model.free_tokens
             if self._model.free_rows and enough:
                 break
-            if not self.make_room(completion):
+            if not self.make_room(completion, running):
                 return False
         row = self._model.open() if source is None else self._model.fork(source, shared)
         self._give(completion, row)
         self._release(completion.prompt)
         return True
 
-    def make_room(self, first: Completion) -> bool:
-        """Take a row from anything less urgent than `first`; False if there is none to take."""
+    def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
+        """Take a row from anything less urgent than `first`; False if there is none to take.
+
+        The `running` completions keep theirs.
+        """
         return (
             self._forget_spare(first.prompt)
-            or self._evict_below(first)
+            or self._evict_below(first, running)
             or self._forget_prompt(first.prompt)
         )
 
@@ -204,7 +207,7 @@ class Tenancy:
         self._forget(max(waiting, key=operator.itemgetter(0))[1] if waiting else spare[0])
         return True
 
-    def _evict_below(self, completion: Completion) -> bool:
+    def _evict_below(self, completion: Completion, running: Collection[Completion]) -> bool:
         """Take the row of the least urgent completion, if it is less urgent than this one.
 
         Of the servers that hold more KV than this one's, the one that holds the most gives way.
@@ -214,13 +217,17 @@ class Tenancy:
             assert each.row is not None
             held[each.prompt.owner] += self._model.length(each.row)
         own = completion.prompt.owner
-        urgency = self._turns.urgency
+        urgency, kept = self._turns.urgency, set(running)
         # A row is moved from one server to another only if both then hold less than the first did.
         most = held[own] + len(completion)
         peer = max(held, key=held.__getitem__, default=own)
         if peer == own or held[peer] <= most:
             peer = own
-        victims = [(urgency(each), each) for each in self._seated if each.prompt.owner == peer]
+        victims = [
+            (urgency(each), each)
+            for each in self._seated
+            if each.prompt.owner == peer and each not in kept
+        ]
         worst, victim = max(victims, key=operator.itemgetter(0), default=((), completion))
         if not victims or (peer == own and worst <= urgency(completion)):
             return False

@@ -142,7 +142,10 @@ class TrieStore:
         and a request that is not open, get no more.
         """
         sources = sum(1 << source for source in Source if source not in paused)
-        tries = [trie.native if rid and (trie := self._tries.get(rid)) else None for rid in rids]
+        tries = [
+            trie.native if rid is not None and (trie := self._tries.get(rid)) else None
+            for rid in rids
+        ]
         return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, sources))
 
     def _hold(self, rid: str, trie: RequestTrie) -> None:

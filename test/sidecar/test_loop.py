@@ -1,0 +1,196 @@
+"""What an exception costs, and that nothing is left of a pass that failed."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import (
+    Close,
+    Commit,
+    Commits,
+    Declined,
+    Drafted,
+    FromSidecar,
+    Submit,
+    ToSidecar,
+)
+from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
+from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from test.sidecar.desk import ONE, TWO, Desk
+from test.sidecar.scripted import ScriptedModel
+
+POISON = 990
+"""A token over which no pass succeeds."""
+
+
+class Scripted:
+    """A wire with messages to come; ends the loop when it is idle and all have been read."""
+
+    def __init__(self, drafter: QueueDrafter, *messages: tuple[Peer, ToSidecar]) -> None:
+        self.drafter = drafter
+        self.coming = deque(messages)
+        self.sent: list[tuple[Peer, FromSidecar]] = []
+        self.rounds = 0
+
+    def receive(self, timeout_ms: int) -> list[tuple[Peer, ToSidecar]]:
+        self.rounds += 1
+        return [self.coming.popleft()] if self.coming else []
+
+    def departed(self) -> list[Peer]:
+        return []
+
+    def send(self, peer: Peer, message: FromSidecar) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def over(self) -> bool:
+        assert self.rounds < 5000, "the loop does not come to an end"
+        return not self.coming and self.rounds > 0 and self.drafter.idle
+
+    def run(self) -> None:
+        serve(self.drafter, self, self.over)
+
+    def told(self, peer: Peer, number: int) -> list[int]:
+        """The first completion of a submission."""
+        drafts = [m for p, m in self.sent if p == peer and isinstance(m, Drafted)]
+        mine = [d for d in drafts if (d.submission, d.completion) == (number, 0)]
+        return [token for drafted in mine for token in drafted.token_ids]
+
+    def declined(self) -> list[tuple[Peer, int]]:
+        return [(p, m.submission) for p, m in self.sent if isinstance(m, Declined)]
+
+
+def submit(number: int, token_ids: list[int]) -> Submit:
+    return Submit(number, token_ids, 0, 6, 2, 0.6)
+
+
+class Fragile(ScriptedModel):
+    """A model whose passes over POISON fail after they have taken KV, as those on a device do."""
+
+    def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
+        if POISON in token_ids:
+            raise RuntimeError("by order")
+        return super()._say(rows, slots, token_ids)
+
+
+def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
+    drafter = QueueDrafter(Fragile())
+    wire = Scripted(
+        drafter,
+        (ONE, submit(1, [1, 2, 3])),
+        (ONE, submit(2, [40, POISON])),
+        (TWO, submit(1, [50, 51])),
+        (TWO, submit(2, [60, 61])),
+    )
+    wire.run()
+    assert wire.declined() == [(ONE, 2)]
+    assert wire.told(ONE, 1) == list(range(4, 10))
+    assert wire.told(TWO, 1) == list(range(52, 58))
+    assert wire.told(TWO, 2) == list(range(62, 68))
+    drafter.check_integrity()
+
+
+def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
+    """The KV of POISON was taken and never computed; a later prompt has the same beginning."""
+    prompt = list(range(100, 130))
+    model = Fragile()
+    desk = Desk(model)
+    desk.submit("a", prompt)
+    desk.step(2)
+    model.failures.append(DraftModelError("by order"))
+    with pytest.raises(DraftModelError):
+        desk.step()
+    desk.drafter.check_integrity()
+    assert model.free_tokens == model.total_tokens  # nothing of the pass is kept
+    desk.run()
+    assert desk.told[ONE, "a", 0] == list(range(130, 140))
+    desk.submit("poisoned", [*prompt, POISON, 5])
+    for _ in range(2):  # with others, then alone
+        with pytest.raises(RuntimeError):
+            desk.step()
+    desk.collect()
+    assert "failed" in desk.declined["poisoned"]
+    desk.submit("b", [*prompt, 7])
+    desk.run()
+    assert desk.told[ONE, "b", 0] == list(range(8, 18))
+    desk.leave("a", "b")
+
+
+def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
+    desk = Desk(Fragile())
+    for rid in "ab":
+        desk.submit(rid, [1, 2, 3] if rid == "a" else [4, 5, 6])
+    desk.run()
+    desk.admit("a")
+    desk.admit("b")
+    desk.commit("a", 0, [POISON])
+    desk.commit("b", 0, [50])
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            desk.step()
+    desk.run()
+    assert list(desk.declined) == ["a"]
+    assert desk.told[ONE, "b", 64] == list(range(51, 61))
+    desk.leave("b")
+
+
+def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drafter = QueueDrafter(Fragile())
+    messages = [(ONE, submit(number, [POISON, number])) for number in range(40)]
+    wire = Scripted(drafter, *messages)
+    with caplog.at_level(logging.WARNING), pytest.raises(DraftModelError, match="in a row"):
+        wire.run()
+    assert wire.rounds <= MAX_FAILURES + 1
+    assert len(caplog.records) <= 2
+    drafter.check_integrity()
+
+
+def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = QueueDrafter(ScriptedModel())
+    failing: Callable[..., None] = drafter._follow
+
+    def follow(subscriber, prompt, commit):  # type: ignore[no-untyped-def]
+        if commit.token_ids == [7]:
+            raise IndexError("by order")
+        failing(subscriber, prompt, commit)
+
+    monkeypatch.setattr(drafter, "_follow", follow)
+    wire = Scripted(
+        drafter,
+        (ONE, submit(1, [1, 2, 3])),
+        (TWO, submit(1, [11, 12])),
+        (TWO, Commits([Commit(1, 0, [7], 4)])),
+        (ONE, Commits([Commit(1, 0, [50], 4)])),
+        (ONE, Close(9)),
+    )
+    wire.run()
+    assert wire.declined() == [(TWO, 1)]
+    assert any(isinstance(m, Drafted) and m.completion == 64 for _, m in wire.sent)
+    drafter.check_integrity()
+
+
+def test_messages_that_once_ended_a_sidecar_are_declined() -> None:
+    """An empty text, and a commit of nothing: no pass is made over no tokens."""
+    drafter = QueueDrafter(ScriptedModel())
+    wire = Scripted(
+        drafter,
+        (ONE, Submit(1, [], 0, 8, 0, 0.6)),
+        (ONE, Commits([Commit(1, 0, [], 8)])),
+        (TWO, submit(1, [1, 2, 3])),
+        (TWO, Commits([Commit(1, 0, [], 8)])),
+    )
+    wire.run()
+    assert wire.declined() == [(ONE, 1)]
+    assert wire.told(TWO, 1) == list(range(4, 10))

@@ -1,0 +1,209 @@
+"""Several servers at one sidecar: nothing of one reaches another, and none takes another's turn."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import MAX_SUBMISSIONS, Commit, Commits, Declined, Dice, Drafted, Submit
+from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from sglang_qspec.sidecar.quota import Quota
+from test.sidecar.desk import ONE, TWO, Desk
+from test.sidecar.scripted import ScriptedModel
+
+PROMPT = list(range(100, 150))
+
+
+def undecided() -> ScriptedModel:
+    model = ScriptedModel()
+    model.certainty = 7.0
+    return model
+
+
+def test_a_draft_drawn_with_one_servers_seed_reaches_no_other_server() -> None:
+    desk = Desk(undecided())
+    desk.submit("a", PROMPT, dice=Dice(5, 1.0))
+    desk.submit("b", PROMPT, peer=TWO, dice=Dice(6, 1.0))
+    desk.run()
+    own = tuple(desk.told[ONE, "a", 0])
+    others = {tuple(desk.told[TWO, "b", number]) for number in range(3)}
+    assert own not in others
+    desk.leave("a")
+
+
+def test_how_soon_a_draft_comes_does_not_tell_what_another_server_was_asked() -> None:
+    def passes_to_first(asked_before: bool) -> int:
+        desk = Desk(ScriptedModel(), prefill_tokens=8)
+        if asked_before:
+            desk.submit("a", PROMPT)
+            desk.run()
+        before = len(desk.model.passes)
+        desk.submit("b", [*PROMPT, 7], peer=TWO)
+        desk.submit("c", PROMPT, peer=TWO)
+        while not desk.told[TWO, "c", 0]:
+            desk.step()
+        return len(desk.model.passes) - before
+
+    assert passes_to_first(asked_before=True) == passes_to_first(asked_before=False)
+
+
+def test_an_operator_may_let_servers_share_drafts_and_kv() -> None:
+    desk = Desk(ScriptedModel(), share=True)
+    desk.submit("a", PROMPT)
+    desk.run()
+    read = sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    desk.submit("b", PROMPT, peer=TWO)
+    assert desk.told[TWO, "b", 0] == desk.told[ONE, "a", 0]
+    desk.submit("c", [*PROMPT, 7], peer=TWO)
+    desk.run()
+    assert sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend") <= read + 2
+    desk.leave("a")
+
+
+def greedy(desk: Desk, count: int, peer: Peer = ONE) -> None:
+    """A server that wants as much as it can get."""
+    for number in range(count):
+        desk.submit(
+            f"{peer}{number}",
+            [7 * number % 900, number % 90, 1],
+            peer=peer,
+            completions=8,
+            max_new_tokens=200,
+        )
+
+
+@pytest.mark.parametrize("servers", [2, 8])
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_server_with_few_requests_gets_its_share_of_the_passes(
+    servers: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which a pass takes a second, and with `apart` one more for each eight rows."""
+    desk = Desk(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
+    now = [0.0]
+    monkeypatch.setattr("sglang_qspec.sidecar.queue_drafter.time.monotonic", lambda: now[0])
+    step, extend = desk.model.step, desk.model.extend
+
+    def spend(rows: int) -> None:
+        now[0] += 1.0 + (rows / 8 if apart else 0.0)
+
+    def timed_step(rows, token_ids):  # type: ignore[no-untyped-def]
+        spend(len(rows))
+        return step(rows, token_ids)
+
+    def timed_extend(rows, token_ids):  # type: ignore[no-untyped-def]
+        spend(sum(map(len, token_ids)))
+        return extend(rows, token_ids)
+
+    desk.model.step, desk.model.extend = timed_step, timed_extend  # type: ignore[method-assign]
+    for number in range(servers - 1):
+        greedy(desk, 20, Peer(f"greedy {number}", bytes([number])))
+    desk.step(20)
+    began = now[0]
+    desk.submit("light", [3, 4, 5], peer=TWO, completions=1, max_new_tokens=40)
+    while len(desk.told[TWO, "light", 0]) < 40:
+        desk.step()
+    alone = 40 * (1 + (1 / 8 if apart else 0))
+    # One pass of a greedy server may be under way when the light one comes.
+    assert now[0] - began <= servers * alone + 8 * (1 + 2)
+
+
+def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
+    desk = Desk(ScriptedModel(tokens=400, rows=64), slots=32)
+    greedy(desk, 10)
+    desk.step(20)
+    greedy(desk, 10, TWO)
+    held = {ONE: 0, TWO: 0}
+    for _ in range(60):
+        desk.step()
+    for completion in desk.drafter._tenancy._seated:
+        assert completion.row is not None
+        held[completion.prompt.owner] += desk.model.length(completion.row)
+    assert min(held.values()) > 100, held
+    desk.leave(*(f"{ONE}{number}" for number in range(10)))
+
+
+def test_texts_over_a_servers_share_are_declined_and_others_are_not() -> None:
+    model = ScriptedModel(context_len=200)
+    drafter = QueueDrafter(model, max_server_tokens=250)
+
+    def declined(peer: Peer, number: int, size: int) -> list[str]:
+        drafter.submit(peer, Submit(number, [7] * size, 0, 8, 1, 0.5))
+        return [m.reason for _, m in drafter.take() if isinstance(m, Declined)]
+
+    assert declined(ONE, 1, 199) == []
+    assert "250 tokens" in declined(ONE, 2, 60)[0]
+    assert declined(ONE, 3, 50) == []
+    assert declined(TWO, 1, 199) == []
+    assert "200 tokens" in declined(TWO, 2, 200)[0]
+    drafter.drop(ONE)
+    drafter.drop(TWO)
+    drafter.check_integrity()
+    assert drafter.texts == 0
+
+
+def test_the_number_of_open_submissions_of_a_server_is_bounded() -> None:
+    quota = Quota(100)
+    for _ in range(MAX_SUBMISSIONS):
+        quota.open(ONE, 1)
+    submit = Submit(1, [1], 0, 8, 1, 0.5)
+    assert str(MAX_SUBMISSIONS) in (quota.objection(ONE, submit) or "")
+    assert quota.objection(TWO, submit) is None
+
+
+def test_drafts_over_a_servers_share_end_and_steps_go_on() -> None:
+    desk = Desk(ScriptedModel(), max_server_tokens=30)
+    desk.submit("a", [1, 2, 3], completions=3, max_new_tokens=20)
+    desk.run()
+    told = [len(desk.told[ONE, "a", number]) for number in range(3)]
+    assert sum(told) == 30 + 2  # the others of the pass that reached the share
+    desk.admit("a")
+    desk.commit("a", 0, [50])
+    desk.run()
+    assert desk.told[ONE, "a", 64] == list(range(51, 61))
+    desk.leave("a")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_servers_do_drafts_are_right_and_nothing_is_left(seed: int) -> None:
+    """Three servers send anything, valid or not, in any order, with much or little KV."""
+    rng = random.Random(seed)
+    model = ScriptedModel(tokens=rng.choice([60, 200, 4096]), rows=rng.choice([4, 16, 64]))
+    drafter = QueueDrafter(
+        model,
+        slots=rng.choice([2, 8, 64]),
+        apart=rng.random() < 0.5,
+        share=rng.random() < 0.3,
+        prefill_tokens=rng.choice([4, 64]),
+        max_server_tokens=rng.choice([100, 1 << 20]),
+    )
+    peers = [Peer(name, name.encode()) for name in "xyz"]
+    prompts: dict[tuple[Peer, int], list[int]] = {}
+    for _ in range(300):
+        peer, number = rng.choice(peers), rng.randrange(8)
+        action = rng.choice(["submit", "submit", "step", "step", "step", "commit", "admit", "drop"])
+        if action == "submit":
+            start = rng.randrange(4) * 100
+            prompt = list(range(start, start + rng.choice([1, 3, 20])))
+            dice = rng.choice([None, Dice(rng.randrange(5), 0.01)])
+            prompts[peer, number] = prompt
+            drafter.submit(peer, Submit(number, prompt, 0, 9, rng.randrange(5), 0.6, dice=dice))
+        elif action == "step":
+            drafter.step()
+        elif action == "commit":
+            commit = Commit(number, rng.randrange(4), [rng.randrange(900)], rng.randrange(6))
+            drafter.follow(peer, Commits([commit]))
+        elif action == "drop" and rng.random() < 0.2:
+            drafter.drop(peer)
+        drafter.check_integrity()
+        for receiver, message in drafter.take():
+            if isinstance(message, Drafted) and message.completion == 0 and not message.start:
+                wanted = prompts[receiver, message.submission][-1] + 1
+                assert message.token_ids[:1] in ([], [wanted])
+    for peer in peers:
+        drafter.drop(peer)
+    drafter.check_integrity()
+    assert model.free_tokens == model.total_tokens
+    assert drafter.idle
+    assert drafter.texts == drafter.requests == 0
