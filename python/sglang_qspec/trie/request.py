@@ -67,7 +67,7 @@ class RequestTrie:
 
     @property
     def size(self) -> int:
-        """What the caps count: tokens of drafts and own text, and `STREAM_TOKENS` for each stream."""
+        """What caps count: tokens of drafts and own text, and `STREAM_TOKENS` for each stream."""
         return self.native.size
 
     @property
