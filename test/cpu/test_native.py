@@ -1,6 +1,7 @@
 """The compiled decoder against the same layers in torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,49 +28,59 @@ class Layer:
 class Model:
     """A random Llama without embedding and head, and a pool of KV for it."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        inner: tuple[int, ...] = (INNER,) * LAYERS,
+    ) -> None:
         make = torch.Generator().manual_seed(heads)
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
 
         def random(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=make)
 
-        shapes = [
-            ((heads + 2 * kv_heads) * dim, HIDDEN),
-            (HIDDEN, heads * dim),
-            (2 * INNER, HIDDEN),
-            (HIDDEN, INNER),
-        ]
-        self.layers = [
-            Layer(
-                [round_int8(random(n, k) / k**0.5).per_channel() for n, k in shapes],
-                [1 + 0.1 * random(HIDDEN) for _ in range(2)],
-            )
-            for _ in range(LAYERS)
-        ]
+        def layer(inner: int) -> Layer:
+            shapes = [
+                ((heads + 2 * kv_heads) * dim, HIDDEN),
+                (HIDDEN, heads * dim),
+                (2 * inner, HIDDEN),
+                (HIDDEN, inner),
+            ]
+            grids = [round_int8(random(n, k) / k**0.5).per_channel() for n, k in shapes]
+            return Layer(grids, [1 + 0.1 * random(HIDDEN) for _ in range(2)])
+
+        self.layers = [layer(width) for width in inner]
         self.norm = 1 + 0.1 * random(HIDDEN)
         angles = torch.arange(REACH)[:, None] * 100.0 ** -(torch.arange(dim // 2) / (dim // 2))
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
         self.pools = [
-            [torch.zeros(SLOTS, kv_heads, dim, dtype=dtype) for _ in range(2)]
-            for _ in range(LAYERS)
+            [torch.zeros(SLOTS, kv_heads, dim, dtype=dtype) for _ in range(2)] for _ in self.layers
         ]
         packed = native().PackedInt8
-        self.decoder = native().Decoder(
-            [
-                (
-                    *(packed(g.q.numpy(), g.scale[:, 0].contiguous().numpy()) for g in layer.grids),
-                    *(norm.numpy() for norm in layer.norms),
-                    *(as_numpy(pool) for pool in pools),
-                )
-                for layer, pools in zip(self.layers, self.pools, strict=True)
-            ],
-            self.norm.numpy(),
-            self.cos_sin.numpy(),
-            heads,
-            kv_heads,
-            EPS,
-        )
+        self.native_layers = [
+            (
+                *(packed(g.q.numpy(), g.scale[:, 0].contiguous().numpy()) for g in layer.grids),
+                *(norm.numpy() for norm in layer.norms),
+                *(as_numpy(pool) for pool in pools),
+            )
+            for layer, pools in zip(self.layers, self.pools, strict=True)
+        ]
+        self.decoder = self.make()
+
+    def make(self, **changed: Any) -> Any:
+        """A decoder of these layers, but for the arguments that are given."""
+        arguments = {
+            "layers": self.native_layers,
+            "final_norm": self.norm.numpy(),
+            "cos_sin": self.cos_sin.numpy(),
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "eps": EPS,
+        }
+        return native().Decoder(**{**arguments, **changed})
 
     def reference(self, hidden: Tensor) -> Tensor:
         """What follows `hidden` [tokens, HIDDEN], all of one row, from its beginning."""
@@ -150,6 +161,119 @@ def test_more_threads_and_fewer_digits_change_only_the_rounding() -> None:
     assert 1e-4 < error(run(model, [(0, 0, prompt)], table, digits=1), alone) < 5e-2
 
 
+@pytest.mark.parametrize("inner", [(32, 480, 96), (480, 32), (160, 176)])
+def test_layers_of_unequal_inner_widths_go_on_as_in_torch(inner: tuple[int, ...]) -> None:
+    model = Model(6, 2, 64, torch.float32, inner)
+    prompt, table = torch.randn(24, HIDDEN), torch.arange(REACH).int()[None]
+    assert error(run(model, [(0, 0, prompt)], table), model.reference(prompt)) < 2e-3
+
+
+def test_more_rows_than_fit_a_product_of_32_bits_are_multiplied() -> None:
+    """Rows are shared out by products of their number with itself: 93,000 squared is over 2**31."""
+    weight = native().PackedInt8(np.ones((1, 1), np.int8), np.ones(1, np.float32))
+    x = np.arange(93_000, dtype=np.float32)[:, None]
+    assert np.array_equal(weight.multiply(x, 1, 1), x)
+
+
+def replaced(layers: list[tuple], part: int, value: object) -> list[tuple]:
+    """The layers with another part in the last one."""
+    *others, last = layers
+    return [*others, (*last[:part], value, *last[part + 1 :])]
+
+
+def test_a_layer_that_does_not_fit_is_refused_by_its_name() -> None:
+    model = Model(6, 2, 64, torch.float32)
+    layers = model.native_layers
+    down = layers[0][3]
+    pool = np.zeros((SLOTS, 2, 64), np.float32)
+    frozen = pool.copy()
+    frozen.flags.writeable = False
+    for part, value, message in (
+        (0, None, r"layers\[1\]: qkv must be a PackedInt8"),
+        (2, down, r"layers\[1\]: gate_up is \[96, 160\], but must be \[320, 96\]"),
+        (4, np.ones(HIDDEN + 1, np.float32), r"layers\[1\]: the norm before attention"),
+        (5, np.ones(HIDDEN), r"layers\[1\]: the norm before the MLP must be a float32"),
+        (6, pool[:-1].copy(), r"layers\[1\]: keys has the shape \[63, 2, 64\]"),
+        (7, pool.astype(np.uint16), r"layers\[1\]: values must be .* of one type in all layers"),
+        (7, frozen, r"layers\[1\]: values must be writeable"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.make(layers=replaced(layers, part, value))
+    with pytest.raises(ValueError, match=r"layers\[1\] must be a tuple"):
+        model.make(layers=[layers[0], layers[1][:7]])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers": []}, r"len\(layers\) is 0"),
+        ({"heads": 1 << 30}, "heads is 1073741824"),
+        ({"heads": 0}, "heads is 0"),
+        ({"kv_heads": -2}, "kv_heads|keys"),
+        ({"kv_heads": 4}, "kv_heads|keys"),
+        ({"eps": float("nan")}, "eps is nan"),
+        ({"final_norm": np.ones(0, np.float32)}, "final_norm"),
+        ({"final_norm": np.ones(40, np.float32)}, "norm"),
+        ({"cos_sin": np.ones((REACH, 96), np.float32)}, "cos_sin|keys"),
+        ({"cos_sin": np.ones((0, 64), np.float32)}, "cos_sin"),
+    ],
+)
+def test_a_decoder_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Model(6, 2, 64, torch.float32).make(**changed)
+
+
+def test_a_decoder_keeps_its_layers_when_the_caller_drops_them() -> None:
+    model = Model(6, 2, 64, torch.float32)
+    prompt, table = torch.randn(5, HIDDEN), torch.arange(REACH).int()[None]
+    before = run(model, [(0, 0, prompt)], table)
+    model.native_layers.clear()
+    model.pools.clear()
+    assert torch.equal(run(model, [(0, 0, prompt)], table), before)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((0, 4), r"q.shape\[0\]"),
+        ((4, 0), r"q.shape\[1\]"),
+        ((1, 70_000), "is 70000, but must be from 1 to 65793"),
+    ],
+)
+def test_a_weight_whose_sums_would_not_fit_is_refused(shape: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native().PackedInt8(np.ones(shape, np.int8), np.ones(shape[0], np.float32))
+
+
+def test_the_widest_weight_adds_up_exactly() -> None:
+    """The largest bytes times the smallest weights come closest to what 32 bits hold."""
+    inputs = 65_793
+    weight = native().PackedInt8(np.full((1, inputs), -128, np.int8), np.ones(1, np.float32))
+    x = np.full((1, inputs), 255, np.float32)
+    x[0, 0] = 0
+    expected = -128 * x.sum(dtype=np.float64)
+    for digits in (1, 2):
+        assert weight.multiply(x, digits, 1)[0, 0] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1 << 20])
+def test_a_number_of_threads_that_cannot_be_is_refused(threads: int) -> None:
+    weight = native().PackedInt8(np.ones((4, 4), np.int8), np.ones(4, np.float32))
+    with pytest.raises(ValueError, match=f"threads is {threads}, but must be from 1 to"):
+        weight.multiply(np.ones((1, 4), np.float32), 1, threads)
+
+
+@pytest.mark.parametrize("slot", [-1, SLOTS, 1 << 30])
+def test_a_table_that_leads_out_of_the_pool_is_refused(slot: int) -> None:
+    """Attention reads the slots of all earlier positions, not only that of the new token."""
+    model = Model(6, 2, 64, torch.float32)
+    table = torch.arange(REACH).int()[None]
+    table[0, 3] = slot
+    with pytest.raises(ValueError, match=rf"table\[0\]\[3\] is {slot}, but must be from 0 to 63"):
+        run(model, [(0, 6, torch.randn(2, HIDDEN))], table)
+    run(model, [(0, 0, torch.randn(2, HIDDEN))], table)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     model = Model(6, 2, 64, torch.float32)
     one, table = torch.randn(1, HIDDEN), torch.arange(REACH).int()[None]
@@ -157,7 +281,7 @@ def test_what_does_not_fit_is_refused() -> None:
         model.decoder.forward(
             *(one.numpy(), *(np.array([i]) for i in (REACH, 0, 0)), table.numpy()), 1, 1
         )
-    with pytest.raises(ValueError, match="slot"):
+    with pytest.raises(ValueError, match="slots|table"):
         run(model, [(0, 0, one)], torch.full((1, REACH), SLOTS).int())
     with pytest.raises(ValueError, match="digits"):
         run(model, [(0, 0, one)], table, digits=3)

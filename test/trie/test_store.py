@@ -114,11 +114,11 @@ def test_waiting_requests_lose_their_drafts_before_running_ones_and_the_last_ope
     store = TrieStore(LIMITS)
     for rid in "abcd":
         store.open(rid, [1])
-        assert fill(store, rid, 36) is Insertion.ADDED
+        assert fill(store, rid, 34) is Insertion.ADDED
     store.commit("a", [2])
     assert store.evictions == 0
     store.open("e", [1])
-    assert fill(store, "e", 36) is Insertion.FULL
+    assert fill(store, "e", 34) is Insertion.FULL
     store.close("e")
     store.commit("b", [2] * 30)
     assert drafts_left(store) == {"a", "b", "c"}
@@ -133,7 +133,7 @@ def test_a_running_request_s_drafts_displace_those_of_the_one_used_longest_ago()
     for rid in "abcd":
         store.open(rid, [1])
         store.commit(rid, [2])
-        assert fill(store, rid, 30) is Insertion.ADDED
+        assert fill(store, rid, 27) is Insertion.ADDED
     store.commit("a", [3])
     store.commit("d", [3] * 25)
     assert store.evictions == 0

@@ -7,6 +7,12 @@ from numpy.typing import NDArray
 
 POLICIES: tuple[str, ...]
 """Names of the policies of `propose`, by their number."""
+STREAM_TOKENS: int
+"""Tokens that a stream counts for besides its own, for the memory that it takes as such."""
+MOST_TOKENS: int
+"""What each cap of a trie may be at most: nodes have numbers of 32 bits."""
+MOST_MATCH: int
+"""What `max_match` may be at most."""
 
 class Trust:
     """What one matching stream speaks for its next token; learns from all commits."""

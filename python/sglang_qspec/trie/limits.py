@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.trie._native import MOST_MATCH, MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class TrieLimits:
     vocab_size: int
     """Draft tokens are below it: an id outside the target's vocabulary is never proposed."""
     max_request_tokens: int = 16384
-    """Draft tokens (completions and guesses) kept for one request."""
+    """Draft tokens kept for one request; each stream counts as `STREAM_TOKENS` (4) more."""
     max_lookup_tokens: int = 16384
     """Tokens of a request's own prompt and output that are searched: the most recent ones."""
     max_total_tokens: int = 4 << 20
@@ -29,20 +30,24 @@ class TrieLimits:
     """Draft tokens with a smaller estimated chance to be accepted are not proposed."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "max_cursors", "max_scan"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if self.max_match < 2:
-            raise ConfigError(f"max_match is {self.max_match}, but must be at least 2")
+        for name, least, most in (
+            ("vocab_size", 1, 2**31 - 1),
+            ("max_cursors", 1, MOST_TOKENS),
+            ("max_scan", 1, MOST_TOKENS),
+            ("max_match", 2, MOST_MATCH),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}, but must be from {least} to {most}")
         if not 0.0 < self.min_score < 1.0:
             raise ConfigError(f"min_score is {self.min_score}, but must be between 0 and 1")
-        if self.max_request_tokens < 1 or self.max_total_tokens < self.max_request_tokens:
+        if not 1 <= self.max_request_tokens <= min(self.max_total_tokens, MOST_TOKENS):
             raise ConfigError(
                 f"max_request_tokens is {self.max_request_tokens}, but must be from 1 to "
-                f"max_total_tokens ({self.max_total_tokens})"
+                f"max_total_tokens ({self.max_total_tokens}), at most {MOST_TOKENS}"
             )
-        if self.max_lookup_tokens < 2 * self.max_match:
+        if not 2 * self.max_match <= self.max_lookup_tokens <= MOST_TOKENS:
             raise ConfigError(
-                f"max_lookup_tokens is {self.max_lookup_tokens}, but must be at least "
-                f"{2 * self.max_match} (twice max_match)"
+                f"max_lookup_tokens is {self.max_lookup_tokens}, but must be from "
+                f"{2 * self.max_match} (twice max_match) to {MOST_TOKENS}"
             )

@@ -67,12 +67,12 @@ class RequestTrie:
 
     @property
     def size(self) -> int:
-        """Tokens in memory: drafts, own text, and one of context for each stream."""
+        """What caps count: tokens of drafts and own text, and `STREAM_TOKENS` for each stream."""
         return self.native.size
 
     @property
     def draft_size(self) -> int:
-        """Those of them that belong to drafts."""
+        """The part of `size` that belongs to drafts."""
         return self.native.draft_size
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sglang_qspec.trie._native import Trust, propose
+from sglang_qspec.trie._native import STREAM_TOKENS, Trust, propose
 from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
 from sglang_qspec.trie.request import ANY_WIDTH, RequestTrie
@@ -47,7 +47,7 @@ class TrieStore:
 
     @property
     def size(self) -> int:
-        """Tokens in memory."""
+        """What all tries hold, as `RequestTrie.size` counts it."""
         return self._size
 
     def open(
@@ -105,9 +105,8 @@ class TrieStore:
             result = Insertion.UNKNOWN_REQUEST
         else:
             self._hold(rid, trie)
-            if self._size + len(token_ids) + 1 > self.limits.max_total_tokens and not self._free(
-                len(token_ids) + 1, rid
-            ):
+            count = len(token_ids) + STREAM_TOKENS
+            if self._size + count > self.limits.max_total_tokens and not self._free(count, rid):
                 result = Insertion.FULL
             else:
                 before = trie.size

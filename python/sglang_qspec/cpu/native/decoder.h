@@ -3,14 +3,15 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "attention.h"
 #include "product.h"
 
@@ -47,32 +48,36 @@ class Decoder {
   // `cos_sin` float [positions, head_dim]: of all angles the cosines, then the sines.
   Decoder(Shape shape, std::vector<Layer<KV>> layers, const float* final_norm, const float* cos_sin)
       : shape_(shape), layers_(std::move(layers)), final_norm_(final_norm), cos_sin_(cos_sin) {
-    const int dim = shape.head_dim;
-    check(dim > 0 && dim % HEAD_BLOCK == 0, "head_dim is no multiple of 64");
-    check(shape.hidden > 0 && shape.hidden % LANES == 0, "hidden is no multiple of 16");
-    check(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "kv_heads do not divide heads");
-    check(!layers_.empty(), "there are no layers");
-    for (const Layer<KV>& layer : layers_) {
+    const int heads = shape.heads, dim = shape.head_dim;
+    check_range("heads", heads, 1, MOST_INPUTS);
+    check_range("kv_heads", shape.kv_heads, 1, heads);
+    check_range("cos_sin.shape[1] (head_dim)", dim, HEAD_BLOCK, MOST_INPUTS / heads);
+    check_multiple("cos_sin.shape[1] (head_dim)", dim, HEAD_BLOCK);
+    check_range("len(final_norm) (hidden)", shape.hidden, LANES, MOST_INPUTS);
+    check_multiple("len(final_norm) (hidden)", shape.hidden, LANES);
+    check_multiple("heads", heads, shape.kv_heads);
+    for (std::size_t at = 0; at < layers_.size(); ++at) {
+      const Layer<KV>& layer = layers_[at];
+      const std::string name = "layers[" + std::to_string(at) + "]: ";
       const int inner = layer.down->inputs();
-      check(layer.qkv->inputs() == shape.hidden && layer.qkv->outputs() == qkv_width(), "qkv");
-      check(layer.out->inputs() == shape.heads * dim && layer.out->outputs() == shape.hidden, "out");
-      check(layer.gate_up->inputs() == shape.hidden && layer.gate_up->outputs() == 2 * inner,
-            "gate_up");
-      check(layer.down->outputs() == shape.hidden && inner % LANES == 0, "down");
+      check_shape(name + "qkv", *layer.qkv, qkv_width(), shape.hidden);
+      check_shape(name + "out", *layer.out, shape.hidden, heads * dim);
+      check_multiple(name + "the inputs of down", inner, LANES);
+      check_shape(name + "down", *layer.down, shape.hidden, inner);
+      check_shape(name + "gate_up", *layer.gate_up, 2 * inner, shape.hidden);
+      widest_ = std::max(widest_, inner);
     }
   }
 
   // hidden [tokens, hidden] becomes what the final norm gives. `digits` of activations: 1 or 2.
   void forward(float* hidden, const Tokens& tokens, int digits, int threads) {
-    const int n = tokens.count, inner = layers_[0].down->inputs();
-    const auto size = [n](int width) {
-      return static_cast<std::size_t>(n) * static_cast<std::size_t>(width);
-    };
-    normed_.reserve(size(shape_.hidden));
-    qkv_.reserve(size(qkv_width()));
-    mixed_.reserve(size(shape_.heads * shape_.head_dim));
-    gate_up_.reserve(size(2 * inner));
+    const int n = tokens.count;
+    normed_.reserve(size_of(n, shape_.hidden));
+    qkv_.reserve(size_of(n, qkv_width()));
+    mixed_.reserve(size_of(n, shape_.heads * shape_.head_dim));
+    gate_up_.reserve(size_of(n, 2 * widest_));
     for (const Layer<KV>& layer : layers_) {
+      const int inner = layer.down->inputs();
       norm(hidden, layer.input_norm, normed_.get(), n);
       multiply(*layer.qkv, normed_.get(), qkv_.get(), n, digits, threads, false);
       for (int t = 0; t < n; ++t) rotate_and_store(layer, tokens, t);
@@ -87,8 +92,23 @@ class Decoder {
   }
 
  private:
-  static void check(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(std::string("the decoder's shapes: ") + what);
+  static void check_multiple(const std::string& name, int value, int factor) {
+    check(value % factor == 0, [&] {
+      return name + " is " + std::to_string(value) + ", but must be a multiple of " +
+             std::to_string(factor);
+    });
+  }
+
+  static void check_shape(const std::string& name, const PackedInt8& weight, int outputs,
+                          int inputs) {
+    check(weight.outputs() == outputs && weight.inputs() == inputs, [&] {
+      return name + " is " + of_shape(weight.outputs(), weight.inputs()) + ", but must be " +
+             of_shape(outputs, inputs);
+    });
+  }
+
+  static std::string of_shape(int outputs, int inputs) {
+    return "[" + std::to_string(outputs) + ", " + std::to_string(inputs) + "]";
   }
 
   static std::size_t size_of(int rows, int width) {
@@ -183,6 +203,7 @@ class Decoder {
   std::vector<Layer<KV>> layers_;
   const float* final_norm_;
   const float* cos_sin_;
+  int widest_ = 0;  // of the layers' inner widths, which may differ
   Digits digits_;
   Buffer<float> normed_, qkv_, mixed_, gate_up_, scores_;
 };

@@ -5,11 +5,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "arguments.h"
 #include "decoder.h"
 #include "product.h"
 
@@ -21,20 +25,53 @@ namespace {
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
 
-void check(bool holds, const char* what) {
-  if (!holds) throw py::value_error(what);
+constexpr int MOST_THREADS = 1024;
+constexpr std::int64_t MOST_POSITIONS = std::int64_t{1} << 28;
+
+using Sizes = std::vector<py::ssize_t>;
+
+Sizes shape_of(const py::array& array) {
+  return Sizes(array.shape(), array.shape() + array.ndim());
+}
+
+std::string text_of(const Sizes& sizes) {
+  std::string text;
+  for (const py::ssize_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+void check_shape(const std::string& name, const py::array& array, const Sizes& shape) {
+  check(shape_of(array) == shape, [&] {
+    return name + " has the shape " + text_of(shape_of(array)) + ", but must have " + text_of(shape);
+  });
+}
+
+void check_dimensions(const char* name, const py::array& array, py::ssize_t count) {
+  check(array.ndim() == count, [&] {
+    return std::string(name) + " has the shape " + text_of(shape_of(array)) + ", but must have " +
+           std::to_string(count) + " dimensions";
+  });
+}
+
+void check_work(int digits, int threads) {
+  check_range("digits", digits, 1, 2);
+  check_range("threads", threads, 1, MOST_THREADS);
 }
 
 std::shared_ptr<PackedInt8> pack(const Array<std::int8_t>& q, const Array<float>& scale) {
-  check(q.ndim() == 2 && q.shape(0) > 0 && q.shape(1) > 0, "q is int8 [outputs, inputs]");
-  check(scale.ndim() == 1 && scale.shape(0) == q.shape(0), "scale is float32 [outputs]");
+  check_dimensions("q", q, 2);
+  check_range("q.shape[0] (outputs)", q.shape(0), 1, MOST_OUTPUTS);
+  check_range("q.shape[1] (inputs)", q.shape(1), 1, MOST_INPUTS);
+  check_shape("scale", scale, {q.shape(0)});
   return std::make_shared<PackedInt8>(q.data(), scale.data(), static_cast<int>(q.shape(0)),
                                       static_cast<int>(q.shape(1)));
 }
 
 Array<float> multiply(const PackedInt8& weight, const Array<float>& x, int digits, int threads) {
-  check(x.ndim() == 2 && x.shape(1) == weight.inputs(), "x is float32 [rows, inputs]");
-  check(digits == 1 || digits == 2, "digits is 1 or 2");
+  check_dimensions("x", x, 2);
+  check_range("x.shape[0] (rows)", x.shape(0), 0, MOST_ROWS_OF_X);
+  check_shape("x", x, {x.shape(0), weight.inputs()});
+  check_work(digits, threads);
   static thread_local Digits bytes;
   Array<float> y({x.shape(0), py::ssize_t{weight.outputs()}});
   if (x.shape(0) > 0) {
@@ -50,12 +87,17 @@ class AnyDecoder {
   AnyDecoder(const py::list& layers, const Array<float>& final_norm, const Array<float>& cos_sin,
              int heads, int kv_heads, float eps)
       : layers_(layers), final_norm_(final_norm), cos_sin_(cos_sin) {
-    check(cos_sin.ndim() == 2, "cos_sin is float32 [positions, head_dim]");
+    check_dimensions("final_norm", final_norm, 1);
+    check_dimensions("cos_sin", cos_sin, 2);
+    check_range("cos_sin.shape[0] (positions)", cos_sin.shape(0), 1, MOST_POSITIONS);
+    check_range("cos_sin.shape[1] (head_dim)", cos_sin.shape(1), 1, MOST_INPUTS);
+    check_range("len(final_norm) (hidden)", final_norm.size(), 1, MOST_INPUTS);
+    check(eps >= 0.0F && eps < 1.0F,
+          [&] { return "eps is " + std::to_string(eps) + ", but must be from 0 to 1"; });
+    check_range("len(layers)", static_cast<std::int64_t>(layers_.size()), 1, MOST_INPUTS);
     hidden_ = static_cast<int>(final_norm.size());
     const Shape shape{hidden_, heads, kv_heads, static_cast<int>(cos_sin.shape(1)), eps};
-    check(!layers.empty(), "there are no layers");
-    const auto keys = layers[0].cast<py::tuple>()[6].cast<py::array>();
-    slots_ = keys.shape(0);
+    const py::object keys = parts_of(0)[KEYS];
     if (py::isinstance<Array<float>>(keys)) {
       decoder_ = read<float, float>(shape);
     } else {
@@ -67,72 +109,108 @@ class AnyDecoder {
                const Array<std::int64_t>& slots, const Array<std::int64_t>& rows,
                const Array<std::int32_t>& table, int digits, int threads) {
     const py::ssize_t n = positions.size();
-    check(hidden.ndim() == 2 && hidden.shape(0) == n && hidden.shape(1) == hidden_,
-          "hidden is float32 [tokens, hidden]");
-    check(slots.size() == n && rows.size() == n, "slots and rows are int64 [tokens]");
-    check(table.ndim() == 2, "table is int32 [rows, positions]");
-    check(digits == 1 || digits == 2, "digits is 1 or 2");
-    check(threads > 0, "threads is at least 1");
+    check_dimensions("positions", positions, 1);
+    check_range("len(positions)", n, 0, MOST_ROWS_OF_X);
+    check_shape("hidden", hidden, {n, hidden_});
+    check_shape("slots", slots, {n});
+    check_shape("rows", rows, {n});
+    check_dimensions("table", table, 2);
+    check_work(digits, threads);
     const py::ssize_t reach = std::min(table.shape(1), cos_sin_.shape(0));
-    for (py::ssize_t t = 0; t < n; ++t) {
-      check(positions.data()[t] >= 0 && positions.data()[t] < reach, "a position is out of range");
-      check(rows.data()[t] >= 0 && rows.data()[t] < table.shape(0), "a row is out of range");
-      check(slots.data()[t] >= 0 && slots.data()[t] < slots_, "a slot is out of range");
-    }
+    check_items("positions", positions.data(), n, 0, reach - 1);
+    check_items("slots", slots.data(), n, 0, slots_ - 1);
+    check_items("rows", rows.data(), n, 0, table.shape(0) - 1);
+    check_table(positions.data(), rows.data(), n, table);
     if (n == 0) return;
     const Tokens tokens{static_cast<int>(n), positions.data(), slots.data(),
                         rows.data(),         table.data(),     table.shape(1)};
     float* data = hidden.mutable_data();
     const py::gil_scoped_release released;
+    const std::lock_guard<std::mutex> alone(in_use_);  // its buffers serve one pass at a time
     std::visit([&](auto& decoder) { decoder->forward(data, tokens, digits, threads); }, decoder_);
   }
 
  private:
+  static constexpr std::size_t INPUT_NORM = 4, POST_NORM = 5, KEYS = 6, VALUES = 7, PARTS = 8;
+
+  // Attention reads the slots of all positions up to a token's own. Tokens of a row are together.
+  void check_table(const std::int64_t* positions, const std::int64_t* rows, py::ssize_t n,
+                   const Array<std::int32_t>& table) const {
+    for (py::ssize_t t = 0; t < n;) {
+      const std::int64_t row = rows[t];
+      std::int64_t last = 0;
+      for (; t < n && rows[t] == row; ++t) last = std::max(last, positions[t]);
+      const std::int32_t* slots = table.data() + row * table.shape(1);
+      check_items("table[" + std::to_string(row) + "]", slots, last + 1, 0, slots_ - 1);
+    }
+  }
+
+  py::tuple parts_of(std::size_t number) const {
+    const py::object layer = layers_[number];
+    const bool fits = py::isinstance<py::tuple>(layer) && py::len(layer) == PARTS;
+    check(fits, [&] {
+      return name_of(number) + " must be a tuple of qkv, out, gate_up, down, two norms, keys and " +
+             "values";
+    });
+    return layer;
+  }
+
+  static std::string name_of(std::size_t number) { return "layers[" + std::to_string(number) + "]"; }
+
   template <typename KV, typename Stored>
   std::unique_ptr<Decoder<KV>> read(const Shape& shape) {
     static_assert(sizeof(KV) == sizeof(Stored));
     std::vector<Layer<KV>> layers;
-    for (const py::handle item : layers_) {
-      const auto parts = item.cast<py::tuple>();
-      check(parts.size() == 8, "a layer is qkv, out, gate_up, down, two norms, keys and values");
+    for (std::size_t number = 0; number < layers_.size(); ++number) {
+      const py::tuple parts = parts_of(number);
+      const std::string name = name_of(number) + ": ";
       Layer<KV> layer{};
-      layer.qkv = parts[0].cast<std::shared_ptr<PackedInt8>>();
-      layer.out = parts[1].cast<std::shared_ptr<PackedInt8>>();
-      layer.gate_up = parts[2].cast<std::shared_ptr<PackedInt8>>();
-      layer.down = parts[3].cast<std::shared_ptr<PackedInt8>>();
-      layer.input_norm = norm(parts[4]);
-      layer.post_norm = norm(parts[5]);
-      layer.keys = reinterpret_cast<KV*>(pool<Stored>(parts[6], shape));
-      layer.values = reinterpret_cast<KV*>(pool<Stored>(parts[7], shape));
+      layer.qkv = weight(parts[0], name + "qkv");
+      layer.out = weight(parts[1], name + "out");
+      layer.gate_up = weight(parts[2], name + "gate_up");
+      layer.down = weight(parts[3], name + "down");
+      layer.input_norm = norm(parts[INPUT_NORM], name + "the norm before attention");
+      layer.post_norm = norm(parts[POST_NORM], name + "the norm before the MLP");
+      layer.keys = reinterpret_cast<KV*>(pool<Stored>(parts[KEYS], name + "keys", shape));
+      layer.values = reinterpret_cast<KV*>(pool<Stored>(parts[VALUES], name + "values", shape));
       layers.push_back(std::move(layer));
     }
     return std::make_unique<Decoder<KV>>(shape, std::move(layers), final_norm_.data(),
                                          cos_sin_.data());
   }
 
-  const float* norm(const py::handle& weight) const {
-    check(py::isinstance<Array<float>>(weight), "a norm is float32 [hidden]");
+  static std::shared_ptr<PackedInt8> weight(const py::object& part, const std::string& name) {
+    check(py::isinstance<PackedInt8>(part), [&] { return name + " must be a PackedInt8"; });
+    return part.cast<std::shared_ptr<PackedInt8>>();
+  }
+
+  const float* norm(const py::object& weight, const std::string& name) const {
+    check(py::isinstance<Array<float>>(weight),
+          [&] { return name + " must be a float32 array in C order"; });
     const auto array = py::reinterpret_borrow<Array<float>>(weight);
-    check(array.size() == hidden_, "a norm is float32 [hidden]");
+    check_shape(name, array, {hidden_});
     return array.data();
   }
 
+  // All pools have as many slots as the first.
   template <typename Stored>
-  Stored* pool(const py::handle& buffer, const Shape& shape) const {
-    const char* wanted = "KV is float32 or uint16 [slots, kv_heads, head_dim], all layers alike";
-    check(py::isinstance<Array<Stored>>(buffer), wanted);
+  Stored* pool(const py::object& buffer, const std::string& name, const Shape& shape) {
+    check(py::isinstance<Array<Stored>>(buffer), [&] {
+      return name + " must be a float32 or uint16 array in C order, of one type in all layers";
+    });
     auto array = py::reinterpret_borrow<Array<Stored>>(buffer);
-    check(array.ndim() == 3 && array.shape(0) == slots_ && array.shape(1) == shape.kv_heads &&
-              array.shape(2) == shape.head_dim,
-          wanted);
+    if (slots_ < 0 && array.ndim() > 0) slots_ = array.shape(0);
+    check_shape(name, array, {std::max(slots_, py::ssize_t{0}), shape.kv_heads, shape.head_dim});
+    check(array.writeable(), [&] { return name + " must be writeable"; });
     return array.mutable_data();
   }
 
-  py::list layers_;
+  py::tuple layers_;  // a copy: its arrays must stay as long as the decoder
   Array<float> final_norm_, cos_sin_;
   int hidden_ = 0;
-  py::ssize_t slots_ = 0;
+  py::ssize_t slots_ = -1;  // of each pool; unknown at first
   std::variant<std::unique_ptr<Decoder<float>>, std::unique_ptr<Decoder<BFloat16>>> decoder_;
+  std::mutex in_use_;
 };
 
 }  // namespace

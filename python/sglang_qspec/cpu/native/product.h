@@ -9,6 +9,11 @@
 
 namespace qspec {
 
+// Products of bytes are added up in 32 bits: 255 * 128 times the inputs must fit.
+constexpr int MOST_INPUTS = 65'793;
+constexpr int MOST_OUTPUTS = 1 << 30;
+constexpr int MOST_ROWS_OF_X = 1 << 24;
+
 // Rows of activations as bytes. A row is one digit, or two: then the second is what rounding the
 // first has left. But for rounding, x[k] = offset + sum over digits of scale[d] * (byte[d][k] - zero).
 class Digits {
@@ -146,7 +151,7 @@ class PackedInt8 {
       const int all = x.rows * x.digits;
       const int blocks = (all + MOST_ROWS - 1) / MOST_ROWS;
       for (int block = 0; block < blocks; ++block) {
-        const int first = all * block / blocks, last = all * (block + 1) / blocks;
+        const int first = share(all, block, blocks), last = share(all, block + 1, blocks);
         switch (last - first) {
           case 1: tile<1>(x, panel, first, y, add); break;
           case 2: tile<2>(x, panel, first, y, add); break;
@@ -163,6 +168,11 @@ class PackedInt8 {
   static constexpr int PANEL = 64;
   static constexpr int VECTORS = PANEL / LANES;
   static constexpr int MOST_ROWS = 4;  // more, and the compiler runs out of registers
+
+  // Where part `part` of `parts` begins, of `all` rows shared out evenly.
+  static int share(int all, int part, int parts) {
+    return static_cast<int>(std::int64_t{all} * part / parts);
+  }
 
   std::size_t panel_bytes() const { return static_cast<std::size_t>(fours_) * 4 * PANEL; }
 

@@ -1,9 +1,11 @@
 // The tokens of all streams of one request, and the index that finds them again.
 //
 // A stream is a chain of nodes, one per token, and several chains may grow in turn. Nodes live in
-// blocks that belong to one chain each: following a chain reads memory in order, and the links of a
-// node to its neighbours need no space. Node 0 stands for no node; nodes of later tokens of a chain
-// have higher numbers, and so have those of a block that was begun later.
+// units of 8 that belong to one chain each, and a unit knows the ones before and after it: the links
+// of a node to its neighbours need no space. A chain takes one unit first and then two at a time: a
+// short chain wastes little, and the tokens that a long one adds at once fill a cache line.
+// Node 0 stands for no node; nodes of later tokens of a chain have higher numbers, and so have those
+// of a unit that was begun later.
 //
 // Every pair (token, next token) leads to its occurrences, newest first: a hash table leads to the
 // newest one, and a link from each to the one before. Appending a token and finding an occurrence
@@ -35,10 +37,10 @@ void make_room(std::vector<Item>& items, std::size_t count) {
 // Nodes only ever come; to drop some, what stays is copied to a new arena.
 class Arena {
  public:
-  Arena() { add_block(0, 0); }  // block 0 has node 0, and nothing else
+  Arena() { add_units(1, 0, 0); }  // unit 0 has node 0, and nothing else
 
   Token token(NodeId node) const { return token_[at(node)]; }
-  std::int32_t stream(NodeId node) const { return blocks_[block_of(node)].stream; }
+  std::int32_t stream(NodeId node) const { return units_[unit_of(node)].stream; }
 
   // The one with the same pair, or the same token, that was entered in the same index before.
   NodeId older_pair(NodeId node) const { return older_pair_[at(node)]; }
@@ -49,13 +51,14 @@ class Arena {
   }
 
   NodeId next(NodeId node) const {
-    if ((node + 1) % kBlock != 0) return token_[at(node) + 1] == kFree ? kNoNode : node + 1;
-    return blocks_[block_of(node)].next * kBlock;
+    const NodeId after =
+        (node + 1) % kUnit != 0 ? node + 1 : units_[unit_of(node)].next * kUnit;
+    return token_[at(after)] == kFree ? kNoNode : after;
   }
   NodeId prev(NodeId node) const {
-    if (node % kBlock != 0) return node - 1;
-    const std::int32_t before = blocks_[block_of(node)].prev;
-    return before ? before * kBlock + kBlock - 1 : kNoNode;
+    if (node % kUnit != 0) return node - 1;
+    const std::int32_t before = units_[unit_of(node)].prev;
+    return before ? before * kUnit + kUnit - 1 : kNoNode;
   }
 
   int size() const { return size_; }
@@ -63,16 +66,20 @@ class Arena {
   std::size_t end() const { return token_.size(); }
   std::size_t bytes() const {
     return token_.capacity() * sizeof(Token) + older_pair_.capacity() * sizeof(NodeId) +
-           older_single_.capacity() * sizeof(NodeId) + blocks_.capacity() * sizeof(Block);
+           older_single_.capacity() * sizeof(NodeId) + units_.capacity() * sizeof(Unit);
   }
 
   // Append a token >= 0 to the chain that ends in `last`, or start a chain with it.
   NodeId add(Token token, NodeId last, std::int32_t stream) {
     NodeId node = last + 1;
-    if (!last || node % kBlock == 0) {
-      const std::int32_t block = add_block(stream, block_of(last));
-      if (last) blocks_[block_of(last)].next = block;
-      node = block * kBlock;
+    if (!last || node % kUnit == 0) {
+      const auto before = static_cast<std::size_t>(last / kUnit);
+      std::int32_t unit = last ? units_[before].next : 0;
+      if (!unit) {
+        const int count = last ? 2 : 1;
+        unit = add_units(count, stream, static_cast<std::int32_t>(before));
+      }
+      node = unit * kUnit;
     }
     token_[at(node)] = token;
     ++size_;
@@ -96,7 +103,7 @@ class Arena {
 
   void check_integrity() const {
     int nodes = 0;
-    for (NodeId node = kBlock; at(node) < end(); ++node) {
+    for (NodeId node = kUnit; at(node) < end(); ++node) {
       if (token(node) == kFree) continue;
       ++nodes;
       const NodeId after = next(node), before = prev(node);
@@ -117,29 +124,36 @@ class Arena {
   }
 
  private:
-  static constexpr NodeId kBlock = 16;  // the tokens of a block fill a cache line
+  static constexpr NodeId kUnit = 8;
   static constexpr Token kFree = -1;
 
-  struct Block {
-    std::int32_t stream, prev, next;  // number of the stream, and of the blocks around; 0 for none
+  struct Unit {
+    std::int32_t stream, prev, next;  // number of the stream, and of the units around; 0 for none
   };
 
   static std::size_t at(NodeId node) { return static_cast<std::size_t>(node); }
-  static std::int32_t block_of(NodeId node) { return node / kBlock; }
+  static std::size_t unit_of(NodeId node) { return static_cast<std::size_t>(node / kUnit); }
 
-  std::int32_t add_block(std::int32_t stream, std::int32_t prev) {
+  // Add linked units behind unit `prev` of a chain, or begin one if that is 0; the first of them.
+  std::int32_t add_units(int count, std::int32_t stream, std::int32_t prev) {
+    const auto nodes = static_cast<std::size_t>(count * kUnit);
     for (auto* items : {&token_, &older_pair_, &older_single_}) {
-      make_room(*items, kBlock);
-      items->resize(items->size() + kBlock, items == &token_ ? kFree : kNoNode);
+      make_room(*items, nodes);
+      items->resize(items->size() + nodes, items == &token_ ? kFree : kNoNode);
     }
-    make_room(blocks_, 1);
-    blocks_.push_back({stream, prev, 0});
-    return static_cast<std::int32_t>(blocks_.size()) - 1;
+    make_room(units_, static_cast<std::size_t>(count));
+    const auto first = static_cast<std::int32_t>(units_.size());
+    if (prev) units_[static_cast<std::size_t>(prev)].next = first;
+    for (std::int32_t unit = first; unit < first + count; ++unit) {
+      units_.push_back({stream, prev, unit + 1 < first + count ? unit + 1 : 0});
+      prev = unit;
+    }
+    return first;
   }
 
   std::vector<Token> token_;
   std::vector<NodeId> older_pair_, older_single_;
-  std::vector<Block> blocks_;
+  std::vector<Unit> units_;
   int size_ = 0;
 };
 

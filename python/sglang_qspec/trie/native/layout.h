@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 namespace qspec {
@@ -18,14 +19,15 @@ struct Layout {
 inline void lay_out_tree(const std::int32_t* parents, int size, int width, const Layout& layout) {
   std::fill(layout.next_token, layout.next_token + width, -1);
   std::fill(layout.next_sibling, layout.next_sibling + width, -1);
+  const auto row_of = [&](int node) { return layout.mask + std::ptrdiff_t{node} * width; };
   for (int node = 0; node < width; ++node) {
-    bool* row = layout.mask + node * width;
+    bool* row = row_of(node);
     if (node == 0) {
       std::fill(row, row + width, false);
       layout.depths[0] = 0;
     } else {
       const int parent = parents[node];
-      std::copy(layout.mask + parent * width, layout.mask + (parent + 1) * width, row);
+      std::copy(row_of(parent), row_of(parent) + width, row);
       layout.depths[node] = layout.depths[parent] + 1;
     }
     row[node] = true;

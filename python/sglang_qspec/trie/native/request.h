@@ -5,17 +5,17 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
 #include "growth.h"
 #include "insertion.h"
 #include "matcher.h"
+#include "streams.h"
 #include "trust.h"
 
 namespace qspec {
@@ -36,41 +36,45 @@ class RequestTrie {
     matcher_.discover(arena_, tail_, drafts_, limits_);
   }
 
+  int vocab_size() const { return limits_.vocab_size; }
   std::size_t output_len() const { return output_.size(); }
   Token last_token() const { return output_.empty() ? last_prompt_id_ : output_.back(); }
-  int size() const { return arena_.size(); }
-  int draft_size() const { return arena_.size() - text_size_; }
+  // What the caps count: tokens, and `kStreamTokens` for each stream.
+  int size() const { return text_size_ + draft_size(); }
+  int draft_size() const {
+    return arena_.size() - text_size_ + (kStreamTokens - 1) * streams_.size();
+  }
 
   // Bytes that the tokens take, allocated ones that are free included.
   std::size_t bytes() const {
     return sizeof *this + arena_.bytes() + drafts_.bytes() + text_.bytes() + matcher_.bytes() +
-           output_.capacity() * sizeof(Token) + kinds_.capacity() * sizeof(Kind) +
-           streams_.size() * (sizeof(Stream) + sizeof(Key) + 4 * sizeof(void*)) +
-           evicted_.size() * (sizeof(Key) + 4 * sizeof(void*)) +
-           followed_.capacity() * sizeof(Stream*);
+           output_.capacity() * sizeof(Token) + streams_.bytes() + dropped_.bytes() +
+           followed_.capacity() * sizeof(std::int32_t) + places_.capacity() * sizeof(Place);
   }
 
   // `token_ids` that do not fit a Token are given as negative ones.
   Insertion insert(Source source, std::int64_t stream_id, std::int64_t base_len,
                    std::int64_t start, const std::vector<Token>& token_ids, bool greedy) {
     if (base_len < 0 || start < 0) return kNegative;
-    const Key key{source, stream_id, base_len};
-    if (evicted_.count(key)) return kEvicted;
     if (base_len > static_cast<std::int64_t>(output_.size())) return kAhead;
-    const auto held = streams_.find(key);
-    Stream* stream = held == streams_.end() ? nullptr : &held->second;
-    const std::int64_t known = stream ? stream->length : 0;
+    const Key key{stream_id, static_cast<std::int32_t>(base_len), source};
+    if (dropped_.holds(key)) return kEvicted;
+    std::int32_t number = streams_.find(key);
+    const std::int64_t known = number ? streams_[number].length : 0;
     if (start > known) return kGap;
     const auto overlap = static_cast<std::size_t>(known - start);
     if (overlap >= token_ids.size()) return kKnown;
-    const std::vector<Token> fresh(token_ids.begin() + overlap, token_ids.end());
+    const std::vector<Token> fresh(token_ids.begin() + (known - start), token_ids.end());
     for (Token token : fresh) {
-      if (token < 0 || token >= limits_.vocab_size) return kBadToken;
+      if (!in_vocabulary(token)) return kBadToken;
     }
-    if (stream && !ends_with(*stream, token_ids, overlap)) return kConflict;
-    if (!make_room(fresh.size() + !stream, stream)) return kFull;
-    if (!stream) stream = &open(key, greedy);
-    append(*stream, fresh);
+    if (number && !ends_with(streams_[number], token_ids, overlap)) return kConflict;
+    const std::size_t count = fresh.size() + (number ? 0 : kStreamTokens);
+    if (!fits(count)) {
+      if (!make_room(count, number)) return kFull;
+      number = streams_.find(key);
+    }
+    append(number ? number : open(key, greedy), fresh);
     return kAdded;
   }
 
@@ -79,14 +83,14 @@ class RequestTrie {
     output_.insert(output_.end(), token_ids.begin(), token_ids.end());
     extend_text(token_ids, true);
     text_size_ += static_cast<int>(token_ids.size());
-    keep_followed([this](Stream* stream) { return follow(*stream); });
+    keep_followed([this](Stream& stream) { return follow(stream); });
     matcher_.advance(arena_, token_ids, limits_.max_match,
                      [this](NodeId child, int length, bool right) {
                        observe(kind_of(child), false, length, right);
                      });
     matcher_.discover(arena_, tail_, drafts_, limits_);
     if (text_size_ > limits_.max_lookup_tokens) {
-      rebuild(limits_.max_lookup_tokens / 2, [](const Key&) { return true; });
+      rebuild(limits_.max_lookup_tokens / 2, all_streams(true));
     }
   }
 
@@ -96,11 +100,12 @@ class RequestTrie {
               const TreeRow& row) {
     sources &= sources_;
     places_.clear();
-    for (const Stream* stream : followed_) {
+    for (const std::int32_t number : followed_) {
+      const Stream& stream = streams_[number];
       // One that lags behind the output has no next token, so it proposes nothing.
-      if (arena_.next(stream->at) && holds(sources, stream->kind)) {
-        const int length = std::min(stream->matched + 1, limits_.max_match);
-        places_.push_back({stream->at, length, stream->kind, true});
+      if (arena_.next(stream.at) && holds(sources, stream.kind)) {
+        const int length = std::min(stream.matched + 1, limits_.max_match);
+        places_.push_back({stream.at, length, stream.kind, true});
       }
     }
     const std::size_t followed = places_.size();
@@ -119,9 +124,7 @@ class RequestTrie {
 
   // Drop all drafts, and all own text but what the next matches need.
   void evict() {
-    for (const auto& [key, stream] : streams_) evicted_.insert(key);
-    forget_evicted();
-    rebuild(limits_.max_match, [](const Key&) { return false; });
+    rebuild(limits_.max_match, all_streams(false));
   }
 
   void check_integrity() const {
@@ -129,87 +132,76 @@ class RequestTrie {
     drafts_.check_integrity(arena_);
     text_.check_integrity(arena_);
     matcher_.check_integrity(arena_, tail_, limits_);
+    streams_.check_integrity();
     int draft_tokens = 0;
-    for (const auto& [key, stream] : streams_) {
-      draft_tokens += stream.length + 1;
-      NodeId node = stream.first;
-      NodeId last = node;
-      for (int place = 0; node; node = arena_.next(node), ++place) {
+    std::int32_t followed = 0;
+    for (std::int32_t number = 1; number <= streams_.size(); ++number) {
+      const Stream& stream = streams_[number];
+      draft_tokens += stream.length + kStreamTokens;
+      followed += stream.followed;
+      NodeId last = stream.first;
+      int place = 0;
+      for (NodeId node = last; node; node = arena_.next(node), ++place) {
+        if (arena_.stream(node) != number) fail("a stream has a node of another one");
         if (place == stream.matched && node != stream.at) fail("a stream is at another place");
-        if (place > stream.length) fail("a stream is longer than it says");
         last = node;
       }
+      if (place != stream.length + 1) fail("a stream is not as long as it says");
       if (last != stream.last) fail("a stream ends before its last node");
     }
     if (draft_tokens != draft_size()) fail("the drafts are not the streams' lengths");
     if (draft_tokens > limits_.max_request_tokens) fail("the drafts are over the cap");
     if (text_size_ > limits_.max_lookup_tokens) fail("the own text is over the cap");
-    for (const Stream* stream : followed_) {
-      const bool kept = std::any_of(streams_.begin(), streams_.end(),
-                                    [stream](const auto& own) { return &own.second == stream; });
-      if (!kept) fail("a stream is followed that is not kept");
+    const bool are_followed =
+        std::all_of(followed_.begin(), followed_.end(),
+                    [this](std::int32_t number) { return streams_[number].followed; });
+    if (!are_followed || followed != static_cast<std::int32_t>(followed_.size())) {
+      fail("the streams that are followed are not listed");
     }
   }
 
  private:
-  // (source, stream_id, base_len): a draft from a later base is a stream of its own.
-  using Key = std::tuple<Source, std::int64_t, std::int64_t>;
-
-  // A chain of nodes: the token before the draft, then the draft's tokens.
-  struct Stream {
-    std::int64_t base_len;
-    Kind kind;
-    std::int32_t number;
-    NodeId first, last;  // `first` is the token before the draft's first one
-    int length;
-    NodeId at;    // up to which the stream is what was committed
-    int matched;  // tokens of the stream that were committed in its place, so far
-  };
-
   // Number of the own text: one chain of nodes, of which output is the part from `first_output_` on.
   static constexpr std::int32_t kText = 0;
-  // What `make_room` knows of a stream that is followed.
-  static constexpr char kOutrun = 1, kLeads = 2;
   static constexpr NodeId kNowhere = std::numeric_limits<NodeId>::max();
 
   [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
 
   static bool holds(unsigned sources, Kind kind) { return sources >> kSourceOf[kind] & 1u; }
 
-  std::size_t number_of(NodeId node) const {
-    return static_cast<std::size_t>(arena_.stream(node));
-  }
+  bool in_vocabulary(Token token) const { return token >= 0 && token < limits_.vocab_size; }
 
   Kind kind_of(NodeId node) const {
-    const std::size_t number = number_of(node);
-    if (number != kText) return kinds_[number];
+    const std::int32_t number = arena_.stream(node);
+    if (number != kText) return streams_[number].kind;
     return node >= first_output_ ? kOfOutput : kOfPrompt;
   }
 
-  Stream& open(const Key& key, bool greedy) {
-    const auto [source, stream_id, base_len] = key;
-    Token context = base_len ? output_[base_len - 1] : last_prompt_id_;
-    if (context < 0 || context >= limits_.vocab_size) context = 0;  // compared, never proposed
+  std::int32_t open(const Key& key, bool greedy) {
+    Token context =
+        key.base_len ? output_[static_cast<std::size_t>(key.base_len) - 1] : last_prompt_id_;
+    if (!in_vocabulary(context)) context = 0;  // compared, never proposed
     const Kind of_queue = greedy ? kGreedy : kSampled;
-    const Kind kind = source == kGuess ? kGuessed : source == kStep ? kStepped : of_queue;
-    const auto number = static_cast<std::int32_t>(kinds_.size());
-    kinds_.push_back(kind);
-    const NodeId first = arena_.add(context, kNoNode, number);
-    Stream& stream = streams_[key];
-    stream = {base_len, kind, number, first, first, 0, first, 0};
-    followed_.push_back(&stream);
-    return stream;
+    const Kind kind = key.source == kGuess ? kGuessed : key.source == kStep ? kStepped : of_queue;
+    const NodeId first = arena_.add(context, kNoNode, streams_.size() + 1);
+    const std::int32_t number = streams_.add({key, first, first, 0, first, 0, kind, true});
+    followed_.push_back(number);
+    return number;
   }
 
-  void append(Stream& stream, const std::vector<Token>& token_ids) {
+  void append(std::int32_t number, const std::vector<Token>& token_ids) {
+    Stream& stream = streams_[number];
     const Token tail = arena_.token(tail_);
     const NodeId known = stream.last;
     for (Token token : token_ids) {
-      stream.last = arena_.add(token, stream.last, stream.number);
+      stream.last = arena_.add(token, stream.last, number);
       drafts_.enter(arena_, stream.last);
     }
     stream.length += static_cast<int>(token_ids.size());
-    keep_followed([this, &stream](Stream* own) { return own != &stream || follow(stream); });
+    if (stream.followed && !follow(stream)) {
+      stream.followed = false;
+      followed_.erase(std::find(followed_.begin(), followed_.end(), number));
+    }
     for (NodeId node = arena_.next(known); node; node = arena_.next(node)) {
       if (arena_.token(node) == tail) matcher_.notice(arena_, tail_, node, limits_);
     }
@@ -223,7 +215,7 @@ class RequestTrie {
 
   // Go along what was committed; false once the stream has something else there.
   bool follow(Stream& stream) {
-    auto place = static_cast<std::size_t>(stream.base_len + stream.matched);
+    auto place = static_cast<std::size_t>(stream.key.base_len + stream.matched);
     for (; place < output_.size(); ++place) {
       const NodeId node = arena_.next(stream.at);
       if (!node) break;
@@ -239,8 +231,10 @@ class RequestTrie {
   template <typename Stays>
   void keep_followed(Stays stays) {
     std::size_t kept = 0;
-    for (Stream* stream : followed_) {
-      if (stays(stream)) followed_[kept++] = stream;
+    for (const std::int32_t number : followed_) {
+      Stream& stream = streams_[number];
+      stream.followed = stays(stream);
+      if (stream.followed) followed_[kept++] = number;
     }
     followed_.resize(kept);
   }
@@ -257,51 +251,50 @@ class RequestTrie {
 
   // Whether the output has passed the end of a stream that it followed that far.
   bool outrun(const Stream& stream) const {
-    const auto end = static_cast<std::size_t>(stream.base_len + stream.matched);
+    const auto end = static_cast<std::size_t>(stream.key.base_len + stream.matched);
     return !arena_.next(stream.at) && end < output_.size();
+  }
+
+  std::size_t cap() const { return static_cast<std::size_t>(limits_.max_request_tokens); }
+
+  bool fits(std::size_t count) const {
+    return static_cast<std::size_t>(draft_size()) + count <= cap();
+  }
+
+  // For each stream number whether it stays; 0 is no stream.
+  std::vector<char> all_streams(bool stay) const {
+    return std::vector<char>(static_cast<std::size_t>(streams_.size()) + 1, stay);
   }
 
   // Let `count` more draft tokens fit, by dropping streams that are followed no longer, and if need
   // be those that were outrun: they would only be of use if they grew faster than the output.
-  bool make_room(std::size_t count, const Stream* spared) {
-    const auto cap = static_cast<std::size_t>(limits_.max_request_tokens);
-    std::size_t size = static_cast<std::size_t>(draft_size());
-    if (size + count <= cap) return true;
-    // By stream number: a sidecar can fill the cap with thousands of streams.
-    std::vector<char> alive(kinds_.size()), followed(kinds_.size());
-    for (const Cursor& cursor : matcher_.cursors()) alive[number_of(cursor.node)] = 1;
-    for (const Stream* stream : followed_) {
-      followed[static_cast<std::size_t>(stream->number)] = outrun(*stream) ? kOutrun : kLeads;
+  bool make_room(std::size_t count, std::int32_t spared) {
+    std::vector<char> found = all_streams(false);
+    for (const Cursor& cursor : matcher_.cursors()) {
+      found[static_cast<std::size_t>(arena_.stream(cursor.node))] = 1;
     }
-    using Victim = std::tuple<int, bool, std::int32_t, Key>;  // the least valuable first
+    using Victim = std::tuple<int, bool, std::int32_t>;  // the least valuable first
     std::vector<Victim> victims;
-    for (const auto& [key, stream] : streams_) {
-      const auto number = static_cast<std::size_t>(stream.number);
-      if (followed[number] == kLeads || &stream == spared) continue;
-      const int worth = followed[number] == kOutrun ? 2 : alive[number];
-      victims.emplace_back(worth, stream.kind == kGuessed, stream.number, key);
+    for (std::int32_t number = 1; number <= streams_.size(); ++number) {
+      const Stream& stream = streams_[number];
+      const bool is_outrun = stream.followed && outrun(stream);
+      if (number == spared || (stream.followed && !is_outrun)) continue;
+      const int worth = is_outrun ? 2 : found[static_cast<std::size_t>(number)];
+      victims.emplace_back(worth, stream.kind == kGuessed, number);
     }
     std::sort(victims.begin(), victims.end());
-    std::set<Key> dropped;
+    std::size_t size = static_cast<std::size_t>(draft_size());
+    std::vector<char> stays = all_streams(true);
     for (const Victim& victim : victims) {
       // A quarter more than needed, so that rebuilding costs O(1) for each inserted token.
-      if (size + count <= cap - cap / 4) break;
-      const Key& key = std::get<Key>(victim);
-      size -= static_cast<std::size_t>(streams_.at(key).length) + 1;
-      dropped.insert(key);
+      if (size + count <= cap() - cap() / 4) break;
+      const std::int32_t number = std::get<2>(victim);
+      size -= static_cast<std::size_t>(streams_[number].length + kStreamTokens);
+      stays[static_cast<std::size_t>(number)] = false;
     }
-    if (size + count > cap) return false;
-    evicted_.insert(dropped.begin(), dropped.end());
-    forget_evicted();
-    rebuild(text_size_, [&dropped](const Key& key) { return !dropped.count(key); });
+    if (size + count > cap()) return false;
+    rebuild(text_size_, stays);
     return true;
-  }
-
-  // Remember no more dropped streams than tokens may be kept, whatever a sidecar sends. A late piece
-  // of a forgotten one finds a gap, or begins the stream anew.
-  void forget_evicted() {
-    const auto cap = static_cast<std::size_t>(limits_.max_request_tokens);
-    while (evicted_.size() > cap) evicted_.erase(evicted_.begin());
   }
 
   // Start an arena with the own text; without any, token 0 stands for the context.
@@ -309,7 +302,6 @@ class RequestTrie {
     arena_ = Arena();
     drafts_ = Index();
     text_ = Index();
-    kinds_ = {kOfPrompt};  // of kText, where `kind_of` does not look
     tail_ = kNoNode;
     first_output_ = kNowhere;
     extend_text(prompt_ids, false);
@@ -330,8 +322,7 @@ class RequestTrie {
 
   // Copy the last `text_size` tokens of the own text and the streams that stay to a new arena.
   // The only way to free tokens. It costs O(what stays), so callers free a share of the whole.
-  template <typename Stays>
-  void rebuild(int text_size, Stays stays) {
+  void rebuild(int text_size, const std::vector<char>& stays) {
     const Arena old = std::move(arena_);
     std::vector<NodeId> own;
     for (NodeId node = tail_; node && static_cast<int>(own.size()) < std::max(text_size, 1);
@@ -348,38 +339,46 @@ class RequestTrie {
     std::vector<NodeId> moved(old.end(), kNoNode);
     NodeId copied = tail_;
     for (auto node = own.rbegin(); node != own.rend(); ++node) {
-      moved[*node] = copied;
+      moved[static_cast<std::size_t>(*node)] = copied;
       copied = arena_.prev(copied);
     }
-    std::vector<Stream*> staying;
-    for (auto held = streams_.begin(); held != streams_.end();) {
-      if (stays(held->first)) {
-        staying.push_back(&held->second);
-        ++held;
-      } else {
-        Stream* gone = &held->second;
-        keep_followed([gone](Stream* stream) { return stream != gone; });
-        held = streams_.erase(held);
-      }
-    }
-    std::sort(staying.begin(), staying.end(),
-              [](const Stream* a, const Stream* b) { return a->number < b->number; });
-    for (Stream* stream : staying) copy(*stream, old, moved);
+    copy_streams(old, stays, moved);
     matcher_.move(arena_, tail_, moved, limits_.max_match);
   }
 
-  void copy(Stream& stream, const Arena& old, std::vector<NodeId>& moved) {
-    stream.number = static_cast<std::int32_t>(kinds_.size());
-    kinds_.push_back(stream.kind);
+  // Keep the streams that stay, in their order; remember no more of the others than may be kept,
+  // whatever a sidecar sends. A late piece of a forgotten one finds a gap, or begins it anew.
+  void copy_streams(const Arena& old, const std::vector<char>& stays, std::vector<NodeId>& moved) {
+    const Streams all = std::exchange(streams_, Streams());
+    std::vector<std::int32_t> renumbered(stays.size());
+    std::vector<Key> gone;
+    for (std::int32_t number = 1; number <= all.size(); ++number) {
+      if (stays[static_cast<std::size_t>(number)]) {
+        renumbered[static_cast<std::size_t>(number)] = copy(all[number], old, moved);
+      } else {
+        gone.push_back(all[number].key);
+      }
+    }
+    const std::vector<std::int32_t> followed = std::exchange(followed_, {});
+    for (const std::int32_t number : followed) {
+      const std::int32_t now = renumbered[static_cast<std::size_t>(number)];
+      if (now) followed_.push_back(now);
+    }
+    if (!gone.empty()) dropped_.add(std::move(gone), cap() / (kStreamTokens + 1));
+  }
+
+  std::int32_t copy(Stream stream, const Arena& old, std::vector<NodeId>& moved) {
+    const std::int32_t number = streams_.size() + 1;
     NodeId last = kNoNode;
     for (NodeId node = stream.first; node; node = old.next(node)) {
       const bool is_first = node == stream.first;
-      last = moved[node] = arena_.add(old.token(node), last, stream.number);
+      last = moved[static_cast<std::size_t>(node)] = arena_.add(old.token(node), last, number);
       if (!is_first) drafts_.enter(arena_, last);
     }
-    stream.first = moved[stream.first];
+    stream.first = moved[static_cast<std::size_t>(stream.first)];
     stream.last = last;
-    stream.at = moved[stream.at];
+    stream.at = moved[static_cast<std::size_t>(stream.at)];
+    return streams_.add(stream);
   }
 
   Limits limits_;
@@ -391,13 +390,12 @@ class RequestTrie {
   std::vector<Token> output_;  // committed so far
   Arena arena_;
   Index drafts_, text_;
-  std::vector<Kind> kinds_;  // by stream number
-  NodeId tail_ = kNoNode;    // of the last committed token
+  NodeId tail_ = kNoNode;  // of the last committed token
   NodeId first_output_ = kNowhere;
-  int text_size_ = 0;        // tokens of own text in the arena
-  std::map<Key, Stream> streams_;
-  std::vector<Stream*> followed_;  // those that continue all that is committed, or lag behind it
-  std::set<Key> evicted_;
+  int text_size_ = 0;  // tokens of own text in the arena
+  Streams streams_;
+  std::vector<std::int32_t> followed_;  // numbers of the streams that are, in the order of opening
+  Dropped dropped_;
   Matcher matcher_;
   std::vector<Place> places_;
 };

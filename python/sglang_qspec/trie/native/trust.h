@@ -17,15 +17,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 namespace qspec {
 
 // Whose token it is: `Source` in Python, with the same numbers.
-enum Source { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kStep = 4, kSources = 5 };
+enum Source : std::uint8_t { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kStep = 4, kSources = 5 };
 
 // What the trust depends on besides the match: a source, with greedy queue drafts apart.
-enum Kind { kGreedy = 0, kSampled, kGuessed, kStepped, kOfPrompt, kOfOutput, kKinds };
+enum Kind : std::uint8_t { kGreedy = 0, kSampled, kGuessed, kStepped, kOfPrompt, kOfOutput, kKinds };
 
 constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess,
                                                   kStep,  kPrompt, kOutput};
