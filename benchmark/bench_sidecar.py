@@ -8,8 +8,13 @@ medians over the rounds, and the ratios of drafted to decoded tokens are taken w
 
     python -m benchmark.bench_sidecar --cores 1
 
-The last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the target's plain
-decode), `drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of rows `step_ms`,
+With --load it measures instead what the drafter's own work costs with many live requests, of one
+prompt or of different ones, while KV is scarce (`benchmark.sidecar.submissions`), and what servers
+that want as much as they can get cost one that wants little (`benchmark.sidecar.servers`). The last
+line is JSON then, too: `submissions` and `servers`.
+
+Otherwise the last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the
+target's plain decode), `drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of rows `step_ms`,
 `model_ms`, `sample_ms`, `drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms` and how it was
 measured.
 """
@@ -54,7 +59,8 @@ def main() -> None:
 
         path = str(demo_models().draft)
         options.target_path = options.target_path or str(demo_models().target)
-    target = Target(options) if options.target_path and not options.profile else None
+    alone = options.profile or options.load
+    target = Target(options) if options.target_path and not alone else None
     model = DraftModel(
         DraftModelOptions(
             path,
@@ -66,6 +72,9 @@ def main() -> None:
             mem_fraction=options.mem_fraction,
         )
     )
+    if options.load:
+        report_load(options, model)
+        return
     bench = Bench(model, options.prompt, options.tokens)
     bench.run(4)
     if options.profile:
@@ -293,6 +302,42 @@ def report(
         "plain_tokens_per_s": plain,
         "rows": rows,
         "prefill_ms": prefill_ms,
+        **measured(options, model),
+    }
+    print(json.dumps(rounded(result)))
+
+
+def report_load(options: argparse.Namespace, model: Any) -> None:
+    """Many requests, then several servers: tables, and a line of JSON."""
+    from benchmark.sidecar import servers, submissions
+
+    sizes = {"size": options.prompt, "tokens": options.tokens}
+    loads = [
+        submissions.measure(model, live, one_prompt=one_prompt, **sizes)
+        for one_prompt in (True, False)
+        for live in options.live
+    ]
+    print(
+        f"{model.name} on {model.device}, prompts of {options.prompt} tokens, "
+        f"{model.total_tokens} tokens of KV"
+    )
+    print(f"{'live':>8}{'prompts':>12}{'submits/s':>12}{'bookkeeping ms a pass':>24}")
+    for load in loads:
+        print(
+            f"{load['live']:>8}{load['prompts']:>12}{load['submits_per_s']:>12.0f}"
+            f"{load['bookkeeping_ms']:>24.2f}"
+        )
+    shares = [servers.measure(model, count, requests=8, **sizes) for count in options.servers]
+    print(f"{'servers':>8}{'light request, ms':>20}{'over alone':>12}")
+    for share in shares:
+        print(f"{share['servers']:>8}{share['light_ms']:>20.0f}{share['slowdown']:>12.2f}")
+    result = {"submissions": loads, "servers": shares, **measured(options, model)}
+    print(json.dumps(rounded(result)))
+
+
+def measured(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """How a result came about."""
+    return {
         "prompt_tokens": options.prompt,
         "model": model.name,
         "dtype": model.dtype,
@@ -301,7 +346,6 @@ def report(
         "clock": "processor time" if options.cpu_time else "wall time",
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, cores {options.cores}",
     }
-    print(json.dumps(rounded(result)))
 
 
 def rounded(value: Any) -> Any:
@@ -326,6 +370,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="tokens in a completion")
     parser.add_argument("--rounds", type=int, default=3, help="over all numbers of rows; medians")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument(
+        "--load", action="store_true", help="many requests and several servers instead"
+    )
+    parser.add_argument(
+        "--live", type=int, nargs="+", default=[1, 100, 10_000], help="requests, with --load"
+    )
+    parser.add_argument(
+        "--servers", type=int, nargs="+", default=[2, 8], help="at one sidecar, with --load"
+    )
     parser.add_argument(
         "--cpu-time", action="store_true", help="of this process, where others share its cores"
     )
