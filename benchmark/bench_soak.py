@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Server(models.target, [*COMMON, *speculation], cores=options.cores) as server,
     ):
         try:
-            wait_for_sidecar(server)
+            wait_for_sidecar(server, leaks.SIDECAR_S)
             seeded = [template for template in templates if not template.greedy]
             references |= gather(server, seeded, PLAINLY)
             soak = Soak(server, templates, references, journal, options)

@@ -13,6 +13,8 @@ from benchmark.soak.processes import SIDECAR, usage
 
 IDLE_S = 180.0
 """A server has this long to give back what aborted requests held."""
+SIDECAR_S = 600.0
+"""A sidecar that was killed last may take this long to load its model, on a busy machine."""
 SETTLED_S = 3.0
 """For how long all must be 0: what the sidecar holds is told once a second."""
 FILES_SLACK = 4
@@ -67,7 +69,7 @@ def find(server: Server, files_before: Mapping[str, int]) -> dict[str, Any]:
     """What has leaked, by name; empty if nothing. The load must have ended."""
     found: dict[str, Any] = {}
     try:
-        wait_for_sidecar(server, IDLE_S)
+        wait_for_sidecar(server, SIDECAR_S)
     except (RuntimeError, OSError):
         found["sidecar_not_ready"] = 1
     found |= wait_for_idle(server)
