@@ -84,7 +84,8 @@ def _of_items(items: Sequence[Any]) -> Answer:
     metas = [item["meta_info"] for item in items]
     return Answer(
         tuple(parts),
-        metas[0]["prompt_tokens"] if metas else None,
+        # A request that is aborted while it waits has none.
+        metas[0].get("prompt_tokens") if metas else None,
         sum(meta["completion_tokens"] for meta in metas),
     )
 

@@ -124,6 +124,8 @@ def test_an_aborted_request_tells_so_or_has_what_is_right_so_far() -> None:
     assert kind(asked, outcome(item("one", (1,), aborted))) is Kind.CUT
     assert kind(asked, outcome(item("two", (2,), aborted))) is Kind.CHANGED
     assert kind(asked, outcome(item("", (), aborted))) is Kind.CUT
+    waiting = {"finish_reason": aborted, "completion_tokens": 0}
+    assert kind(asked, outcome({**item("", ()), "meta_info": waiting})) is Kind.CUT
     assert kind(asked, outcome("Abort in waiting queue", status=503)) is Kind.CUT
     assert kind(asked, outcome("out of memory", status=503)) is Kind.FAILED
     assert kind(asked, outcome("Abort", status=500)) is Kind.FAILED
