@@ -18,6 +18,8 @@ EVENTS_FILE = "events.jsonl"
 SAMPLES_FILE = "samples.csv"
 SHOWN_BODY = 2000
 """Characters of a request that are printed; the file has it all."""
+SHOWN_RID = 40
+"""Likewise, of a rid; the last ones tell it from others."""
 
 
 class Journal:
@@ -74,10 +76,11 @@ class Journal:
                 "after_pieces": request.after_pieces,
                 "body": request.body,
             }
-            shown = json.dumps(request.body)[:SHOWN_BODY]
+            shown = json.dumps({**request.body, "rid": (request.rid or "")[-SHOWN_RID:]})
             print(
                 f"{verdict.kind.value} at {self.now:.1f} s: request {request.number} "
-                f"({request.fate.value}) to {request.template.path}: {verdict.reason}\n  {shown}",
+                f"({request.fate.value}) to {request.template.path}: "
+                f"{verdict.reason}\n  {shown[:SHOWN_BODY]}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
-from benchmark.soak.answers import ABORT, Answer, streamed, whole
+from benchmark.soak.answers import ABORT, Answer, Part, streamed, whole
 from benchmark.soak.asking import Outcome
 from benchmark.soak.mix import Fate, Request
 
-SHOWN = 300
-"""Characters of an answer in a message."""
+SHOWN = 600
+"""Characters of a message, at most."""
+AROUND = 40
+"""Characters or tokens that are shown on both sides of a difference."""
 
 
 class Kind(Enum):
@@ -103,7 +106,7 @@ def differs(answer: Answer, reference: Answer) -> str:
     """Where a whole answer is not the reference; empty if it is."""
     for number, (part, own) in enumerate(zip(answer.parts, reference.parts, strict=True)):
         if part != own:
-            return f"answer {number} is {_shown(part)} instead of {_shown(own)}"
+            return f"answer {number} {_unlike(part, own)}"
     for name in ("prompt_tokens", "completion_tokens"):
         if getattr(answer, name) != getattr(reference, name):
             return f"{name}: {getattr(answer, name)} instead of {getattr(reference, name)}"
@@ -125,7 +128,7 @@ def begins(answer: Answer, reference: Answer) -> str:
         else:
             same = own.text.startswith(part.text)
         if not same:
-            return f"answer {number} begins with {_shown(part)}, and {_shown(own)} is right"
+            return f"answer {number}, which was cut, {_unlike(part, own)}"
     return ""
 
 
@@ -133,9 +136,17 @@ _ABORTED = (400, 499, 503)
 
 
 def _failed(reason: str) -> Verdict:
-    return Verdict(Kind.FAILED, reason if len(reason) <= 2 * SHOWN else reason[: 2 * SHOWN] + "...")
+    return Verdict(Kind.FAILED, reason if len(reason) <= SHOWN else reason[:SHOWN] + "...")
 
 
-def _shown(part: object) -> str:
-    text = repr(part)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+def _unlike(part: Part, own: Part) -> str:
+    """Where a part first differs from the right one: by text, then by tokens, then by its end."""
+    names = ("text", "output_ids")
+    for name in names:
+        found, right = getattr(part, name) or (), getattr(own, name) or ()
+        if found != right:
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(found, right, strict=False))
+            place = len(list(same))
+            ends = slice(max(0, place - AROUND), place + AROUND)
+            return f"differs in {name} from {place} on: {found[ends]!r} instead of {right[ends]!r}"
+    return f"ended by {part.reason}, {part.matched!r} instead of {own.reason}, {own.matched!r}"
