@@ -87,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = demo_models()
     templates = pool(options.templates)
     say(f"asking a server without speculation for references; results go to {folder}")
-    with Server(models.target, COMMON, cores=options.cores) as server:
+    # QSPEC turns SGLang's overlap scheduler off. With it, penalties lag: they count the prompt's last
+    # token, and each token of the output one pass late.
+    plain = [*COMMON, "--disable-overlap-schedule"]
+    with Server(models.target, plain, cores=options.cores) as server:
         references = gather(server, [template for template in templates if template.greedy])
     speculation = [
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),

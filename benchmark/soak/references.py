@@ -12,7 +12,10 @@ from benchmark.soak.asking import ask
 from benchmark.soak.templates import Template
 
 AT_ONCE = 2
-"""Requests: few enough that none is retracted, after which SGLang's penalties are others."""
+"""Requests: few enough that none is retracted.
+
+Penalised ones are asked one by one, as SGLang's penalties may depend on the batch.
+"""
 PLAINLY = {"qspec_enabled": False}
 """Custom parameters of a request that a server with QSPEC decodes without drafts."""
 
@@ -30,7 +33,9 @@ def gather(
             raise ServerError(f"no reference for template {template.number}: {told}")
         return whole(template.path, outcome.data)
 
-    asked = [template for template in templates if template.number is not None]
+    asked = sorted(templates, key=lambda template: template.penalised)
+    together = [template for template in asked if not template.penalised]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(answer, asked)
-        return {t.number: own for t, own in zip(asked, found, strict=True) if t.number is not None}
+        found = list(pool.map(answer, together))
+    found += map(answer, asked[len(together) :])
+    return {t.number: own for t, own in zip(asked, found, strict=True) if t.number is not None}

@@ -66,6 +66,10 @@ class Template:
     def greedy(self) -> bool:
         return self.sampling["temperature"] == 0
 
+    @property
+    def penalised(self) -> bool:
+        return any(name.endswith("_penalty") for name in self.sampling)
+
     def body(self, text: str, custom: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Of an HTTP request with `text` for the prompt and `custom` as custom_params."""
         if self.path == GENERATE:
