@@ -1,0 +1,94 @@
+"""What a request was answered, in one form for all endpoints, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmark.soak.templates import CHAT, GENERATE
+
+ABORT = "abort"
+"""Finish reason of a request that was aborted."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the `n` answers to a request, as far as it came."""
+
+    text: str
+    output_ids: tuple[int, ...] | None
+    """None from the OpenAI endpoints."""
+    reason: str | None
+    """Why it ended, such as `stop`, `length` or `abort`; None while it has not."""
+    matched: str | None
+    """What it was stopped by: a stop string, or a token's id."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All parts of an answer, in order, and how many tokens the server counted."""
+
+    parts: tuple[Part, ...]
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    """Of all parts together; None where the server has not told."""
+
+
+def whole(path: str, data: Any) -> Answer:
+    """An answer that came in one piece. Raises KeyError, TypeError or IndexError if it is none."""
+    if path == GENERATE:
+        return _of_items(data if isinstance(data, list) else [data])
+    parts = tuple(
+        Part(
+            choice["message"]["content"] or "" if path == CHAT else choice["text"],
+            None,
+            choice["finish_reason"],
+            _shown(choice.get("matched_stop")),
+        )
+        for choice in sorted(data["choices"], key=lambda choice: choice["index"])
+    )
+    usage = data["usage"]
+    return Answer(parts, usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def streamed(path: str, pieces: Iterable[Any]) -> Answer:
+    """An answer from its pieces, perhaps not all. Raises as `whole` does."""
+    if path == GENERATE:
+        # Each piece holds all that came before.
+        latest = {piece.get("index", 0): piece for piece in pieces}
+        return _of_items([latest[index] for index in sorted(latest)])
+    texts: dict[int, list[str]] = {}
+    ends: dict[int, tuple[str | None, str | None]] = {}
+    usage: dict[str, int] = {}
+    for piece in pieces:
+        usage = piece.get("usage") or usage
+        for choice in piece["choices"]:
+            index = choice["index"]
+            text = choice["delta"].get("content") if path == CHAT else choice["text"]
+            texts.setdefault(index, []).append(text or "")
+            if choice.get("finish_reason"):
+                ends[index] = (choice["finish_reason"], _shown(choice.get("matched_stop")))
+    parts = tuple(
+        Part("".join(texts[index]), None, *ends.get(index, (None, None))) for index in sorted(texts)
+    )
+    return Answer(parts, usage.get("prompt_tokens"), usage.get("completion_tokens"))
+
+
+def _of_items(items: Sequence[Any]) -> Answer:
+    parts = []
+    for item in items:
+        ended = item["meta_info"]["finish_reason"] or {}
+        reason, matched = ended.get("type"), _shown(ended.get("matched"))
+        parts.append(Part(item["text"], tuple(item["output_ids"]), reason, matched))
+    metas = [item["meta_info"] for item in items]
+    return Answer(
+        tuple(parts),
+        # A request that is aborted while it waits has none.
+        metas[0].get("prompt_tokens") if metas else None,
+        sum(meta["completion_tokens"] for meta in metas),
+    )
+
+
+def _shown(matched: object) -> str | None:
+    return None if matched is None else str(matched)

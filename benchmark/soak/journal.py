@@ -1,0 +1,101 @@
+"""What the soak did and saw, on disk at once: one file of requests and events, one of samples."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmark.soak.mix import Request
+from benchmark.soak.verdict import Verdict
+
+EVENTS_FILE = "events.jsonl"
+SAMPLES_FILE = "samples.csv"
+SHOWN_BODY = 2000
+"""Characters of a request that are printed; the file has it all."""
+SHOWN_RID = 40
+"""Likewise, of a rid; the last ones tell it from others."""
+
+
+class Journal:
+    """Files of a folder, as a context manager; times are seconds since it was opened."""
+
+    def __init__(self, folder: Path, columns: list[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._events = (folder / EVENTS_FILE).open("w", encoding="utf-8")
+        self._samples = (folder / SAMPLES_FILE).open("w", encoding="utf-8", newline="")
+        self._rows = csv.DictWriter(self._samples, columns)
+        self._rows.writeheader()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._events.close()
+            self._samples.close()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the journal was opened."""
+        return time.monotonic() - self._began
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Something was done to the server, or happened to it."""
+        self._write({"at": round(self.now, 3), "event": event, **fields})
+
+    def request(self, request: Request, verdict: Verdict, details: dict[str, Any]) -> None:
+        """A request has ended; one that should not have ended so is printed, and kept whole."""
+        entry = {
+            "at": round(self.now, 3),
+            "event": "request",
+            "number": request.number,
+            "template": request.template.number,
+            "path": request.template.path,
+            "fate": request.fate.value,
+            "kinds": request.kinds,
+            "kind": verdict.kind.value,
+            **details,
+        }
+        if verdict.violated:
+            entry |= {
+                "reason": verdict.reason,
+                "after_s": request.after_s,
+                "after_pieces": request.after_pieces,
+                "body": request.body,
+            }
+            shown = json.dumps({**request.body, "rid": (request.rid or "")[-SHOWN_RID:]})
+            print(
+                f"{verdict.kind.value} at {self.now:.1f} s: request {request.number} "
+                f"({request.fate.value}) to {request.template.path}: "
+                f"{verdict.reason}\n  {shown[:SHOWN_BODY]}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._write(entry)
+
+    def sample(self, row: dict[str, Any]) -> None:
+        """A line of the file of samples; a column that `row` lacks is empty."""
+        with self._lock:
+            if not self._samples.closed:
+                self._rows.writerow(row)
+                self._samples.flush()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        with self._lock:
+            # A request that is interrupted may end after the soak.
+            if not self._events.closed:
+                self._events.write(json.dumps(entry) + "\n")
+                self._events.flush()

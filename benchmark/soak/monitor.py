@@ -1,0 +1,102 @@
+"""Samples, once a second, of what the server and its sidecar hold."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+from benchmark.server import Server, ServerError
+from benchmark.soak.journal import Journal
+from benchmark.soak.load import Load
+from benchmark.soak.processes import ROLES, SIDECAR, usage
+
+INTERVAL_S = 1.0
+USS_EVERY = 10
+"""Samples: to find a process's own memory takes milliseconds."""
+STATE_TIMEOUT_S = 60.0
+MIB = 2**20
+STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
+"""Of /server_info; all are 0 when nothing is asked."""
+SIDECAR_STATE = ("sidecar_texts", "sidecar_rows", "sidecar_kv_tokens")
+"""Likewise, where the server tells them."""
+COLUMNS = [
+    "at",
+    "in_flight",
+    "sidecar_pid",
+    *(f"{role}_{what}" for role in ROLES for what in ("rss_mib", "uss_mib", "files")),
+    "sidecar",
+    "sidecar_restarts",
+    *STATE,
+    *SIDECAR_STATE,
+]
+
+Row = dict[str, Any]
+"""A sample by the names of COLUMNS; what could not be measured is missing."""
+
+
+def state_of(server: Server) -> dict[str, Any]:
+    """What the server tells of QSPEC. Raises ServerError or OSError."""
+    info = server.get("/server_info", timeout=STATE_TIMEOUT_S)
+    state: dict[str, Any] = info["internal_states"][0]["qspec"]
+    return state
+
+
+class Monitor:
+    """Takes a sample each second until it is told to end; `rows` has them all."""
+
+    def __init__(self, server: Server, load: Load, journal: Journal) -> None:
+        self.rows: list[Row] = []
+        self.unanswered = 0
+        """Samples without a state, since /server_info did not answer in time."""
+        self._server = server
+        self._load = load
+        self._journal = journal
+
+    def run(self, over: threading.Event) -> None:
+        following = time.monotonic()
+        while not over.wait(max(0.0, following - time.monotonic())):
+            # After a delay, what was missed is not made up for.
+            following = max(following + INTERVAL_S, time.monotonic())
+            self.sample()
+
+    def sample(self) -> Row:
+        """One sample now."""
+        row: Row = {"at": round(self._journal.now, 3), "in_flight": self._load.in_flight}
+        # A server need not have other processes.
+        row |= {"other_rss_mib": 0.0, "other_uss_mib": 0.0}
+        for role, held in usage(self._server, len(self.rows) % USS_EVERY == 0).items():
+            row[f"{role}_rss_mib"] = round(held.rss / MIB, 3)
+            row[f"{role}_files"] = held.files
+            if held.uss is not None:
+                row[f"{role}_uss_mib"] = round(held.uss / MIB, 3)
+            if role == SIDECAR:
+                row["sidecar_pid"] = held.pid
+        try:
+            state = state_of(self._server)
+        except (ServerError, OSError):
+            self.unanswered += 1
+        else:
+            names = ("sidecar", "sidecar_restarts", *STATE, *SIDECAR_STATE)
+            row.update({name: state[name] for name in names if name in state})
+        self.rows.append(row)
+        self._journal.sample(row)
+        return row
+
+
+def series(
+    rows: list[Row], names: tuple[str, ...], since: float = 0.0, pid: int | None = None
+) -> list[tuple[float, float]]:
+    """(seconds, sum of the columns) of the samples that have all of the columns.
+
+    From `since` seconds on, and of one life of the sidecar if `pid` is given.
+    """
+    found = []
+    for row in rows:
+        if row["at"] < since or (pid is not None and row.get("sidecar_pid") != pid):
+            continue
+        values = [row.get(name, math.nan) for name in names]
+        if not any(math.isnan(value) for value in values):
+            found.append((float(row["at"]), float(sum(values))))
+    return found

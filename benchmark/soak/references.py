@@ -1,0 +1,41 @@
+"""The one right answer to each template, from a target that verifies no drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmark.server import Server, ServerError
+from benchmark.soak.answers import Answer, whole
+from benchmark.soak.asking import ask
+from benchmark.soak.templates import Template
+
+AT_ONCE = 2
+"""Requests: few enough that none is retracted.
+
+Penalised ones are asked one by one, as SGLang's penalties may depend on the batch.
+"""
+PLAINLY = {"qspec_enabled": False}
+"""Custom parameters of a request that a server with QSPEC decodes without drafts."""
+
+
+def gather(
+    server: Server, templates: Iterable[Template], custom: dict[str, Any] | None = None
+) -> dict[int, Answer]:
+    """The answers to the templates by their numbers. Raises ServerError if there is none to one."""
+
+    def answer(template: Template) -> Answer:
+        body = template.body(template.text, custom or {})
+        outcome = ask(server.port, template.path, body)
+        if outcome.error is not None or outcome.status != 200:
+            told = f"{outcome.status}, {outcome.error or outcome.data}"
+            raise ServerError(f"no reference for template {template.number}: {told}")
+        return whole(template.path, outcome.data)
+
+    asked = sorted(templates, key=lambda template: template.penalised)
+    together = [template for template in asked if not template.penalised]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(answer, together))
+    found += map(answer, asked[len(together) :])
+    return {t.number: own for t, own in zip(asked, found, strict=True) if t.number is not None}

@@ -1,0 +1,66 @@
+"""The figures of a soak: slopes of memory, and the lives of the sidecar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmark.soak.monitor import Row, series
+from benchmark.soak.processes import SERVER_ROLES, SIDECAR
+from benchmark.soak.slope import Slope, slope
+
+WARM_UP_S = 300.0
+LEAST_LIFE_S = 60.0
+LEAST_LIFE_SHARE = 0.1
+"""Of the samples' time: a shorter life of the sidecar tells nothing of its memory."""
+
+
+def warm_up(seconds: float) -> float:
+    """How much of so long a time is left out of a slope: a quarter, and up to half for WARM_UP_S.
+
+    Caches and the allocator fill up meanwhile.
+    """
+    return max(seconds / 4, min(WARM_UP_S, seconds / 2))
+
+
+def server_slopes(rows: list[Row], began: float, ended: float) -> dict[str, Slope | None]:
+    """In MiB per hour between two moments, after a warm-up: of all processes but the sidecar.
+
+    `rss` and `uss` are of all together, and the rest of one role's resident memory each.
+    """
+    within = [row for row in rows if row["at"] <= ended]
+    since = began + warm_up(ended - began)
+    columns = {
+        "rss": tuple(f"{role}_rss_mib" for role in SERVER_ROLES),
+        "uss": tuple(f"{role}_uss_mib" for role in SERVER_ROLES),
+        **{role: (f"{role}_rss_mib",) for role in SERVER_ROLES},
+    }
+    return {name: slope(series(within, found, since)) for name, found in columns.items()}
+
+
+def sidecar_lives(rows: list[Row], ended: float) -> list[dict[str, Any]]:
+    """Every long life of a sidecar: its time, and the slope of its resident memory after a warm-up.
+
+    The longest is first.
+    """
+    within = [row for row in rows if row["at"] <= ended]
+    pids = dict.fromkeys(row["sidecar_pid"] for row in within if "sidecar_pid" in row)
+    least = (
+        max(LEAST_LIFE_S, LEAST_LIFE_SHARE * (within[-1]["at"] - within[0]["at"])) if pids else 0
+    )
+    lives = []
+    for pid in pids:
+        samples = series(within, (f"{SIDECAR}_rss_mib",), pid=pid)
+        begin, end = samples[0][0], samples[-1][0]
+        if end - begin < least:
+            continue
+        since = begin + warm_up(end - begin)
+        found = slope(series(within, (f"{SIDECAR}_rss_mib",), since, pid))
+        lives.append(
+            {
+                "from_s": round(begin),
+                "minutes": round((end - begin) / 60, 1),
+                "rss_mib": round(samples[-1][1], 1),
+                "mib_per_h": None if found is None else found.record(),
+            }
+        )
+    return sorted(lives, key=lambda life: -life["minutes"])

@@ -1,0 +1,152 @@
+"""Whether a request ended as it must: what is wrong with it, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import takewhile
+
+from benchmark.soak.answers import ABORT, Answer, Part, streamed, whole
+from benchmark.soak.asking import Outcome
+from benchmark.soak.mix import Fate, Request
+
+SHOWN = 600
+"""Characters of a message, at most."""
+AROUND = 40
+"""Characters or tokens that are shown on both sides of a difference."""
+
+
+class Kind(Enum):
+    """What became of a request. The first three are as it should be."""
+
+    WHOLE = "whole"
+    CUT = "cut"
+    """Aborted, or its client hung up, as it was to."""
+    REFUSED = "refused"
+    """A bad request, as it was to be."""
+    FAILED = "failed"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`reason` is empty unless the request failed or its answer was changed."""
+
+    kind: Kind
+    reason: str = ""
+
+    @property
+    def violated(self) -> bool:
+        return self.kind in (Kind.FAILED, Kind.CHANGED)
+
+
+def judge(request: Request, outcome: Outcome, reference: Answer | None) -> Verdict:
+    """Compare what became of `request` with what was to, and its answer with `reference`.
+
+    `reference` is None for a request that has no one answer. Where a request is cut on purpose,
+    an answer that was whole before that is judged as any other, and a part of one must be the
+    beginning of the reference.
+    """
+    cut = request.fate in (Fate.HANG_UP, Fate.ABORT)
+    if request.fate is Fate.BAD:
+        if outcome.status == 400:
+            return Verdict(Kind.REFUSED)
+        return _failed(f"HTTP {outcome.status} instead of 400: {outcome.error or outcome.data}")
+    if outcome.status is not None and outcome.status != 200:
+        told = str(outcome.error or outcome.data)
+        # SGLang answers an aborted request by a 4xx or 503 that says so.
+        if request.fate is Fate.ABORT and outcome.status in _ABORTED and "abort" in told.lower():
+            return Verdict(Kind.CUT)
+        return _failed(f"HTTP {outcome.status}: {told}")
+    if outcome.error is not None:
+        return _failed(outcome.error)
+    if outcome.hung_up and not (outcome.streamed and outcome.data):
+        return Verdict(Kind.CUT)
+    path = request.template.path
+    try:
+        answer = (streamed if outcome.streamed else whole)(path, outcome.data)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        return _failed(f"no answer of {path} ({error!r}): {outcome.data}")
+    if outcome.hung_up or (cut and any(part.reason == ABORT for part in answer.parts)):
+        wrong = begins(answer, reference) if reference is not None else ""
+        return Verdict(Kind.CHANGED, wrong) if wrong else Verdict(Kind.CUT)
+    wrong = malformed(request, answer)
+    if wrong:
+        return _failed(wrong)
+    wrong = differs(answer, reference) if reference is not None else ""
+    return Verdict(Kind.CHANGED, wrong) if wrong else Verdict(Kind.WHOLE)
+
+
+def malformed(request: Request, answer: Answer) -> str:
+    """What of a whole answer does not fit its request, whatever its text; empty if nothing."""
+    sampling, template = request.template.sampling, request.template
+    most = sampling["max_new_tokens"]
+    if len(answer.parts) != template.answers:
+        return f"{len(answer.parts)} answers instead of {template.answers}"
+    for part in answer.parts:
+        if part.reason not in ("stop", "length"):
+            return f"the answer ended by {part.reason!r}"
+        if sampling.get("ignore_eos") and part.reason != "length":
+            return f"the answer ended by {part.reason!r} in spite of ignore_eos"
+        if part.output_ids is not None and len(part.output_ids) > most:
+            return f"{len(part.output_ids)} tokens, and at most {most} were asked for"
+    tokens = answer.completion_tokens
+    if tokens is None or answer.prompt_tokens is None:
+        return "the answer does not tell how many tokens it has"
+    if tokens > most * template.answers:
+        return f"{tokens} tokens are counted, and at most {most} were asked for"
+    if all(part.output_ids is not None for part in answer.parts):
+        counted = sum(len(part.output_ids or ()) for part in answer.parts)
+        if counted != tokens:
+            return f"{tokens} tokens are counted, and there are {counted}"
+    return ""
+
+
+def differs(answer: Answer, reference: Answer) -> str:
+    """Where a whole answer is not the reference; empty if it is."""
+    for number, (part, own) in enumerate(zip(answer.parts, reference.parts, strict=True)):
+        if part != own:
+            return f"answer {number} {_unlike(part, own)}"
+    for name in ("prompt_tokens", "completion_tokens"):
+        if getattr(answer, name) != getattr(reference, name):
+            return f"{name}: {getattr(answer, name)} instead of {getattr(reference, name)}"
+    return ""
+
+
+def begins(answer: Answer, reference: Answer) -> str:
+    """Where an answer that was cut is not the beginning of the reference; empty if it is.
+
+    By tokens, and by text where there are no tokens; a stop string may be in the text until it is
+    whole, so an end that the reference stops before is not a difference.
+    """
+    for number, (part, own) in enumerate(zip(answer.parts, reference.parts, strict=False)):
+        if part.output_ids is not None and own.output_ids is not None:
+            same = own.output_ids[: len(part.output_ids)] == part.output_ids
+        elif own.reason == "stop" and own.matched is not None:
+            length = min(len(part.text), len(own.text))
+            same = part.text[:length] == own.text[:length]
+        else:
+            same = own.text.startswith(part.text)
+        if not same:
+            return f"answer {number}, which was cut, {_unlike(part, own)}"
+    return ""
+
+
+_ABORTED = (400, 499, 503)
+
+
+def _failed(reason: str) -> Verdict:
+    return Verdict(Kind.FAILED, reason if len(reason) <= SHOWN else reason[:SHOWN] + "...")
+
+
+def _unlike(part: Part, own: Part) -> str:
+    """Where a part first differs from the right one: by text, then by tokens, then by its end."""
+    names = ("text", "output_ids")
+    for name in names:
+        found, right = getattr(part, name) or (), getattr(own, name) or ()
+        if found != right:
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(found, right, strict=False))
+            place = len(list(same))
+            ends = slice(max(0, place - AROUND), place + AROUND)
+            return f"differs in {name} from {place} on: {found[ends]!r} instead of {right[ends]!r}"
+    return f"ended by {part.reason}, {part.matched!r} instead of {own.reason}, {own.matched!r}"

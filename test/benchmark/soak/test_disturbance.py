@@ -1,0 +1,64 @@
+"""What is done to a sidecar during a soak, and what counts as a leak after it."""
+
+import itertools
+
+from benchmark.soak.disturbance import LONG_LIFE, SETTINGS, Stroke, strokes
+from benchmark.soak.leaks import FILES_SLACK, grown
+
+HOUR_S = 3600.0
+
+
+def lives(seed: int, seconds: float) -> list[float]:
+    """Times from a kill to the next, as planned."""
+    found, life = [], 0.0
+    for stroke in itertools.islice(strokes(seed, seconds), 2000):
+        life += stroke.gap_s + stroke.stopped_s
+        if stroke.killed:
+            found.append(life)
+            life = 0.0
+    return found
+
+
+def test_the_same_seed_gives_the_same_strokes() -> None:
+    assert [*itertools.islice(strokes(1, HOUR_S), 50)] == [
+        *itertools.islice(strokes(1, HOUR_S), 50)
+    ]
+    assert [*itertools.islice(strokes(1, HOUR_S), 50)] != [
+        *itertools.islice(strokes(2, HOUR_S), 50)
+    ]
+
+
+def test_sidecars_have_long_lives_to_measure_memory_in_and_short_ones() -> None:
+    found = lives(1, 2 * HOUR_S)
+    long = [life for life in found if life >= LONG_LIFE[0] * 2 * HOUR_S]
+    short = [life for life in found if life < 60.0]
+    assert len(long) > 5
+    assert len(short) > 5
+    assert max(found) < (LONG_LIFE[1] + 0.05) * 2 * HOUR_S
+    assert long[0] == found[0]
+
+
+def test_sidecars_are_stopped_between_kills_and_some_are_killed_while_stopped() -> None:
+    planned = list(itertools.islice(strokes(1, HOUR_S), 2000))
+    assert sum(not stroke.killed for stroke in planned) > 500
+    assert any(stroke.killed and stroke.stopped_s for stroke in planned)
+    assert any(stroke.killed and not stroke.stopped_s for stroke in planned)
+    assert all(isinstance(stroke, Stroke) and stroke.gap_s >= 0 for stroke in planned)
+    assert all(stroke.stopped_s > 0 for stroke in planned if not stroke.killed)
+
+
+def test_every_setting_that_is_changed_is_set_back() -> None:
+    assert all((back is not None) == allowed for _, _, back, allowed in SETTINGS)
+    by_name: dict[str, set[int]] = {}
+    for name, _, back, _ in SETTINGS:
+        if back is not None:
+            by_name.setdefault(name, set()).add(back)
+    assert all(len(values) == 1 for values in by_name.values())
+
+
+def test_more_open_files_than_before_are_a_leak_beyond_some_slack() -> None:
+    before = {"front": 30, "scheduler": 50}
+    assert grown(before, {"front": 30 + FILES_SLACK, "scheduler": 10}) == {}
+    assert grown(before, {"front": 31 + FILES_SLACK, "scheduler": 50}) == {
+        "front_files": FILES_SLACK + 1
+    }

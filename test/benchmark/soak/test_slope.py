@@ -1,0 +1,63 @@
+"""Growth per hour and its interval, of samples that are made up."""
+
+import math
+import random
+
+from benchmark.soak.slope import BLOCKS, MIN_PER_BLOCK, slope
+
+
+def noisy(per_hour: float, seed: int, seconds: int = 3600) -> list[tuple[float, float]]:
+    """Samples of a second each around 500, with noise that lasts for a while as memory's does."""
+    rng = random.Random(seed)
+    away, found = 0.0, []
+    for second in range(seconds):
+        away = 0.9 * away + rng.gauss(0.0, 1.0)
+        found.append((float(second), 500.0 + per_hour * second / 3600 + away))
+    return found
+
+
+def test_a_straight_line_has_its_slope_and_no_doubt() -> None:
+    found = slope([(float(second), 100.0 + 0.01 * second) for second in range(600)])
+    assert found is not None
+    assert math.isclose(found.per_hour, 36.0)
+    assert math.isclose(found.low, 36.0)
+    assert math.isclose(found.high, 36.0)
+
+
+def test_samples_need_not_be_evenly_spaced_or_in_order() -> None:
+    rng = random.Random(1)
+    times = [rng.uniform(0.0, 600.0) for _ in range(900)]
+    found = slope([(at, 7.0 - 0.5 * at) for at in times])
+    assert found is not None
+    assert math.isclose(found.per_hour, -1800.0)
+
+
+def test_the_interval_holds_the_truth_in_about_19_of_20_cases() -> None:
+    """Of noise in which neighbours are alike; an interval by single samples would be too narrow."""
+    hits = 0
+    for seed in range(200):
+        found = slope(noisy(3.0, seed))
+        assert found is not None
+        hits += found.low <= 3.0 <= found.high
+    assert 180 <= hits <= 199
+
+
+def test_a_real_growth_is_told_from_none() -> None:
+    growing, still = slope(noisy(20.0, 5)), slope(noisy(0.0, 5))
+    assert growing is not None
+    assert still is not None
+    assert growing.low > 0 > still.low
+
+
+def test_too_few_samples_have_no_slope() -> None:
+    enough = [(float(second), 1.0) for second in range(BLOCKS * MIN_PER_BLOCK)]
+    assert slope(enough) is not None
+    assert slope(enough[:-1]) is None
+    assert slope([]) is None
+    assert slope([(1.0, 2.0)] * 100) is None
+
+
+def test_a_gap_that_empties_a_block_gives_no_slope() -> None:
+    """As when the machine stood still: what is left would be weighted wrongly."""
+    samples = [(float(second), 1.0) for second in range(600) if not 200 < second < 320]
+    assert slope(samples) is None

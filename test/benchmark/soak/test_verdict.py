@@ -1,0 +1,173 @@
+"""Whether a request ended as it must, of outcomes that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmark.soak.answers import Answer, streamed, whole
+from benchmark.soak.asking import Outcome
+from benchmark.soak.mix import Fate, Request
+from benchmark.soak.templates import CHAT, COMPLETIONS, GENERATE, Template
+from benchmark.soak.verdict import Kind, judge
+
+LENGTH = {"type": "length", "length": 3}
+
+
+def item(
+    text: str = "one two three",
+    ids: tuple[int, ...] = (1, 2, 3),
+    reason: dict[str, Any] | None = LENGTH,
+    index: int = 0,
+) -> dict[str, Any]:
+    """An answer of /generate, or a piece of one."""
+    meta = {"finish_reason": reason, "prompt_tokens": 4, "completion_tokens": len(ids)}
+    return {"index": index, "text": text, "output_ids": list(ids), "meta_info": meta}
+
+
+def request(fate: Fate = Fate.FINISH, path: str = GENERATE, **sampling: Any) -> Request:
+    template = Template(path, "x", {"temperature": 0, "max_new_tokens": 3, **sampling}, 0)
+    return Request(1, template, {}, fate)
+
+
+def outcome(data: Any, **fields: Any) -> Outcome:
+    made = Outcome(200, data, isinstance(data, list), False, None, 0.1)
+    return replace(made, **fields)
+
+
+REFERENCE = whole(GENERATE, item())
+
+
+def kind(asked: Request, found: Outcome, reference: Answer | None = REFERENCE) -> Kind:
+    verdict = judge(asked, found, reference)
+    assert bool(verdict.reason) == verdict.violated
+    return verdict.kind
+
+
+def test_an_answer_like_the_reference_is_whole_streamed_or_not() -> None:
+    assert kind(request(), outcome(item())) is Kind.WHOLE
+    pieces = [item("one", (1,), None), item("one two", (1, 2), None), item()]
+    assert kind(request(), outcome(pieces)) is Kind.WHOLE
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        item("one two four"),
+        item(ids=(1, 2, 4)),
+        item("one two", (1, 2)),
+        item(reason={"type": "stop", "matched": "t"}),
+        {**item(), "meta_info": {**item()["meta_info"], "prompt_tokens": 5}},
+    ],
+)
+def test_any_difference_to_the_reference_is_a_change(other: dict[str, Any]) -> None:
+    assert kind(request(), outcome(other)) is Kind.CHANGED
+    assert kind(request(), outcome([other])) is Kind.CHANGED
+
+
+def test_a_change_tells_where_the_answer_first_differs() -> None:
+    long = "the same beginning " * 20
+    reference = whole(GENERATE, item(long + "and end"))
+    verdict = judge(request(), outcome(item(long + "but end")), reference)
+    assert f"text from {len(long)} on" in verdict.reason
+    assert "but end" in verdict.reason
+    assert "and end" in verdict.reason
+    assert "(1, 2, 4)" in judge(request(), outcome(item(ids=(1, 2, 4))), REFERENCE).reason
+    stopped = item(reason={"type": "stop", "matched": "t"})
+    assert "stop, 't'" in judge(request(), outcome(stopped), REFERENCE).reason
+
+
+def test_a_sampled_answer_may_be_another_one_but_must_fit_its_request() -> None:
+    assert kind(request(), outcome(item("one two four")), None) is Kind.WHOLE
+    assert kind(request(), outcome(item(ids=(1, 2, 3, 4))), None) is Kind.FAILED
+    assert kind(request(n=2), outcome(item()), None) is Kind.FAILED
+    assert kind(request(n=2), outcome([item(), item(index=1)]), None) is Kind.WHOLE
+    stopped = item(reason={"type": "stop", "matched": 2})
+    assert kind(request(), outcome(stopped), None) is Kind.WHOLE
+    assert kind(request(ignore_eos=True), outcome(stopped), None) is Kind.FAILED
+    miscounted = {**item(), "meta_info": {**item()["meta_info"], "completion_tokens": 2}}
+    assert kind(request(), outcome(miscounted), None) is Kind.FAILED
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        outcome("busy", status=500),
+        outcome("bad request", status=400),
+        outcome(None, status=None, error="ConnectionResetError"),
+        outcome([item()], error="ValueError: the stream ended before [DONE]"),
+        outcome([], error="no answer in 1200 s"),
+        outcome({"text": "no meta_info"}),
+        outcome("not JSON"),
+        outcome([item("one", (1,), None)]),
+        outcome(item("one", (1,), {"type": "abort", "message": "?"})),
+    ],
+)
+@pytest.mark.parametrize("reference", [REFERENCE, None])
+def test_what_is_no_whole_answer_has_failed(found: Outcome, reference: Answer | None) -> None:
+    assert kind(request(), found, reference) is Kind.FAILED
+
+
+def test_a_bad_request_must_be_refused() -> None:
+    asked = request(Fate.BAD)
+    assert kind(asked, outcome({"error": "no"}, status=400)) is Kind.REFUSED
+    assert kind(asked, outcome(item())) is Kind.FAILED
+    assert kind(asked, outcome("broken", status=500)) is Kind.FAILED
+
+
+def test_a_client_that_hangs_up_has_what_is_right_so_far() -> None:
+    asked = request(Fate.HANG_UP)
+    assert kind(asked, outcome(None, status=None, hung_up=True)) is Kind.CUT
+    assert kind(asked, outcome([], hung_up=True)) is Kind.CUT
+    assert kind(asked, outcome([item("one", (1,), None)], hung_up=True)) is Kind.CUT
+    assert kind(asked, outcome([item("two", (2,), None)], hung_up=True)) is Kind.CHANGED
+    # It was faster than its client's patience.
+    assert kind(asked, outcome(item())) is Kind.WHOLE
+    assert kind(asked, outcome(item("one two four"))) is Kind.CHANGED
+    assert kind(asked, outcome("broken", status=500)) is Kind.FAILED
+    assert kind(asked, outcome(None, status=None, error="reset")) is Kind.FAILED
+
+
+def test_an_aborted_request_tells_so_or_has_what_is_right_so_far() -> None:
+    asked = request(Fate.ABORT)
+    aborted = {"type": "abort", "message": "Aborted"}
+    assert kind(asked, outcome(item("one", (1,), aborted))) is Kind.CUT
+    assert kind(asked, outcome(item("two", (2,), aborted))) is Kind.CHANGED
+    assert kind(asked, outcome(item("", (), aborted))) is Kind.CUT
+    waiting = {"finish_reason": aborted, "completion_tokens": 0}
+    assert kind(asked, outcome({**item("", ()), "meta_info": waiting})) is Kind.CUT
+    assert kind(asked, outcome("Abort in waiting queue", status=503)) is Kind.CUT
+    assert kind(asked, outcome("out of memory", status=503)) is Kind.FAILED
+    assert kind(asked, outcome("Abort", status=500)) is Kind.FAILED
+    assert kind(request(), outcome("Abort in waiting queue", status=503)) is Kind.FAILED
+
+
+def test_a_part_of_a_stop_string_that_was_streamed_is_no_change() -> None:
+    asked = request(Fate.HANG_UP, COMPLETIONS)
+
+    def piece(text: str, reason: str | None = None, matched: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "finish_reason": reason, "matched_stop": matched}
+        return {"choices": [choice]}
+
+    reference = streamed(COMPLETIONS, [piece("a boat", "stop", " and")])
+    assert kind(asked, outcome([piece("a boat an")], hung_up=True), reference) is Kind.CUT
+    assert kind(asked, outcome([piece("a goat")], hung_up=True), reference) is Kind.CHANGED
+
+
+def test_streams_of_several_answers_are_put_together_by_their_indices() -> None:
+    def piece(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        return {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": reason}]}
+
+    usage = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5}}
+    pieces = [piece(1, "x"), piece(0, "a"), piece(0, "b", "stop"), piece(1, "y", "length"), usage]
+    found = streamed(CHAT, pieces)
+    choices = [
+        {"index": 1, "message": {"content": "xy"}, "finish_reason": "length"},
+        {"index": 0, "message": {"content": "ab"}, "finish_reason": "stop", "matched_stop": None},
+    ]
+    assert found == whole(CHAT, {"choices": choices, "usage": usage["usage"]})
+    assert [part.text for part in found.parts] == ["ab", "xy"]
+    both = [item("a", (1,), None, 0), item("x", (1,), None, 1), item("b", index=0), item(index=1)]
+    assert streamed(GENERATE, both) == whole(GENERATE, [item("b"), item()])

@@ -1,0 +1,62 @@
+"""A soak of less than a minute, from its command to its line of JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.bench_soak import parse
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--minutes", "0"], "must be a number above 0"),
+        (["--minutes", "inf"], "--minutes must be finite"),
+        (["--in-flight", "9", "8"], "LOW must be at most HIGH"),
+        (["--in-flight", "0", "8"], "must be a whole number from 1"),
+        (["--cores", "x"], "'x' must be"),
+        (["--templates", "0"], "must be a whole number from 1"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_is_allowed(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.server
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+def test_a_short_soak_finds_no_fault_and_tells_all(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    command = [sys.executable, "-m", "benchmark.bench_soak", "--minutes", "0.8"]
+    command += ["--templates", "9", "--in-flight", "4", "8", "--output", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert record["failed"] == record["changed"] == 0
+    assert record["leaked"] == {}
+    assert record["requests"] > 10
+    assert record["compared"] > 2
+    assert record["samples"] > 20
+    assert record["server_slopes_mib_per_h"]["rss"] is None or record["rss_slope_mib_per_h"]
+    assert record == json.loads((folder / "results.json").read_text())
+    assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert sum(event["event"] == "request" for event in events) == record["requests"]
+    assert len((folder / "samples.csv").read_text().splitlines()) == record["samples"] + 1
+    again = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert again.returncode != 0
+    assert "there is a soak in" in again.stderr
