@@ -14,9 +14,9 @@ that want as much as they can get cost one that wants little (`benchmark.sidecar
 line is JSON then, too: `submissions` and `servers`.
 
 Otherwise the last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the
-target's plain decode), `drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of rows `step_ms`,
-`model_ms`, `sample_ms`, `drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms` and how it was
-measured.
+target's plain decode), `drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of
+rows `step_ms`, `model_ms`, `sample_ms`, `drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms`
+and how it was measured.
 """
 
 from __future__ import annotations
