@@ -26,10 +26,14 @@ GAUGES = {
     "drafting_requests": "Requests that the sidecar has work for, of all its servers.",
     "drafting_rows": "Completions that the sidecar is drafting, for all its servers.",
     "trie_tokens": "Tokens in the tries of all requests, drafts and own text.",
+    "sidecar_texts": "Different texts that the sidecar keeps, for all its servers.",
+    "sidecar_rows": "Rows of the draft model's KV that are open, for all its servers.",
+    "sidecar_kv_tokens": "Tokens of KV that these rows hold.",
 }
 TOTALS = {
     "drafted_tokens": "Tokens that the sidecar drafted, for all its servers.",
     "evictions": "Times that a request lost its drafts to the total cap.",
+    "declined_requests": "Requests that a sidecar declined to draft for.",
 }
 TOTALS_BY = {
     "proposed_tokens": ("source", "Draft tokens that the target verified."),
