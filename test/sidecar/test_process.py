@@ -126,7 +126,7 @@ def test_sigterm_in_the_middle_of_work_ends_it_cleanly(served: Served) -> None:
         time.sleep(0.02)
     assert served.process.exit_code == 0
     assert not psutil.pid_exists(pid)
-    assert os.listdir(served.endpoint.directory) == []
+    assert os.listdir(served.endpoint.directory) == ["owner"]
     served.process.stop()
 
 
