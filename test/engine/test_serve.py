@@ -4,7 +4,9 @@ It streams only what is new in each piece, and takes running requests back to th
 time, as SGLang does when memory runs out.
 """
 
+import secrets
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,16 @@ pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")
-def server(models: DemoModels) -> Iterator[Server]:
+def abandoned() -> Path:
+    """The directory of a private endpoint that a killed server left behind."""
+    directory = Path(tempfile.gettempdir(), f"qspec-{secrets.token_hex(4)}")
+    directory.mkdir(mode=0o700)
+    (directory / "owner").touch()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels, abandoned: Path) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
@@ -49,6 +60,12 @@ def server(models: DemoModels) -> Iterator[Server]:
     ) as server:
         until(lambda: state(server)["sidecar"] == "ready", 120)
         yield server
+
+
+def test_the_start_removes_what_a_killed_server_left_behind(
+    server: Server, abandoned: Path
+) -> None:
+    assert not abandoned.exists()
 
 
 def test_with_the_parsing_turned_off_a_tag_is_text_like_any_other(server: Server) -> None:

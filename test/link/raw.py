@@ -67,11 +67,29 @@ def waiting(peer: zmq.Socket) -> list[list[bytes]]:
     return received
 
 
-def plain_socket(endpoint: str) -> socket.socket:
-    """A connection to the endpoint without ZMQ."""
+def plain_socket(endpoint: str, blocking: bool = True) -> socket.socket:
+    """A connection to the endpoint without ZMQ; not `blocking`, it may raise BlockingIOError."""
     if endpoint.startswith("ipc://"):
         plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        plain.connect(endpoint.removeprefix("ipc://"))
+        plain.setblocking(blocking)
+        try:
+            plain.connect(endpoint.removeprefix("ipc://"))
+        except BlockingIOError:
+            plain.close()
+            raise
         return plain
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host, int(port)))
+
+
+def closed(plain: socket.socket) -> bool:
+    """Whether the other end has closed a plain socket. Reads what has come, as ZMQ's greeting."""
+    plain.setblocking(False)
+    try:
+        while plain.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link import Keys, PrivateEndpoint, private_endpoint, remove_private
+from sglang_qspec.link import Keys
 from sglang_qspec.link.address import MAX_PATH_BYTES, check_bind, check_connect
-from test.link.wire import open_wire
 
 
 @pytest.fixture
@@ -22,65 +20,6 @@ def own() -> Iterator[Path]:
     """A directory with a short path that only this user can enter."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         yield Path(directory)
-
-
-def test_a_private_endpoint_lies_in_a_closed_directory_that_goes_with_it() -> None:
-    private = private_endpoint()
-    directory = Path(private.address.removeprefix("ipc://")).parent
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert len(os.fsencode(private.address.removeprefix("ipc://"))) <= MAX_PATH_BYTES
-    check_bind(private.address, None)
-    check_connect(private.address, None)
-    private.close()
-    assert not directory.exists()
-    private.close()
-
-
-def test_every_private_endpoint_is_another() -> None:
-    with private_endpoint() as one, private_endpoint() as other:
-        assert one.address != other.address
-
-
-def test_the_directory_goes_also_when_a_socket_was_bound_there(key_file: Keys) -> None:
-    with open_wire("ipc", key_file) as wire:
-        wire.serve()
-        path = Path(wire.endpoint.removeprefix("ipc://"))
-        assert stat.S_ISSOCK(path.stat().st_mode)
-    assert not path.parent.exists()
-
-
-def test_a_directory_that_is_too_deep_is_a_clear_error(own: Path) -> None:
-    deep = own / ("d" * 100)
-    deep.mkdir()
-    with pytest.raises(LinkError, match=f"at most {MAX_PATH_BYTES} bytes"):
-        PrivateEndpoint(str(deep))
-    with pytest.raises(LinkError, match="no private directory"):
-        PrivateEndpoint(str(own / "absent"))
-
-
-def test_a_long_temporary_directory_is_no_obstacle(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = own / ("d" * 100)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    with private_endpoint() as private:
-        assert private.directory.startswith("/tmp/")
-
-
-def test_only_a_private_directory_is_removed(own: Path) -> None:
-    elsewhere = own / "qspec-mine"
-    elsewhere.mkdir()
-    (elsewhere / "link").touch()
-    (elsewhere / "letter").touch()
-    for endpoint in (
-        f"ipc://{elsewhere}/link",
-        f"ipc://{own}/link",
-        f"ipc://{elsewhere}/other",
-        "tcp://127.0.0.1:5555",
-    ):
-        remove_private(endpoint)
-    assert (elsewhere / "letter").exists()
 
 
 @pytest.mark.parametrize(
@@ -101,19 +40,101 @@ def test_a_path_over_the_limit_of_unix_sockets_is_refused(own: Path) -> None:
             check(f"ipc://{fitting}x", None)
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_directory_that_others_can_write_to_is_refused(own: Path, mode: int) -> None:
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o701, 0o710, 0o704, 0o740, 0o770, 0o707, 0o1777])
+def test_a_directory_that_others_have_access_to_is_refused(own: Path, mode: int) -> None:
     own.chmod(mode)
     for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="0700"):
+        with pytest.raises(LinkError) as refused:
             check(f"ipc://{own}/socket", None)
+        message = str(refused.value)
+        assert f"'ipc://{own}/socket'" in message
+        assert f"the mode {mode:04o}" in message
+        assert f"chmod 0700 {own}`" in message
     own.chmod(0o700)
+
+
+def test_a_sticky_directory_of_this_user_alone_is_allowed(own: Path) -> None:
+    own.chmod(0o1700)
+    check_bind(f"ipc://{own}/socket", None)
+    check_connect(f"ipc://{own}/socket", None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(own: Path) -> None:
+    theirs = own / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 12345, -1)
+    for check in (check_bind, check_connect):
+        with pytest.raises(LinkError, match="belongs to user 12345, but must belong to user 0"):
+            check(f"ipc://{theirs}/socket", None)
+
+
+def test_what_is_no_directory_is_refused(own: Path) -> None:
+    (own / "file").touch(mode=0o600)
+    for check in (check_bind, check_connect):
+        with pytest.raises(LinkError, match="is not a directory"):
+            check(f"ipc://{own}/file/socket", None)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_directory_that_others_can_exchange_is_refused(own: Path, mode: int) -> None:
+    shared, mine = own / "shared", own / "shared" / "mine"
+    mine.mkdir(parents=True, mode=0o700)
+    mine.chmod(0o700)
+    shared.chmod(mode)
+    for check in (check_bind, check_connect):
+        with pytest.raises(LinkError, match=f"chmod go-w {shared}"):
+            check(f"ipc://{mine}/socket", None)
+    # In a sticky directory only its owner can rename it.
+    shared.chmod(mode | 0o1000)
+    check_bind(f"ipc://{mine}/socket", None)
+    check_connect(f"ipc://{mine}/socket", None)
+
+
+def test_a_symbolic_link_is_followed_to_a_directory_that_must_be_private(own: Path) -> None:
+    shared, mine, link = own / "shared", own / "mine", own / "link"
+    mine.mkdir(mode=0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    link.symlink_to(mine)
+    check_bind(f"ipc://{link}/socket", None)
+    # Others can exchange a link that lies where they can write, at any step of the way.
+    (shared / "link").symlink_to(mine)
+    (own / "way").symlink_to(shared / "link")
+    for path in (shared / "link", own / "way"):
+        for check in (check_bind, check_connect):
+            with pytest.raises(LinkError, match=f"chmod go-w {shared}"):
+                check(f"ipc://{path}/socket", None)
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(LinkError, match="symbolic links"):
+        check_bind(f"ipc://{link}/socket", None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_a_symbolic_link_of_another_user_is_refused(own: Path) -> None:
+    mine, link = own / "mine", own / "link"
+    mine.mkdir(mode=0o700)
+    link.symlink_to(mine)
+    os.lchown(link, 12345, -1)
+    for check in (check_bind, check_connect):
+        with pytest.raises(LinkError, match="a symbolic link of user 12345"):
+            check(f"ipc://{link}/socket", None)
 
 
 def test_a_server_may_connect_before_the_directory_exists_but_nobody_can_bind(own: Path) -> None:
     check_connect(f"ipc://{own}/later/socket", None)
+    check_connect(f"ipc://{own}/much/later/socket", None)
     with pytest.raises(LinkError, match="No such file"):
         check_bind(f"ipc://{own}/later/socket", None)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_server_does_not_wait_for_a_directory_that_others_can_make(own: Path, mode: int) -> None:
+    own.chmod(mode)
+    with pytest.raises(LinkError, match=f"mkdir -m 0700 {own}/later`"):
+        check_connect(f"ipc://{own}/later/socket", None)
+    own.chmod(0o700)
 
 
 def test_a_file_in_the_way_is_not_removed(own: Path) -> None:

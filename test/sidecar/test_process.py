@@ -1,6 +1,7 @@
 """The real process with the real draft model, over a real socket; started once."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -125,14 +126,15 @@ def test_sigterm_in_the_middle_of_work_ends_it_cleanly(served: Served) -> None:
         time.sleep(0.02)
     assert served.process.exit_code == 0
     assert not psutil.pid_exists(pid)
-    assert os.listdir(served.endpoint.directory) == []
+    assert os.listdir(served.endpoint.directory) == ["owner"]
     served.process.stop()
 
 
 def test_without_cores_it_yields_to_its_parent_and_ends_with_it(models: DemoModels) -> None:
     # Its parent dies while the model is still being loaded, which takes the longest.
     program = (
-        "import sys, time\n"
+        "import resource, sys, time\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (512, int(sys.argv[2])))\n"
         "from sglang_qspec.config import QSpecConfig\n"
         "from sglang_qspec.sidecar.process import SidecarProcess\n"
         "process = SidecarProcess(QSpecConfig(), model_path=sys.argv[1], quantization=None,\n"
@@ -141,8 +143,11 @@ def test_without_cores_it_yields_to_its_parent_and_ends_with_it(models: DemoMode
         "print(process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(models.target)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(models.target), str(limit)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
@@ -150,6 +155,7 @@ def test_without_cores_it_yields_to_its_parent_and_ends_with_it(models: DemoMode
     while child.nice() == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert child.nice() == 19
+    assert child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit)
     assert os.getsid(child.pid) == os.getsid(0)  # in another, niceness would not count
     parent.kill()
     parent.wait()

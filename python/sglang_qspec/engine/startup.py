@@ -15,7 +15,14 @@ from sglang_qspec.engine import compat
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link import Keys, LinkState, SidecarLink, keys, private_endpoint
+from sglang_qspec.link import (
+    Keys,
+    LinkState,
+    SidecarLink,
+    keys,
+    private_endpoint,
+    sweep_abandoned,
+)
 from sglang_qspec.messages import PROTOCOL, Hello
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import TrieLimits, TrieStore
@@ -83,6 +90,7 @@ def _start_own(
     settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int
 ) -> tuple[SidecarLink, SidecarProcess]:
     """Start a sidecar as a child of this process; it loads its weights while the target does."""
+    sweep_abandoned()
     private = private_endpoint()
     spec = get_spec()
     explicit = spec._speculative_draft_quantization_explicitly_set

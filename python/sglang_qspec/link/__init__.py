@@ -4,13 +4,18 @@ The server's end is a `Link`: `SidecarLink` over ZMQ, or `FakeSidecarLink`. The 
 `LinkServer`. This is the only package that knows ZMQ.
 """
 
-from sglang_qspec.link.address import PrivateEndpoint, private_endpoint, remove_private
 from sglang_qspec.link.client import SidecarLink
 from sglang_qspec.link.fake import FakeSidecarLink
 from sglang_qspec.link.faults import Faults
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.link import Delivery, Link, LinkState
+from sglang_qspec.link.private import (
+    PrivateEndpoint,
+    private_endpoint,
+    remove_private,
+    sweep_abandoned,
+)
 from sglang_qspec.link.server import LinkServer, Peer
 
 __all__ = [
@@ -27,4 +32,5 @@ __all__ = [
     "fingerprint",
     "private_endpoint",
     "remove_private",
+    "sweep_abandoned",
 ]

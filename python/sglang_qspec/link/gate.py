@@ -41,7 +41,12 @@ class Gate:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return turned_away
-            envelope, (version, request_id, *details) = _split(question)
+            envelope, fields = _split(question)
+            if len(fields) < 2:
+                # There is nobody, or no request, to answer. ZMQ itself sends no such message.
+                turned_away += 1
+                continue
+            version, request_id, *details = fields
             admitted = (
                 version == _VERSION
                 and len(details) == 5
@@ -60,6 +65,6 @@ class Gate:
 
 
 def _split(question: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """The return address, up to the empty frame, and the rest."""
-    end = question.index(b"") + 1
+    """The return address, up to the empty frame, and the rest; nothing without such a frame."""
+    end = question.index(b"") + 1 if b"" in question else len(question)
     return question[:end], question[end:]

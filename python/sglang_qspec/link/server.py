@@ -16,6 +16,7 @@ import zmq
 
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_bind
+from sglang_qspec.link.connections import Connections
 from sglang_qspec.link.faults import Faults
 from sglang_qspec.link.frame import decode_to_sidecar, encode
 from sglang_qspec.link.gate import Gate
@@ -108,8 +109,10 @@ class LinkServer:
         self._router.rcvhwm = max(fewest, min(most, RECEIVE_QUEUE_BYTES // self._max_bytes))
         self._router.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
         self._router.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._connections = Connections(self._context, self._router)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._connections.socket, zmq.POLLIN)
         self._gate: Gate | None = None
         if keys is not None:
             self._gate = Gate(self._context, keys)
@@ -154,11 +157,15 @@ class LinkServer:
         now = self._listening.look(waited_s=time.monotonic() - began)
         if self._gate is not None and self._gate.socket in ready and self._gate.answer():
             self._faults.note("rejected key", "a server without our key file tried to connect")
+        if self._connections.socket in ready and (closed := self._connections.look()):
+            self._faults.note(
+                "closed connections", f"{closed} without a server: over {self._connections.limit}"
+            )
         received: list[tuple[Peer, ToSidecar]] = []
         until = time.monotonic() + RECEIVE_BUDGET_S
         for _ in range(limit):
             try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK)
+                frames = self._connections.receive()
             except zmq.Again:
                 # Only now has everybody been heard out.
                 self._forget_silent(now)
@@ -187,6 +194,7 @@ class LinkServer:
 
     def close(self) -> None:
         """Drop what is queued and let go of the socket. May be called twice."""
+        self._connections.close()
         self._router.close(linger=0)
         if self._gate is not None:
             self._gate.close()
@@ -246,6 +254,7 @@ class LinkServer:
         if routing_id not in self._peers:
             self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id)
             logger.info("server %s has come", self._peers[routing_id])
+        self._connections.keep(routing_id)
         self._heard_at[routing_id] = now
         welcome = msgspec.structs.replace(
             self._welcome, session=self._peers[routing_id].session, number=hello.number
@@ -280,6 +289,7 @@ class LinkServer:
                 self._depart(routing_id)
 
     def _depart(self, routing_id: bytes) -> None:
+        self._connections.release(routing_id)
         peer = self._peers.pop(routing_id, None)
         if peer is not None:
             del self._heard_at[routing_id]

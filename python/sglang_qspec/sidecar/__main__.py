@@ -17,6 +17,7 @@ import time
 
 from sglang_qspec.config import MAX_SERVER_TOKENS, QSpecConfig, parse_cores
 from sglang_qspec.errors import ConfigError, QSpecError
+from sglang_qspec.link import descriptors
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
     )
     logging.getLogger("sglang_qspec").setLevel(logging.INFO)
     logging.getLogger("sglang").setLevel(logging.ERROR)
+    descriptors.raise_limit()
     if options.parent_pid is not None:
         from sglang_qspec.sidecar.watch import end_with_parent
 

@@ -1,0 +1,115 @@
+"""Which directories are private enough for a unix socket: those that only this user can enter.
+
+ZMQ gives its sockets the mode that the umask leaves, so whoever can enter the directory may be able
+to connect. Whoever can write to a directory above it could put another directory in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+
+from sglang_qspec.errors import LinkError
+
+_MAX_LINKS = 40
+"""Symbolic links that are followed on the way to a directory, at most; as in Linux."""
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_private(endpoint: str, directory: str) -> None:
+    """Raises LinkError unless `directory`, which holds the socket of `endpoint`, is private.
+
+    It has to belong to this user and to have the mode 0700. No other user may be able to exchange
+    it, or a symbolic link on the way to it.
+    """
+    try:
+        real = _resolve(endpoint, directory)
+        status = os.lstat(real)
+    except OSError as error:
+        raise LinkError(f"the endpoint is {endpoint!r}, but {error}") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise LinkError(f"the endpoint is {endpoint!r}, but {directory!r} is not a directory")
+    user = os.geteuid()
+    if status.st_uid != user:
+        raise LinkError(
+            f"the endpoint is {endpoint!r}, but {directory!r} belongs to user {status.st_uid}, "
+            f"but must belong to user {user}, who runs this process"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise LinkError(
+            f"the endpoint is {endpoint!r}, but {directory!r} has the mode {mode:04o}, and only "
+            f"its owner may have access: run `chmod 0700 {shlex.quote(directory)}`"
+        )
+
+
+def check_private_or_absent(endpoint: str, directory: str) -> None:
+    """Like `check_private`, but `directory` may be absent if no other user can make it."""
+    try:
+        _resolve(endpoint, directory)
+    except FileNotFoundError as error:
+        present = os.path.dirname(error.filename)
+        if os.stat(present).st_mode & _WRITABLE:
+            raise LinkError(
+                f"the endpoint is {endpoint!r}, but {directory!r} is absent, and other users can "
+                f"write to {present!r}: run `mkdir -m 0700 {shlex.quote(directory)}`"
+            ) from None
+    except OSError as error:
+        raise LinkError(f"the endpoint is {endpoint!r}, but {error}") from None
+    else:
+        check_private(endpoint, directory)
+
+
+def check_parent(endpoint: str, parent: str) -> None:
+    """Raises LinkError if other users can exchange a directory that this user makes in `parent`."""
+    try:
+        _check_above(endpoint, _resolve(endpoint, os.path.abspath(parent)))
+    except OSError as error:
+        raise LinkError(f"no private directory in {parent!r}: {error}") from None
+
+
+def _resolve(endpoint: str, directory: str) -> str:
+    """The path of `directory` without symbolic links.
+
+    Raises LinkError if another user can exchange a step of the way, and OSError if a step is
+    missing, then with the path of the step, or cannot be followed.
+    """
+    steps = directory.split("/")[::-1]
+    path = "/"
+    links = 0
+    while steps:
+        step = steps.pop()
+        if step in ("", "."):
+            continue
+        if step == "..":
+            path = os.path.dirname(path)
+            continue
+        above, path = path, os.path.join(path, step)
+        status = os.lstat(path)
+        _check_above(endpoint, above)
+        if stat.S_ISLNK(status.st_mode):
+            if status.st_uid not in (0, os.geteuid()):
+                raise LinkError(
+                    f"the endpoint is {endpoint!r}, but {path!r} is a symbolic link of user "
+                    f"{status.st_uid}, who can let it point elsewhere"
+                )
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), directory)
+            target = os.readlink(path)
+            path = "/" if target.startswith("/") else above
+            steps += target.split("/")[::-1]
+    return path
+
+
+def _check_above(endpoint: str, directory: str) -> None:
+    mode = os.stat(directory).st_mode
+    if mode & _WRITABLE and not mode & stat.S_ISVTX:
+        name = shlex.quote(directory)
+        raise LinkError(
+            f"the endpoint is {endpoint!r}, but other users can write to {directory!r}, and so "
+            f"exchange what lies in it: run `chmod go-w {name}`, or `chmod +t {name}` if it is "
+            "meant for all users"
+        )

@@ -1,0 +1,64 @@
+"""Ends single connections of a ZMQ socket, which ZMQ itself offers no call for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+
+class Disconnector:
+    """Shuts connections down by their file descriptors, which belong to ZMQ.
+
+    ZMQ then sees the end of the connection and closes its descriptor. It may have done so already,
+    and the number may be another file's. So a connection is duplicated before it is checked: the
+    duplicate cannot change. A descriptor is set aside for this, as none may be free.
+    """
+
+    def __init__(self) -> None:
+        self._blank = os.open(os.devnull, os.O_RDONLY)
+        self._slot = os.dup(self._blank)
+        """Holds the duplicate while a connection is shut down, and `_blank` otherwise."""
+
+    def end(self, descriptor: int, endpoint: str) -> bool:
+        """Shut the connection down; False if `descriptor` is no connection accepted at `endpoint`.
+
+        `endpoint` is an address of ZMQ with its port or path.
+        """
+        try:
+            os.dup2(descriptor, self._slot, inheritable=False)
+        except OSError:
+            return False
+        try:
+            return _shut_down(self._slot, endpoint)
+        finally:
+            os.dup2(self._blank, self._slot, inheritable=False)
+
+    def close(self) -> None:
+        os.close(self._slot)
+        os.close(self._blank)
+
+
+def _shut_down(descriptor: int, endpoint: str) -> bool:
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = socket.socket(fileno=descriptor)
+        except OSError:  # another kind of file
+            return False
+        stack.callback(connection.detach)
+        if not _accepted_at(endpoint, connection):
+            return False
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the peer has ended it
+            return False
+    return True
+
+
+def _accepted_at(endpoint: str, connection: socket.socket) -> bool:
+    """An accepted connection has the address of the listener as its own."""
+    address = connection.getsockname()
+    if connection.family == socket.AF_UNIX:
+        return endpoint == f"ipc://{address}"
+    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+    return is_tcp and endpoint.startswith("tcp://") and endpoint.endswith(f":{address[1]}")

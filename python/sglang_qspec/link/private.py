@@ -1,0 +1,190 @@
+"""Private ipc endpoints: a directory for each server that starts its own sidecar.
+
+The directory holds the socket, `link`, and the lock file `owner`. The server holds the lock as long
+as it lives; the kernel frees it when the server is killed. A free lock is the sign that a directory
+is abandoned. A process id would not be one: it is used again, and means nothing in another
+container that shares the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import stat
+import tempfile
+from types import TracebackType
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.address import IPC, MAX_PATH_BYTES
+from sglang_qspec.link.directory import check_parent
+
+_PREFIX = "qspec-"
+_NAME = re.compile(_PREFIX + "[a-z0-9_]{8}")
+"""Names that `tempfile.mkdtemp` gives."""
+_SOCKET = "link"
+_OWNER = "owner"
+_UNLOCKED_OWNER = "owner.new"
+
+logger = logging.getLogger(__name__)
+
+
+class PrivateEndpoint:
+    """An ipc address in a fresh directory that only this user can enter.
+
+    `close` removes the directory; so does leaving the context.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        """Make the directory inside `directory`, by default the one for temporary files.
+
+        Raises LinkError when that cannot be done, when the path of a socket there is too long, or
+        when other users could exchange the directory.
+        """
+        parent = _first_allowed([directory] if directory is not None else _parents())
+        self._owner: int | None = None
+        """Descriptor that holds the lock."""
+        try:
+            self.directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+            self._owner = _lock_new(self.directory)
+        except OSError as error:
+            raise LinkError(f"no private directory in {parent!r}: {error}") from None
+
+    @property
+    def address(self) -> str:
+        """What both ends are given: `ipc://` and a path."""
+        return IPC + os.path.join(self.directory, _SOCKET)
+
+    def close(self) -> None:
+        """Remove the directory. May be called twice."""
+        remove_private(self.address)
+        if self._owner is not None:
+            os.close(self._owner)
+            self._owner = None
+
+    def __enter__(self) -> PrivateEndpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def private_endpoint() -> PrivateEndpoint:
+    """A fresh private ipc address, for a server that starts its own sidecar."""
+    return PrivateEndpoint()
+
+
+def remove_private(endpoint: str) -> None:
+    """Remove the directory of `endpoint` if a PrivateEndpoint made it; else do nothing.
+
+    A server is often killed and cannot clean up; its sidecar, which outlives it by a moment, can.
+    """
+    directory, name = os.path.split(endpoint.removeprefix(IPC))
+    if endpoint.startswith(IPC) and name == _SOCKET:
+        _remove(directory)
+
+
+def sweep_abandoned() -> None:
+    """Remove the directories of servers of this user that were killed.
+
+    Several processes may sweep at the same time, and make directories meanwhile.
+    """
+    for parent in dict.fromkeys(map(os.path.realpath, _parents())):
+        for name in _entries(parent):
+            directory = os.path.join(parent, name)
+            if _is_ours(directory) and _is_abandoned(directory):
+                _remove(directory)
+                logger.info("removed %s, which a killed server had left behind", directory)
+
+
+def _parents() -> list[str]:
+    # A long TMPDIR is common (a test's, a batch system's), and /tmp serves as well.
+    return [tempfile.gettempdir(), "/tmp"]
+
+
+def _first_allowed(parents: list[str]) -> str:
+    """The first of these in which a private endpoint can be; LinkError of the first if none."""
+    refusals = []
+    for parent in parents:
+        # mkdtemp adds eight random characters to the prefix.
+        directory = os.path.join(os.path.abspath(parent), _PREFIX + 8 * "x")
+        path = os.path.join(directory, _SOCKET)
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            refusals.append(
+                f"the path of a socket in {parent!r} would be too long, but may have at most "
+                f"{MAX_PATH_BYTES} bytes"
+            )
+            continue
+        try:
+            check_parent(IPC + path, parent)
+        except LinkError as error:
+            refusals.append(str(error))
+        else:
+            return parent
+    raise LinkError(refusals[0])
+
+
+def _lock_new(directory: str) -> int:
+    """Make the lock file; the descriptor that holds the lock. Nobody sees the file unlocked."""
+    unlocked = os.path.join(directory, _UNLOCKED_OWNER)
+    descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.rename(unlocked, os.path.join(directory, _OWNER))
+    return descriptor
+
+
+def _is_ours(directory: str) -> bool:
+    """Whether it has the name, the mode and the entries of a PrivateEndpoint of this user."""
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return False
+    return (
+        _NAME.fullmatch(os.path.basename(directory)) is not None
+        and stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and stat.S_IMODE(status.st_mode) == 0o700
+        and {_OWNER} <= set(_entries(directory)) <= {_OWNER, _SOCKET}
+    )
+
+
+def _is_abandoned(directory: str) -> bool:
+    """Whether nobody holds the lock. A directory is never locked again once its lock is free."""
+    path = os.path.join(directory, _OWNER)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove(directory: str) -> None:
+    """Remove a directory of ours with what we put there, and nothing else."""
+    if not _is_ours(directory):
+        return
+    with contextlib.suppress(OSError):
+        # The lock goes last: a sweep that is interrupted leaves what the next one finds.
+        for name in (_SOCKET, _OWNER):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

@@ -1,0 +1,37 @@
+"""A sidecar without a model that may open only a few file descriptors.
+
+    python -m test.link.cramped_sidecar ENDPOINT DESCRIPTORS PAUSE_S [KEY_FILE]
+
+It writes the endpoint that it serves to its standard output. PAUSE_S is the time between two reads
+of its socket, as a pass of a draft model takes. It ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import resource
+import select
+import sys
+
+from sglang_qspec.link import LinkServer, keys
+from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
+from test.link.wire import FINGERPRINT, VOCAB_SIZE
+
+
+def main(endpoint: str, descriptors: int, pause_s: float, key_file: str | None) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    server = LinkServer(
+        endpoint,
+        Welcome(PROTOCOL, "tiny draft", VOCAB_SIZE, context_len=64),
+        FINGERPRINT,
+        lambda: Heartbeat(requests=0, rows=0, drafted_tokens=0, dropped_messages=0),
+        keys.load(key_file) if key_file is not None else None,
+    )
+    sys.stdout.write(server.endpoint + "\n")
+    sys.stdout.flush()
+    while not select.select([sys.stdin], [], [], pause_s)[0]:
+        server.receive(0 if pause_s else 500)
+    server.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *(sys.argv[4:] or [None]))

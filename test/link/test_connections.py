@@ -1,0 +1,179 @@
+"""Connections on which nobody is served keep no server out, and the sidecar idle."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sglang_qspec.link import LinkState, PrivateEndpoint, connections, descriptors, keys
+from test.link.flood import Flood
+from test.link.raw import closed, plain_socket
+from test.link.wire import Wire, until
+
+DESCRIPTORS = 100
+SILENT = 186
+"""More connections than the sidecar could hold."""
+PER_SECOND = 300
+
+
+@pytest.fixture(autouse=True)
+def _many_descriptors() -> Iterator[None]:
+    """The other end of a flood needs as many descriptors."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors.raise_limit()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@contextmanager
+def cramped(
+    transport: str, folder: Path, limit: int = DESCRIPTORS, pause_s: float = 0
+) -> Iterator[tuple[Wire, psutil.Process]]:
+    """A sidecar in a process of its own that may open few files, and its process."""
+    with PrivateEndpoint() as private:
+        path = folder / "qspec.key"
+        pair = keys.create(path) if transport == "tcp" else None
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "test.link.cramped_sidecar"),
+                "tcp://127.0.0.1:*" if pair else private.address,
+                *(str(limit), str(pause_s)),
+                *([str(path)] if pair else []),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        wire = Wire(process.stdout.readline().strip(), pair)
+        try:
+            yield wire, psutil.Process(process.pid)
+        finally:
+            wire.close()
+            process.stdin.close()
+            code = process.wait(10)
+            process.stdout.close()
+        assert code == 0
+
+
+def test_a_flood_of_silent_connections_keeps_no_server_out(transport: str, tmp_path: Path) -> None:
+    with cramped(transport, tmp_path) as (wire, _):
+        before = wire.link()
+        until(lambda: before.state is LinkState.READY, before.receive)
+        with Flood(wire.endpoint, SILENT, per_second=PER_SECOND) as flood:
+            until(lambda: flood.opened > SILENT, before.receive)
+            links = [before, *(wire.link() for _ in range(3))]
+            steps = [link.receive for link in links]
+            until(lambda: all(link.state is LinkState.READY for link in links), *steps)
+            opened = flood.opened
+            until(lambda: flood.opened > opened + SILENT, *steps)
+        assert [link.state for link in links] == [LinkState.READY] * 4
+        assert [link.generation for link in links] == [1] * 4
+
+
+def test_silent_connections_leave_the_sidecar_idle(tmp_path: Path) -> None:
+    with cramped("tcp", tmp_path) as (wire, process):
+        with Flood(wire.endpoint, SILENT, per_second=PER_SECOND, at_once=True):
+            time.sleep(0.5)
+            used = process.cpu_times()
+            time.sleep(2)
+            now = process.cpu_times()
+        assert now.user + now.system - used.user - used.system < 1
+        newcomer = wire.link()
+        until(lambda: newcomer.state is LinkState.READY, newcomer.receive)
+
+
+def test_the_connections_that_zmq_accepts_during_a_long_pass_are_bounded(tmp_path: Path) -> None:
+    count = 1900
+    with cramped("ipc", tmp_path, limit=1600, pause_s=3) as (wire, process):
+        silent = _open_while_accepted(wire.endpoint, count)
+        assert 1000 < len(silent) < count
+        # Without a free descriptor, ZMQ would have aborted the process.
+        assert process.num_fds() < 1200
+        for one in silent:
+            one.close()
+        newcomer = wire.link()
+        until(lambda: newcomer.state is LinkState.READY, newcomer.receive)
+
+
+def _open_while_accepted(endpoint: str, count: int) -> list[socket.socket]:
+    """Connect until the sidecar takes no more for a while; at most `count` times."""
+    opened: list[socket.socket] = []
+    accepted_at = time.monotonic()
+    while len(opened) < count and time.monotonic() - accepted_at < 0.2:
+        try:
+            opened.append(plain_socket(endpoint, blocking=False))
+            accepted_at = time.monotonic()
+        except BlockingIOError:
+            time.sleep(0.001)
+    return opened
+
+
+def test_only_connections_without_a_server_are_closed(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 5)
+    server = wire.serve()
+    links = [wire.link() for _ in range(4)]
+    steps = [link.receive for link in links] + [lambda: server.receive(0)]
+    until(lambda: all(link.state is LinkState.READY for link in links), *steps)
+    silent = [plain_socket(wire.endpoint) for _ in range(20)]
+    until(lambda: sum(map(closed, silent)) == 19, *steps)
+    for _ in range(100):
+        for step in steps:
+            step()
+    assert sum(map(closed, silent)) == 19
+    assert [link.generation for link in links] == [1] * 4
+    for one in silent:
+        one.close()
+
+
+def test_a_server_that_fell_silent_makes_room(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+    server = wire.serve(forget_after_s=0.2)
+    hung = wire.link()
+    until(lambda: hung.state is LinkState.READY, hung.receive, lambda: server.receive(0))
+    newcomer = wire.link()
+    until(lambda: newcomer.state is LinkState.READY, newcomer.receive, lambda: server.receive(10))
+
+
+def test_a_connection_that_stops_in_the_handshake_is_closed(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.2)
+    server = wire.serve()
+    mechanism = b"NULL" if wire.keys is None else b"CURVE"
+    greeting = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+    stalled = []
+    for said in (b"", greeting[:20], greeting):
+        stalled.append(plain_socket(wire.endpoint))
+        stalled[-1].sendall(said)
+    until(lambda: all(map(closed, stalled)), lambda: server.receive(0))
+    for one in stalled:
+        one.close()
+
+
+@pytest.mark.timeout(30, method="thread")
+def test_a_sidecar_ends_although_zmq_waits_for_room_in_its_queue_of_events() -> None:
+    with PrivateEndpoint() as private:
+        wire = Wire(private.address)
+        server = wire.serve()
+        silent = _open_while_accepted(private.address, 1200)
+        server.close()
+        for one in silent:
+            one.close()

@@ -1,0 +1,42 @@
+"""The limit of open files, and what of it connections may take."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from sglang_qspec.link import descriptors
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def _limit(soft: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_limit_is_raised_as_far_as_the_process_may() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _limit(256)
+    descriptors.raise_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_connections_may_take_half_of_the_free_descriptors() -> None:
+    used = len(os.listdir("/proc/self/fd"))
+    _limit(used + 100)
+    assert 48 <= descriptors.spare() <= 50
+
+
+def test_there_is_room_for_one_connection_in_any_case() -> None:
+    # Listing the open descriptors takes one, too.
+    _limit(len(os.listdir("/proc/self/fd")) + 1)
+    assert descriptors.spare() == 1
