@@ -86,10 +86,11 @@ def test_a_hook_that_fails_is_told_of_once(caplog: pytest.LogCaptureFixture) -> 
     for _ in range(3):
         lifecycle.polled(None, None)
     assert speculator.active() is None
-    (record,) = caplog.records
+    record, second = caplog.records
     assert "Speculation failed (drafts were received)" in record.message
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
+    assert "sidecar could not be ended" in second.message  # as the whole speculator is broken
 
 
 def test_a_program_can_still_be_interrupted() -> None:

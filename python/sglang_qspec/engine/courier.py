@@ -208,6 +208,13 @@ class Courier:
             },
         }
 
+    def close(self) -> None:
+        """Dismiss our sidecar and close the link: nothing is sent or received any more."""
+        if self._sidecar is not None:
+            self._sidecar.dismiss()
+        if self._link is not None:
+            self._link.close()
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if what is to be sent is of no live request."""
         if not self._unsent.keys() <= self._live.keys():
