@@ -138,7 +138,7 @@ def run(row: Hook, target: Target) -> Any:
     """Call the target as SGLang does once the row's hook is in place."""
     wrapped = _wrap_fn(target.__call__, guarded_hook(row), row.kind)
     answer = wrapped(5, "a")
-    return asyncio.run(answer) if inspect.isawaitable(answer) else answer
+    return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
 
 @pytest.mark.usefixtures("active")
