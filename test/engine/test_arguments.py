@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import QSpecConfig, from_environment
-from sglang_qspec.engine import arguments, compat, touched
+from sglang_qspec.engine import arguments, compat, hooks, touched
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.models import DemoModels
 
@@ -82,14 +83,19 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_hook_that_is_not_in_place_is_named() -> None:
+    row = replace(hooks.scheduler()[0], target="sglang.srt.managers.scheduler.no_such_hook")
     with pytest.raises(ConfigError, match="no_such_hook is not wrapped"):
-        compat.check_hooks(("sglang.srt.managers.scheduler.no_such_hook",))
+        compat.check_hooks([row])
+
+
+def hooked() -> list[str]:
+    return [row.target for row in (*hooks.front(), *hooks.scheduler())]
 
 
 def test_every_touched_name_exists_in_the_installed_sglang() -> None:
     import pkgutil
 
-    for name in (*touched.HOOKED, *touched.HOOKED_IN_SCHEDULER, *touched.CALLED):
+    for name in (*hooked(), *touched.CALLED):
         pkgutil.resolve_name(name)  # raises if a part of it is missing
 
 
@@ -110,7 +116,7 @@ def test_the_list_of_touched_names_is_complete() -> None:
     """Every `from sglang... import name` outside a test is on it, or is a module of one."""
     import ast
 
-    listed = {*touched.HOOKED, *touched.HOOKED_IN_SCHEDULER, *touched.CALLED}
+    listed = {*hooked(), *touched.CALLED}
     package = Path(compat.__file__).parents[1]
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -4,7 +4,6 @@ The errors are put into a running server by another plugin, as SGLang loads any 
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,8 @@ from sglang_qspec.engine import lifecycle, speculator
 from sglang_qspec.engine.fuse import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
-from test.engine.server.running import COMMON, cores, generate, state
+from test.engine.faulty import plugin
+from test.engine.server.running import COMMON, cores, generate, state, until
 
 FAULTY = """
 from itertools import count
@@ -40,13 +40,7 @@ def load():
 @pytest.fixture
 def faulty(tmp_path: Path) -> dict[str, str]:
     """The environment of a server with a plugin that makes a pass fail."""
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    package = tmp_path / "faulty-1.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[sglang.srt.plugins]\nfaulty = faulty:load\n")
-    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return plugin(tmp_path, FAULTY)
 
 
 @pytest.mark.server
@@ -64,6 +58,7 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
             during = list(pool.map(lambda text: generate(server, text), prompts))
         assert state(server)["failed"]
         assert server.log.count("Speculation failed (a pass was taken stock of)") == 1
+        until(lambda: not any("sglang_qspec.sidecar" in p.cmdline() for p in server.processes))
         for prompt, answer in zip(prompts, during, strict=True):
             after = generate(server, prompt)
             assert "qspec" not in after["meta_info"]
@@ -86,10 +81,11 @@ def test_a_hook_that_fails_is_told_of_once(caplog: pytest.LogCaptureFixture) -> 
     for _ in range(3):
         lifecycle.polled(None, None)
     assert speculator.active() is None
-    (record,) = caplog.records
+    record, second = caplog.records
     assert "Speculation failed (drafts were received)" in record.message
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
+    assert "sidecar could not be ended" in second.message  # as the whole speculator is broken
 
 
 def test_a_program_can_still_be_interrupted() -> None:

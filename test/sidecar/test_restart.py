@@ -1,9 +1,12 @@
-"""A sidecar that dies is started again, later each time; the program is a stand-in that fails."""
+"""A sidecar that dies or cannot be started is started again; the program is a stand-in."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 
 from sglang_qspec.config import QSpecConfig
@@ -92,3 +95,82 @@ def test_one_that_lives_or_was_stopped_is_left_alone(clock: Clock) -> None:
         clock.now += max(BACKOFF_S)
         process.keep_alive()
     assert (process.pid, process.alive, process.restarts) == (pid, False, 0)
+
+
+def test_one_that_cannot_be_started_is_tried_again_with_the_same_back_off(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    interpreter = tmp_path / "python"
+    process = program(clock, "import time; time.sleep(600)")
+    process.command[0] = str(interpreter)
+    process.start()
+    for wait_s in BACKOFF_S[:2]:
+        assert not process.alive
+        clock.now += LOOK_S
+        process.keep_alive()
+        assert f"No such file or directory: '{interpreter}'" in caplog.messages[-1]
+        assert f"again in {wait_s:g} s" in caplog.messages[-1]
+        clock.now += wait_s - LOOK_S
+        process.keep_alive()
+        assert not process.alive
+        if wait_s == BACKOFF_S[1]:
+            interpreter.symlink_to(sys.executable)
+        clock.now += LOOK_S
+        process.keep_alive()
+    try:
+        assert process.alive
+        assert process.restarts == 1
+    finally:
+        process.stop()
+
+
+def test_one_that_can_never_be_started_is_given_up(clock: Clock) -> None:
+    process = program(clock, "")
+    process.command[0] = "/nowhere/python"
+    process.start()
+    for wait_s in BACKOFF_S:
+        clock.now += LOOK_S
+        process.keep_alive()
+        clock.now += wait_s
+        process.keep_alive()
+    clock.now += LOOK_S
+    process.keep_alive()
+    process.command[0] = sys.executable
+    clock.now += 10 * max(BACKOFF_S)
+    process.keep_alive()
+    assert (process.pid, process.restarts) == (None, 0)
+
+
+STUBBORN = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print(flush=True, file=open(sys.argv[1], 'w')); time.sleep(600)"
+)
+
+
+def test_one_that_is_dismissed_ends_without_being_waited_for(clock: Clock) -> None:
+    process = program(clock, "import time; time.sleep(600)")
+    process.start()
+    began = time.monotonic()
+    process.dismiss()
+    assert time.monotonic() - began < 0.5
+    until(lambda: process.exit_code == -signal.SIGTERM)
+    clock.now += max(BACKOFF_S)
+    process.keep_alive()
+    clock.now += max(BACKOFF_S)
+    process.keep_alive()
+    assert not process.alive
+    assert process.restarts == 0
+
+
+def test_one_that_is_dismissed_and_does_not_end_is_killed(clock: Clock, tmp_path: Path) -> None:
+    deaf = tmp_path / "deaf"
+    process = program(clock, STUBBORN)
+    process.command.append(str(deaf))
+    process.start()
+    until(deaf.exists)
+    pid = process.pid
+    assert pid is not None
+    process.dismiss(grace_s=0.2)
+    process.stop(grace_s=60.0)  # as at the end of the server, which may come meanwhile
+    assert process.exit_code == -signal.SIGKILL
+    assert not psutil.pid_exists(pid)

@@ -21,7 +21,7 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_qspec import config
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
-from sglang_qspec.engine import compat
+from sglang_qspec.engine import compat, hooks
 from sglang_qspec.errors import ConfigError, QSpecError
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def check(args: Any) -> QSpecConfig:
     `args` is SGLang's resolving view of its server arguments. Raises QSpecError.
     """
     compat.check_version()
-    compat.check_hooks()
+    compat.check_hooks(hooks.front())
     settings = config.from_environment()
     for refused, name, value, allowed in _unsupported(args):
         if refused:

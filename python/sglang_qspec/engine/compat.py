@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import sglang
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_qspec.engine.touched import HOOKED
+from sglang_qspec.engine.hooks import Hook
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.link.fingerprint import fingerprint
 
@@ -33,15 +34,18 @@ def check_version() -> None:
         )
 
 
-def check_hooks(names: tuple[str, ...] = HOOKED) -> None:
-    """Raise ConfigError unless each of `names` is wrapped by this plugin."""
-    for name in names:
-        hooks = HookRegistry._hooks.get(name, ())
-        ours = any(hook.__module__.startswith("sglang_qspec.") for _, hook, _ in hooks)
-        if not ours or name not in HookRegistry._patched:
+def check_hooks(hooks: Iterable[Hook]) -> None:
+    """Raise ConfigError unless each target is wrapped with the hook of its row."""
+    for hook in hooks:
+        registered = [
+            (kind, getattr(function, "__wrapped__", function))
+            for kind, function, _ in HookRegistry._hooks.get(hook.target, ())
+        ]
+        in_place = (hook.kind, hook.function) in registered
+        if not in_place or hook.target not in HookRegistry._patched:
             raise ConfigError(
-                f"{name} is not wrapped by QSPEC: the plugin did not load completely; "
-                "the log above tells why"
+                f"{hook.target} is not wrapped by QSPEC with {hook.function.__name__}: the plugin "
+                "did not load completely; the log above tells why"
             )
 
 
@@ -58,6 +62,6 @@ def describe_model(
     hf_config: Any = get_config(path, trust_remote_code=trust_remote_code, revision=revision)
     text_config = getattr(hf_config, "text_config", None) or hf_config
     tokenizer = get_tokenizer(
-        tokenizer_path, trust_remote_code=trust_remote_code, tokenizer_revision=revision
+        tokenizer_path, trust_remote_code=trust_remote_code, revision=revision
     )
     return ModelDescription(text_config.vocab_size, fingerprint(tokenizer.get_vocab()))

@@ -326,6 +326,13 @@ class Courier:
             },
         }
 
+    def close(self) -> None:
+        """Dismiss our sidecar and close the link: nothing is sent or received any more."""
+        if self._sidecar is not None:
+            self._sidecar.dismiss()
+        if self._link is not None:
+            self._link.close()
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if the open submissions are not those of the live requests."""
         if not self._unsent.keys() <= self._live.keys():

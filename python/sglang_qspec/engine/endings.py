@@ -24,18 +24,27 @@ def update_finish_state(
 
 
 def _find_first(update: Callable[[Any, int], None], req: Any, new_accepted_len: int) -> None:
-    """Decide again token by token; the tokens behind the end stay, as they do with SGLang."""
-    run = list(req.output_ids[-new_accepted_len:])
-    del req.output_ids[-new_accepted_len:]
-    # A grammar has already taken in the whole run, so that it can tell only of the run's end.
-    grammar, req.grammar = req.grammar, None
-    req.finished_reason = req.finished_len = None
-    while run and not req.finished():
-        req.output_ids.append(run.pop(0))
-        if not run:
-            req.grammar = grammar
-        update(req, 1)
-    if req.finished() and req.finished_len is None:
-        req.finished_len = len(req.output_ids)
-    req.output_ids.extend(run)
-    req.grammar = grammar
+    """Decide again token by token; the tokens behind the end stay, as they do with SGLang.
+
+    If that fails, the request is as SGLang's own decision has left it.
+    """
+    output_ids, grammar = req.output_ids[:], req.grammar
+    finish = req.finished_reason, req.finished_len
+    try:
+        run = list(req.output_ids[-new_accepted_len:])
+        del req.output_ids[-new_accepted_len:]
+        # A grammar has already taken in the whole run, so it can tell only of the run's end.
+        req.grammar = None
+        req.finished_reason = req.finished_len = None
+        while run and not req.finished():
+            req.output_ids.append(run.pop(0))
+            if not run:
+                req.grammar = grammar
+            update(req, 1)
+        if req.finished() and req.finished_len is None:
+            req.finished_len = len(req.output_ids)
+        finish = req.finished_reason, req.finished_len
+    finally:
+        req.output_ids[:] = output_ids
+        req.grammar = grammar
+        req.finished_reason, req.finished_len = finish

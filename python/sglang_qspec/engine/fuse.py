@@ -22,9 +22,26 @@ def guarded(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        speculator.deactivate()
-        logger.exception(
-            "Speculation failed (%s) and is off until the server is started again; "
-            "requests are decoded plainly",
-            what,
-        )
+        end_speculation(what)
+
+
+def end_speculation(what: str) -> None:
+    """End speculation for the exception that is being handled, which `what` has met.
+
+    The link to the sidecar is closed, and a sidecar that this server has started is ended, since
+    it would keep its memory for nothing. Errors that come later, of what goes on without drafts,
+    are logged at the level DEBUG, as they may come with each pass.
+    """
+    ended = speculator.deactivate()
+    if ended is None:
+        logger.debug("Another error after the end of speculation (%s)", what, exc_info=True)
+        return
+    logger.exception(
+        "Speculation failed (%s) and is off until the server is started again; "
+        "requests are decoded plainly",
+        what,
+    )
+    try:
+        ended.close()
+    except Exception:
+        logger.exception("The sidecar could not be ended; it ends with the server")

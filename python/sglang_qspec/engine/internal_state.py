@@ -35,17 +35,36 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
     from sglang.srt.managers.scheduler_components.internal_state import _UpdateHandler
 
     if _exposed is not None:
-        handlers.update(dict.fromkeys(knobs.NAMES, _UpdateHandler(_no_check, _turn)))
+        handlers.update(dict.fromkeys(knobs.NAMES, _UpdateHandler(_validate, _turn)))
 
 
-def _no_check(name: str, value: float) -> None:
-    """It was made where the request came in."""
+def _validate(name: str, value: float) -> None:
+    """Raise SGLang's UpdateRejected for a value that is not allowed, or after a failure.
+
+    `check_update` has refused wrong values with a 400, unless that hook itself has failed.
+    """
+    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
+    from sglang.srt.runtime_context import get_device, get_spec
+
+    active = speculator.active()
+    if active is None:
+        raise UpdateRejected(f"{name} cannot be set: speculation has failed and is off")
+    try:
+        knobs.check(
+            {name: value},
+            active.settings,
+            get_spec().speculative_num_draft_tokens,
+            graphs=not str(get_device().device).startswith("cpu"),
+        )
+    except RequestError as error:
+        raise UpdateRejected(str(error)) from None
 
 
 def _turn(name: str, value: float) -> None:
-    if _exposed is not None:
+    active = speculator.active()
+    if active is not None:
         with guarded("a setting was changed"):
-            _exposed.turn(name, value)
+            active.turn(name, value)
 
 
 def check_update(manager: Any, obj: Any) -> None:

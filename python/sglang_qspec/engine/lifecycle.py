@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from sglang_qspec.engine import metrics, provenance, speculator
+from sglang_qspec.engine import provenance, speculator
 from sglang_qspec.engine.dice import dice_of
 from sglang_qspec.engine.fuse import guarded
 
@@ -78,4 +78,3 @@ def polled(result: None, manager: Any) -> None:
     if active is not None:
         with guarded("drafts were received"):
             active.poll()
-            metrics.publish_due(active)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import LinkState
 
@@ -154,21 +155,29 @@ class _Total:
         self._reached = total
 
 
-_metrics: DraftMetrics | None = None
+_published: tuple[DraftMetrics, Speculator] | None = None
+"""The series of this process, and the speculator that they show."""
 
 
-def start(active: Speculator, collector: Any) -> None:
-    """Publish `active` from now on, with the labels of SGLang's collector; None is for no metrics.
+def start(streamer: type, scheduler: Any) -> None:
+    """After `Scheduler.get_output_streamer_class`, when the scheduler has its metrics collector.
 
-    Only the first call in a process counts.
+    Make the series, with the labels of the collector, unless the server has no metrics.
     """
-    global _metrics
-    if collector is not None and _metrics is None:
-        _metrics = DraftMetrics(collector.labels)
-        active.first_drafts.observer = _metrics.first_draft.observe
+    global _published
+    active, collector = speculator.active(), scheduler.metrics_collector
+    if active is not None and collector is not None and _published is None:
+        series = DraftMetrics(collector.labels)
+        active.first_drafts.observer = series.first_draft.observe
+        _published = series, active
 
 
-def publish_due(active: Speculator) -> None:
-    """Called in each scheduler iteration; does nothing without metrics, or within a second."""
-    if _metrics is not None:
-        _metrics.publish_due(active)
+def publish(result: None, manager: Any) -> None:
+    """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls.
+
+    Does nothing without metrics, or within a second of the last time. It goes on when speculation
+    has failed, so that the series do not stay at their last values.
+    """
+    if _published is not None:
+        series, shown = _published
+        series.publish_due(shown)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Iterable
 
 import sglang
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_qspec.engine import compat, touched
+from sglang_qspec.engine import compat
+from sglang_qspec.engine.hooks import Hook
 
 
 def load() -> None:
@@ -34,39 +36,23 @@ def load() -> None:
 def _hook_front() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    from sglang_qspec.engine import arguments, internal_state, prompts, report
+    from sglang_qspec.engine import arguments, hooks
 
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
-    hooks = (
-        (arguments.add_flags, HookType.AFTER),
-        (arguments.read_flags, HookType.AROUND),
-        (prompts.serve_generate, HookType.AROUND),
-        (prompts.process_messages, HookType.BEFORE),
-        (prompts.convert_completion, HookType.AFTER),
-        (prompts.generate, HookType.BEFORE),
-        (report.settle_meta_info, HookType.AROUND),
-        (report.correct_rates, HookType.AFTER),
-        (internal_state.check_update, HookType.BEFORE),
-    )
-    for target, (hook, kind) in zip(touched.HOOKED, hooks, strict=True):
-        HookRegistry.register(target, hook, kind)
+    _register(hooks.front())
 
 
 def _hook_scheduler() -> None:
-    from sglang_qspec.engine import endings, internal_state, lifecycle, report, row_width
+    from sglang_qspec.engine import hooks
 
-    hooks = (
-        (lifecycle.enqueued, HookType.AFTER),
-        (lifecycle.aborted, HookType.AFTER),
-        (report.output_streamer_class, HookType.AFTER),
-        (lifecycle.polled, HookType.AFTER),
-        (internal_state.describe, HookType.AFTER),
-        (internal_state.add_handlers, HookType.AFTER),
-        (row_width.widened, HookType.AFTER),
-        (endings.update_finish_state, HookType.AROUND),
-    )
-    for target, (hook, kind) in zip(touched.HOOKED_IN_SCHEDULER, hooks, strict=True):
-        HookRegistry.register(target, hook, kind)
+    _register(hooks.scheduler())
+
+
+def _register(rows: Iterable[Hook]) -> None:
+    from sglang_qspec.engine.guard import guarded_hook
+
+    for row in rows:
+        HookRegistry.register(row.target, guarded_hook(row), row.kind)
 
 
 def _refuse_to_start() -> None:

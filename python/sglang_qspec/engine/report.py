@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine import metrics, provenance, speculator
+from sglang_qspec.engine import provenance, speculator
 from sglang_qspec.engine.fuse import guarded
 
 KEY = "qspec"
@@ -18,12 +18,10 @@ KEY = "qspec"
 def output_streamer_class(streamer: type, scheduler: Any) -> type:
     """After `Scheduler.get_output_streamer_class`: one that adds the record to last outputs.
 
-    Called once, when the scheduler has its worker and its metrics.
+    Called once, when the scheduler has its worker.
     """
-    started = speculator.active()
-    if started is None:
+    if speculator.active() is None:
         return streamer
-    metrics.start(started, scheduler.metrics_collector)
 
     class OutputStreamer(streamer):
         has_additional_customized_info = True
@@ -40,12 +38,15 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
     return OutputStreamer
 
 
-def _last_record(active: speculator.Speculator, req: Any) -> dict[str, Any] | None:
-    """The record of a request that ends here and was speculated for."""
+def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]]:
+    """The record of a request that ends here and was speculated for, otherwise nothing.
+
+    A list, as SGLang would gather it if our hook on `update_request_meta_info` failed.
+    """
     if not req.finished():
-        return None
+        return []
     tally = active.end(req.rid, len(req.output_ids_through_stop))
-    return None if tally is None else tally.record()
+    return [] if tally is None else [tally.record()]
 
 
 def settle_meta_info(
@@ -68,14 +69,14 @@ def settle_meta_info(
         del others[provenance.KEY]
     update(manager, meta_info, state, others, index, *args)
     records = customized_info.get(KEY)
-    if records is not None and records[index] is not None:
-        meta_info[KEY] = records[index]
+    if records is not None and records[index]:
+        (meta_info[KEY],) = records[index]
 
 
 def correct_rates(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:
     """After `TokenizerManager._calculate_spec_decoding_metrics`, which assumes a constant width."""
     record = meta_info.get(KEY)
-    if record is None:
+    if not isinstance(record, dict):
         return
     proposed, accepted = record["proposed_tokens"], record["accepted_tokens"]
     if "spec_num_proposed_drafts" in meta_info:

@@ -368,6 +368,10 @@ class Speculator:
             },
         }
 
+    def close(self) -> None:
+        """Close the link and end the server's own sidecar, without waiting for its end."""
+        self._courier.close()
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if requests, tries and pending messages disagree."""
         self._tries.check_integrity()
@@ -390,7 +394,8 @@ def activate(speculator: Speculator) -> None:
     _active = speculator
 
 
-def deactivate() -> None:
-    """From now on there is none, as if the server had been started without."""
+def deactivate() -> Speculator | None:
+    """From now on there is none, as if the server had been started without; the one there was."""
     global _active
-    _active = None
+    ended, _active = _active, None
+    return ended

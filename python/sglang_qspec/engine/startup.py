@@ -100,6 +100,7 @@ def _start_own(
         quantization=spec.speculative_draft_model_quantization if explicit else None,
         endpoint=private.address,
         device=settings.draft_device or _default_device(gpu_id),
+        revision=spec.speculative_draft_model_revision,
         trust_remote_code=get_model().trust_remote_code,
     )
     process.start()

@@ -1,38 +1,7 @@
-"""Every name of SGLang that this package touches; a test compares it with the installed release.
+"""Every name of SGLang that this package uses, but for the targets of its `hooks`.
 
-SGLang logs and swallows the errors of plugins and of their hooks, so a server could start without
-half of QSPEC: what is hooked is also checked at the start (`compat.check_hooks`).
+A test compares both with the installed release.
 """
-
-_COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
-_INTERNAL_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-)
-
-HOOKED = (
-    "sglang.srt.server_args.ServerArgs.add_cli_args",
-    "sglang.srt.server_args.ServerArgs.from_cli_args",
-    "sglang.srt.entrypoints.http_server.serve_generate_request",
-    "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
-    _COMPLETION + "._convert_to_internal_request",
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager.set_internal_state",
-)
-"""Wrapped in the process that serves HTTP or `sgl.Engine`."""
-
-HOOKED_IN_SCHEDULER = (
-    "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue",
-    "sglang.srt.managers.scheduler.Scheduler.send_abort_output",
-    "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class",
-    "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load",
-    _INTERNAL_STATE + "._add_speculative",
-    _INTERNAL_STATE + "._update_handlers",
-    "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
-    "sglang.srt.managers.schedule_batch.Req.update_finish_state",
-)
-"""Wrapped in the scheduler's process."""
 
 _IMPORTED = {
     "sglang.kernels.ops.speculative.spec_tree": ("verify_tree_greedy_func",),
@@ -101,7 +70,10 @@ _IMPORTED = {
     "sglang.srt.managers.scheduler_components.output_streamer": (
         "SchedulerOutputStreamer.build_additional_customized_info",
     ),
-    "sglang.srt.managers.scheduler_components.internal_state": ("_UpdateHandler",),
+    "sglang.srt.managers.scheduler_components.internal_state": (
+        "UpdateRejected",
+        "_UpdateHandler",
+    ),
     "sglang.srt.managers.tp_worker": ("TpModelWorker",),
     "sglang.srt.managers.utils": ("is_health_check_generate_req",),
     "sglang.srt.mem_cache.allocation_sizing": ("get_alloc_reserve_per_decode",),

@@ -33,11 +33,11 @@ from sglang_qspec.budget import Course, Pilot
 from sglang_qspec.engine import (
     compat,
     dice,
+    hooks,
     internal_state,
     parts,
     provenance,
     speculator,
-    touched,
 )
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
@@ -60,7 +60,7 @@ class QSpecWorker(BaseSpecWorker):
         self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__()
-        compat.check_hooks(touched.HOOKED_IN_SCHEDULER)
+        compat.check_hooks(hooks.scheduler())
         self._target_worker = target_worker
         self._on_cpu = str(get_device().device).startswith("cpu")
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens
@@ -90,8 +90,9 @@ class QSpecWorker(BaseSpecWorker):
 
     def clear_cache_pool(self) -> None:
         """Called by /flush_cache and weight updates: drafts made before are of no use."""
-        with guarded("drafts were dropped"):
-            self._speculator.drop_drafts()
+        if self._speculates:
+            with guarded("drafts were dropped"):
+                self._speculator.drop_drafts()
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None

@@ -59,6 +59,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
     model = DraftModel(
         DraftModelOptions(
             model_path=options.model_path,
+            revision=options.revision,
             quantization=options.quantization,
             dtype=options.dtype,
             device=kind,
@@ -133,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sglang_qspec.sidecar", description=__doc__)
     add = parser.add_argument
     add("--model-path", required=True, help="the draft model: a local checkpoint or a name")
+    add("--revision", help="branch, tag or commit of a model on a hub; by default the hub's")
     add("--endpoint", required=True, help="ipc://PATH or tcp://HOST:PORT to serve at")
     add("--quantization", help="how SGLang quantizes the weights; by default as the checkpoint is")
     add("--dtype", default=default.dtype, help="activation type")

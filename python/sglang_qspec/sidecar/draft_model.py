@@ -25,6 +25,8 @@ class DraftModelOptions:
     """How to load a draft model. `None` leaves the choice to SGLang."""
 
     model_path: str
+    revision: str | None = None
+    """Branch, tag or commit of a model on a hub, for its weights, its code and its tokenizer."""
     quantization: str | None = None
     dtype: str = "auto"
     device: str | None = None
@@ -124,7 +126,9 @@ class DraftModel:
         from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
         tokenizer = get_tokenizer(
-            self._options.model_path, trust_remote_code=self._options.trust_remote_code
+            self._options.model_path,
+            trust_remote_code=self._options.trust_remote_code,
+            revision=self._options.revision,
         )
         return fingerprint(tokenizer.get_vocab())
 
@@ -312,6 +316,7 @@ def _server_args(options: DraftModelOptions) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     given = {
+        "revision": options.revision,
         "quantization": options.quantization,
         "device": options.device,
         "mem_fraction_static": _share_of_free(options),

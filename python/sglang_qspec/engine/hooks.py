@@ -1,0 +1,153 @@
+"""What QSPEC wraps in SGLang: each target with its hook, and what an error in the hook costs.
+
+SGLang calls a BEFORE hook with the target's arguments, an AFTER hook with the target's result
+before them, and an AROUND hook with the target itself before them. `engine.guard` wraps each hook,
+so that an error of ours has the consequence that its row names, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+BEFORE, AFTER, AROUND = HookType.BEFORE, HookType.AFTER, HookType.AROUND
+
+_COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
+_INTERNAL_STATE = (
+    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+)
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+_TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+
+class OnError(Enum):
+    """What follows from an error of ours in a hook."""
+
+    STOP_START = "the server does not start"
+    """For hooks that run before any request, without which a server would not do what it says."""
+    SKIP = "SGLang goes on as if this call had no hook"
+    """For hooks that each concern one request or one answer."""
+    END_SPECULATION = "speculation ends, and SGLang goes on as if this call had no hook"
+    """For hooks that keep the `Speculator` in step with the scheduler."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One row of the tables."""
+
+    target: str
+    function: Callable[..., Any]
+    kind: HookType
+    on_error: OnError
+    deliberate: tuple[type[Exception], ...] = ()
+    """Exceptions with which the hook refuses a request: they pass, and SGLang answers a 400."""
+
+
+def front() -> tuple[Hook, ...]:
+    """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`."""
+    from fastapi import HTTPException
+
+    from sglang_qspec.engine import arguments, internal_state, prompts, report
+    from sglang_qspec.errors import RequestError
+
+    refusal = (RequestError,)
+    return (
+        Hook(_SERVER_ARGS + ".add_cli_args", arguments.add_flags, AFTER, OnError.STOP_START),
+        Hook(_SERVER_ARGS + ".from_cli_args", arguments.read_flags, AROUND, OnError.STOP_START),
+        Hook(
+            "sglang.srt.entrypoints.http_server.serve_generate_request",
+            prompts.serve_generate,
+            AROUND,
+            OnError.SKIP,
+        ),
+        Hook(
+            "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
+            prompts.process_messages,
+            BEFORE,
+            OnError.SKIP,
+            refusal,
+        ),
+        Hook(
+            _COMPLETION + "._convert_to_internal_request",
+            prompts.convert_completion,
+            AFTER,
+            OnError.SKIP,
+            refusal,
+        ),
+        Hook(
+            _TOKENIZER_MANAGER + ".generate_request",
+            prompts.generate,
+            BEFORE,
+            OnError.SKIP,
+            refusal,
+        ),
+        Hook(
+            _TOKENIZER_MANAGER + ".update_request_meta_info",
+            report.settle_meta_info,
+            AROUND,
+            OnError.SKIP,
+        ),
+        Hook(
+            _TOKENIZER_MANAGER + "._calculate_spec_decoding_metrics",
+            report.correct_rates,
+            AFTER,
+            OnError.SKIP,
+        ),
+        Hook(
+            _TOKENIZER_MANAGER + ".set_internal_state",
+            internal_state.check_update,
+            BEFORE,
+            OnError.SKIP,
+            (HTTPException,),
+        ),
+    )
+
+
+def scheduler() -> tuple[Hook, ...]:
+    """Hooks of the scheduler's process."""
+    from sglang_qspec.engine import endings, internal_state, lifecycle, metrics, report, row_width
+
+    check_pending_load = (
+        "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
+    )
+    return (
+        Hook(
+            _SCHEDULER + "._add_request_to_queue",
+            lifecycle.enqueued,
+            AFTER,
+            OnError.END_SPECULATION,
+        ),
+        Hook(_SCHEDULER + ".send_abort_output", lifecycle.aborted, AFTER, OnError.END_SPECULATION),
+        # Requests end in our output streamer: without it the speculator would keep all of them.
+        Hook(
+            _SCHEDULER + ".get_output_streamer_class",
+            report.output_streamer_class,
+            AFTER,
+            OnError.END_SPECULATION,
+        ),
+        Hook(_SCHEDULER + ".get_output_streamer_class", metrics.start, AFTER, OnError.SKIP),
+        Hook(check_pending_load, lifecycle.polled, AFTER, OnError.END_SPECULATION),
+        Hook(check_pending_load, metrics.publish, AFTER, OnError.SKIP),
+        Hook(_INTERNAL_STATE + "._add_speculative", internal_state.describe, AFTER, OnError.SKIP),
+        Hook(
+            _INTERNAL_STATE + "._update_handlers", internal_state.add_handlers, AFTER, OnError.SKIP
+        ),
+        # Without wider rows a request could write to the KV slots of another.
+        Hook(
+            "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+            row_width.widened,
+            AFTER,
+            OnError.STOP_START,
+        ),
+        Hook(
+            "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+            endings.update_finish_state,
+            AROUND,
+            OnError.SKIP,
+        ),
+    )

@@ -1,0 +1,125 @@
+"""Puts faults into the processes of a running server, by another plugin of SGLang's."""
+
+import os
+from pathlib import Path
+
+ARMED = """
+import inspect
+import os
+import subprocess
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+FAULTS = Path(os.environ["QSPEC_TEST_FAULTS"])
+
+
+def meet(name, moment):
+    fault = FAULTS / name
+    try:
+        armed = fault.read_text() == moment
+    except FileNotFoundError:
+        return
+    if armed:
+        with open(FAULTS / f"{name}.met", "a") as met:
+            met.write(".")
+        raise KeyError("a fault")
+
+
+def revive():
+    # Speculation goes on with the drafts that need no sidecar, so that it can fail once more.
+    from sglang_qspec.engine import internal_state, speculator
+
+    if (FAULTS / "revive").exists():
+        (FAULTS / "revive").unlink()
+        speculator.activate(internal_state._exposed)
+
+
+def armed(row):
+    name = row.function.__name__
+    if inspect.iscoroutinefunction(row.function):
+
+        async def hook(*args, **kwargs):
+            meet(name, "before")
+            result = await row.function(*args, **kwargs)
+            meet(name, "after")
+            return result
+
+    else:
+
+        def hook(*args, **kwargs):
+            if name == "polled":
+                revive()
+            meet(name, "before")
+            result = row.function(*args, **kwargs)
+            meet(name, "after")
+            return result
+
+    hook.__name__ = name
+    return replace(row, function=hook)
+
+
+def popen(calls=count(), real=subprocess.Popen):
+    def start(*args, **kwargs):
+        if next(calls) < 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(*args, **kwargs)
+
+    return start
+
+
+def load():
+    from sglang_qspec.engine import hooks
+    from sglang_qspec.sidecar import process
+
+    for name in ("front", "scheduler"):
+        rows = getattr(hooks, name)
+        setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
+    process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
+"""
+"""Each hook fails before or after its work while a file of its name says so, and says that it did.
+The first two times that a sidecar is started, the system has no process for it."""
+
+
+def plugin(folder: Path, code: str) -> dict[str, str]:
+    """The environment of a server that loads `code` as a plugin, before that of this package."""
+    (folder / "faulty.py").write_text(code)
+    package = folder / "faulty-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[sglang.srt.plugins]\nfaulty = faulty:load\n")
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+class Faults:
+    """Arms the hooks of a server that has `environment`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "faults"
+        self._folder.mkdir()
+        self.environment = plugin(folder, ARMED) | {"QSPEC_TEST_FAULTS": str(self._folder)}
+
+    def arm(self, hook: str, moment: str = "before") -> None:
+        """Have it fail `before` or `after` its work, each time from now on."""
+        whole = self._folder / f"{hook}.new"
+        whole.write_text(moment)
+        whole.rename(self._folder / hook)
+
+    def disarm(self, hook: str) -> None:
+        (self._folder / hook).unlink()
+
+    def met(self, hook: str) -> int:
+        """How often it has failed."""
+        met = self._folder / f"{hook}.met"
+        return len(met.read_text()) if met.exists() else 0
+
+    def revive(self) -> None:
+        """Have speculation go on in the next iteration of the scheduler after it has failed."""
+        (self._folder / "revive").touch()
+
+    @property
+    def reviving(self) -> bool:
+        return (self._folder / "revive").exists()

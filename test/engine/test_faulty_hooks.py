@@ -1,0 +1,214 @@
+"""What an error in each hook costs on a running server: no request, and no right answer.
+
+One server has a plugin beside ours that makes hooks fail when it is told to. Answers are compared
+with what the same server gives without drafts.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from benchmark.demo import render
+from benchmark.prompts import PROMPTS
+from benchmark.server import Server, ServerError
+from sglang_qspec.engine import hooks
+from sglang_qspec.engine.hooks import OnError
+from sglang_qspec.models import DemoModels
+from test.engine.faulty import Faults
+from test.engine.server.running import COMMON, cores, generate, of_sidecar, state, tagged, until
+
+pytestmark = pytest.mark.server
+
+ROWS = {row.function.__name__: row for row in (*hooks.front(), *hooks.scheduler())}
+TOKENS = {"max_new_tokens": 24}
+QUESTION = "Name three colours."
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
+    return Faults(tmp_path_factory.mktemp("faulty"))
+
+
+@pytest.fixture(scope="module")
+def server(models: DemoModels, faults: Faults) -> Iterator[Server]:
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0]), "--enable-metrics"),
+    ]
+    environment = faults.environment
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prompts(models: DemoModels) -> list[str]:
+    return render(models.target, PROMPTS[:3])
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server, prompts: list[str]) -> list[list[int]]:
+    """What plain decoding gives."""
+    plain = {"qspec_enabled": False}
+    return [generate(server, p, custom_params=plain, **TOKENS)["output_ids"] for p in prompts]
+
+
+def chat(server: Server) -> str:
+    message = {"role": "user", "content": QUESTION}
+    body = {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 16}
+    text: str = server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    return text
+
+
+def complete(server: Server) -> str:
+    body = {"model": "m", "prompt": QUESTION, "temperature": 0, "max_tokens": 16}
+    text: str = server.post("/v1/completions", body)["choices"][0]["text"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def said(server: Server) -> tuple[str, str]:
+    """What the endpoints of OpenAI's give without a fault."""
+    return chat(server), complete(server)
+
+
+@contextmanager
+def armed(
+    server: Server,
+    faults: Faults,
+    hook: str,
+    moment: str,
+    prompts: list[str],
+    expected: list[list[int]],
+) -> Iterator[None]:
+    """With requests that are served when the hook begins to fail, and others that come then."""
+    before = faults.met(hook)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        served = [pool.submit(generate, server, prompt, **TOKENS) for prompt in prompts]
+        faults.arm(hook, moment)
+        try:
+            during = generate(server, prompts[0], **TOKENS)
+            yield
+            assert [answer.result()["output_ids"] for answer in served] == expected
+        finally:
+            faults.disarm(hook)
+    assert faults.met(hook) > before
+    assert during["output_ids"] == expected[0]
+    assert generate(server, prompts[1], **TOKENS)["output_ids"] == expected[1]
+
+
+def told(server: Server, hook: str) -> int:
+    """How often the log has told of an error in the hook."""
+    method = ROWS[hook].target.rpartition(".")[2]
+    return server.log.count(f"the hook {hook} on {method}")
+
+
+def test_a_sidecar_that_could_not_be_started_at_first_comes_later(
+    server: Server, prompts: list[str], expected: list[list[int]]
+) -> None:
+    until(lambda: state(server)["sidecar"] == "ready", 240)
+    assert state(server)["sidecar_restarts"] == 1
+    assert server.log.count("could not be started ([Errno 11]") == 2
+    answers = [generate(server, prompt, **TOKENS)["output_ids"] for prompt in prompts]
+    assert answers == expected
+    until(lambda: generate(server, prompts[0]) and of_sidecar(state(server)["accepted_tokens"]) > 0)
+
+
+SKIPPED = [name for name, row in ROWS.items() if row.on_error is OnError.SKIP and name != "start"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("hook", SKIPPED)
+def test_an_error_in_a_hook_of_one_answer_costs_no_more_than_its_own_part_of_that(
+    server: Server,
+    faults: Faults,
+    prompts: list[str],
+    expected: list[list[int]],
+    said: tuple[str, str],
+    hook: str,
+    moment: str,
+) -> None:
+    with armed(server, faults, hook, moment, prompts, expected):
+        assert (chat(server), complete(server)) == said
+        answer = generate(server, tagged(prompts[0], "a guess"), **TOKENS)
+        assert answer["output_ids"] == expected[0]
+        shown = server.get("/server_info")["internal_states"][0]
+        completions = {"server_args": {"qspec_completions": 4}}
+        updated = server.post("/set_internal_state", completions)
+        if moment == "before":
+            assert isinstance(answer["meta_info"]["qspec"], LOST.get(hook, dict))
+            assert ("qspec" in shown) == (hook != "describe")
+            assert updated == [hook != "add_handlers"]
+        if (hook, moment) == ("check_update", "before"):
+            # The scheduler refuses what the front could not.
+            wrong = {"server_args": {"qspec_completions": 400}}
+            assert server.post("/set_internal_state", wrong) == [False]
+        assert "sglang:qspec_live_requests" in server.get("/metrics")
+    assert told(server, hook) == 1
+    assert not state(server)["failed"]
+
+
+LOST: dict[str, type] = {"settle_meta_info": list}
+"""What `meta_info.qspec` is where it is not a record, for lack of the hook that takes it out."""
+
+
+def test_a_request_that_is_refused_is_a_400_as_ever(server: Server, prompts: list[str]) -> None:
+    wrong = {"custom_params": {"qspec_completions": -1}}
+    openai = {"model": "m", "max_tokens": 2, **wrong}
+    for path, body in (
+        ("/generate", {"text": prompts[0], "sampling_params": wrong}),
+        ("/v1/completions", {"prompt": QUESTION, **openai}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **openai}),
+        ("/set_internal_state", {"server_args": {"qspec_completions": 400}}),
+    ):
+        with pytest.raises(ServerError, match="HTTP 400.*qspec_completions"):
+            server.post(path, body)
+
+
+@pytest.mark.parametrize("hook", ["polled", "enqueued", "aborted"])
+def test_an_error_in_a_hook_that_follows_requests_ends_speculation_and_its_sidecar(
+    server: Server, faults: Faults, prompts: list[str], expected: list[list[int]], hook: str
+) -> None:
+    if state(server)["failed"]:
+        faults.revive()
+        until(lambda: not faults.reviving)
+    assert not state(server)["failed"]
+    assert generate(server, prompts[0], **TOKENS)["meta_info"]["qspec"]["passes"] > 0
+    with armed(server, faults, hook, "before", prompts, expected):
+        if hook == "aborted":
+            abort_in_queue(server, faults, prompts[0])
+        until(lambda: state(server)["failed"])
+    assert told(server, hook) == 1
+    until(lambda: not sidecars(server), 30)
+    assert state(server)["sidecar"] == "lost"
+    assert "qspec" not in generate(server, prompts[0], **TOKENS)["meta_info"]
+    assert server.post("/set_internal_state", {"server_args": {"qspec_enabled": 1}}) == [False]
+    assert server.post("/flush_cache", {})
+    assert "sidecar_state{" in server.get("/metrics")
+
+
+def abort_in_queue(server: Server, faults: Faults, prompt: str) -> None:
+    """Abort a request that waits behind those that are served."""
+    rids = [f"long-{number}" for number in range(4)]  # of which two at most are served
+    body = {
+        "text": [prompt] * len(rids),
+        "rid": rids,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True},
+    }
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(server.post, "/generate", body)
+
+        def abort(rid: str) -> bool:
+            server.post("/abort_request", {"rid": rid})
+            return faults.met("aborted") > 0
+
+        until(lambda: abort(rids[-1]))
+        until(lambda: [abort(rid) for rid in rids] and answers.done())
+        answers.exception()  # an error, as one of them never ran
+
+
+def sidecars(server: Server) -> list[psutil.Process]:
+    return [p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline())]

@@ -1,0 +1,58 @@
+"""What an error in a hook costs at the start of a server: drafts, series, or the start."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmark.server import Server, ServerError
+from sglang_qspec.engine import hooks
+from sglang_qspec.engine.hooks import OnError
+from sglang_qspec.models import DemoModels
+from test.engine.faulty import Faults
+from test.engine.server.running import COMMON, cores, generate, state
+from test.random_llama import write_random_llama
+
+pytestmark = pytest.mark.server
+
+STOPPING = [
+    row.function.__name__
+    for row in (*hooks.front(), *hooks.scheduler())
+    if row.on_error is OnError.STOP_START
+]
+
+
+@pytest.fixture
+def tiny(models: DemoModels, tmp_path: Path) -> Path:
+    """A target that is loaded at once."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    return write_random_llama(tmp_path / "tiny", models, max_position_embeddings=2048, **shape)
+
+
+def test_errors_when_the_output_and_the_metrics_are_set_up_cost_drafts_and_series(
+    tiny: Path, tmp_path: Path
+) -> None:
+    faults = Faults(tmp_path)
+    faults.arm("output_streamer_class")
+    faults.arm("start")
+    arguments = [*COMMON, "--speculative-algorithm", "QSPEC", "--enable-metrics"]
+    with Server(tiny, arguments, cores=cores(0), environment=faults.environment) as server:
+        answer = generate(server, "a b c", ignore_eos=True, max_new_tokens=8)
+        assert answer["meta_info"]["completion_tokens"] == 8
+        assert "qspec" not in answer["meta_info"]
+        assert state(server)["failed"]
+        assert "sglang:qspec_" not in server.get("/metrics")
+        assert server.log.count("Speculation failed (the hook output_streamer_class on") == 1
+        assert faults.met("output_streamer_class") == faults.met("start") == 1
+
+
+@pytest.mark.parametrize("hook", STOPPING)
+def test_an_error_in_a_hook_without_which_a_server_would_do_wrong_stops_the_start(
+    tiny: Path, tmp_path: Path, hook: str
+) -> None:
+    faults = Faults(tmp_path)
+    faults.arm(hook)
+    arguments = [*COMMON, "--speculative-algorithm", "QSPEC"]
+    with pytest.raises(ServerError, match="ended with code") as error:
+        Server(tiny, arguments, environment=faults.environment).__enter__()
+    assert "KeyError: 'a fault'" in str(error.value)
+    assert faults.met(hook) == 1

@@ -1,0 +1,249 @@
+"""Each target of SGLang's has its own hook, and a guard that fits the hook."""
+
+import asyncio
+import inspect
+import logging
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi import HTTPException
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType, _wrap_fn
+
+from sglang_qspec.engine import compat, hooks, plugin, speculator
+from sglang_qspec.engine.guard import guarded_hook
+from sglang_qspec.engine.hooks import Hook, OnError
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.errors import ConfigError, RequestError
+
+ROWS = (*hooks.front(), *hooks.scheduler())
+GUARDED = tuple(row for row in ROWS if row.on_error is not OnError.STOP_START)
+
+
+def name(row: Hook) -> str:
+    return f"{row.function.__module__.rpartition('.')[2]}.{row.function.__name__}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_a_hook_says_which_target_it_is_for_and_takes_the_arguments_of_that(row: Hook) -> None:
+    """So the rows of a table that were mixed up would not pass."""
+    first_line = inspect.getdoc(row.function) or ""
+    method = row.target.rpartition(".")[2]
+    assert first_line.split(",")[0].startswith(row.kind.value.capitalize())
+    assert method in first_line.split(":")[0].split(",")[0]
+    resolved = pkgutil.resolve_name(row.target)
+    target = inspect.unwrap(getattr(resolved, "__func__", resolved))
+    given = list(inspect.signature(target).parameters)
+    if row.kind is not HookType.BEFORE:
+        given.insert(0, "result or target")
+    inspect.signature(row.function).bind(*given)
+    if row.kind is HookType.AROUND:
+        # Both or none of the two wait for the client.
+        assert inspect.iscoroutinefunction(row.function) == inspect.iscoroutinefunction(target)
+
+
+def test_each_hook_has_a_row_of_its_own() -> None:
+    assert len({row.function for row in ROWS}) == len(ROWS)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty registry of SGLang's, as a new process has."""
+    monkeypatch.setattr(HookRegistry, "_hooks", HookRegistry._hooks.copy())
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    HookRegistry._hooks.clear()
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_plugin_registers_each_hook_on_its_target_and_the_start_checks_that() -> None:
+    plugin._hook_scheduler()
+    rows = hooks.scheduler()
+    HookRegistry._patched.update(row.target for row in rows)
+    compat.check_hooks(rows)
+    first, second = rows[0], rows[1]
+    swapped = (replace(first, target=second.target), replace(second, target=first.target))
+    for row in swapped:
+        with pytest.raises(
+            ConfigError, match=f"is not wrapped by QSPEC with {row.function.__name__}"
+        ):
+            compat.check_hooks([row])
+    HookRegistry._patched.discard(first.target)
+    with pytest.raises(ConfigError, match=r"_add_request_to_queue is not wrapped"):
+        compat.check_hooks(rows)
+
+
+class OurError(Exception):
+    """A bug of ours."""
+
+
+class SglangError(Exception):
+    """An error of SGLang's."""
+
+
+@pytest.fixture
+def active() -> Iterator[Speculator]:
+    """A speculator without a sidecar; only whether it is active is of interest."""
+    broken = object.__new__(Speculator)
+    speculator.activate(broken)
+    yield broken
+    speculator.deactivate()
+
+
+def failing(row: Hook, error: Exception, *, calls: int = 0) -> Hook:
+    """The row with a hook that raises `error`, if it is around after `calls` of the target."""
+    if inspect.iscoroutinefunction(row.function):
+
+        async def function(target: Callable[..., Any], *args: Any) -> None:
+            for _ in range(calls):
+                await target(*args)
+            raise error
+
+    else:
+
+        def function(target: Callable[..., Any], *args: Any) -> None:  # type: ignore[misc]
+            for _ in range(calls if row.kind is HookType.AROUND else 0):
+                target(*args)
+            raise error
+
+    return replace(row, function=function)
+
+
+class Target:
+    """What a hook is for; counts its calls."""
+
+    def __init__(self, row: Hook, error: Exception | None = None) -> None:
+        self.calls = 0
+        self._error = error
+        self._waits = inspect.iscoroutinefunction(row.function)
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        if self._waits:
+            return self._wait(args)
+        return self._answer(args)
+
+    async def _wait(self, args: Any) -> Any:
+        await asyncio.sleep(0)
+        return self._answer(args)
+
+    def _answer(self, args: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self.calls, args
+
+
+def run(row: Hook, target: Target) -> Any:
+    """Call the target as SGLang does once the row's hook is in place."""
+    wrapped = _wrap_fn(target.__call__, guarded_hook(row), row.kind)
+    answer = wrapped(5, "a")
+    return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+
+
+@pytest.mark.usefixtures("active")
+@pytest.mark.parametrize("row", GUARDED, ids=name)
+def test_an_error_in_a_hook_leaves_sglang_what_it_would_have_had_without(
+    row: Hook, caplog: pytest.LogCaptureFixture
+) -> None:
+    for calls in (0, 1, 2) if row.kind is HookType.AROUND else (0,):
+        target = Target(row)
+        broken = failing(row, OurError("a fault"), calls=calls)
+        assert run(broken, target) == (1, (5, "a"))
+        assert target.calls == max(calls, 1)
+    ends = row.on_error is OnError.END_SPECULATION
+    assert (speculator.active() is None) == ends
+    assert row.target.rpartition(".")[2] in caplog.messages[0]
+    assert row.on_error is not OnError.SKIP or row.on_error.value in caplog.messages[0]
+    info = caplog.records[0].exc_info
+    assert info is not None
+    assert isinstance(info[1], OurError)
+
+
+@pytest.mark.parametrize("row", GUARDED, ids=name)
+def test_an_error_of_sglangs_passes_a_hook_unchanged(row: Hook) -> None:
+    error = SglangError("its own")
+    target = Target(row, error)
+    if row.kind is HookType.AROUND:
+        broken = failing(row, OurError("never reached"), calls=1)
+    else:
+        broken = replace(row, function=lambda *_: None)
+    with pytest.raises(SglangError) as raised:
+        run(broken, target)
+    assert raised.value is error
+    assert target.calls == 1
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.kind is HookType.AROUND], ids=name)
+def test_an_error_of_sglangs_is_not_hidden_by_one_of_ours(row: Hook) -> None:
+    row = replace(row, on_error=OnError.SKIP)
+    error = SglangError("its own")
+
+    def function(target: Callable[..., Any], *args: Any) -> None:
+        try:
+            target(*args)
+        finally:
+            raise OurError("while the other is handled")
+
+    async def waiting(target: Callable[..., Any], *args: Any) -> None:
+        try:
+            await target(*args)
+        finally:
+            raise OurError("while the other is handled")
+
+    target = Target(row, error)
+    waits = inspect.iscoroutinefunction(row.function)
+    with pytest.raises(SglangError) as raised:
+        run(replace(row, function=waiting if waits else function), target)
+    assert raised.value is error
+    assert target.calls == 1
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.deliberate], ids=name)
+def test_a_refusal_of_a_request_passes(row: Hook) -> None:
+    (kind,) = row.deliberate
+    error = HTTPException(400, "a wrong value") if kind is HTTPException else kind("a wrong value")
+    with pytest.raises(kind) as raised:
+        run(failing(row, error), Target(row))
+    assert raised.value is error
+
+
+def test_the_hooks_that_refuse_requests_are_those_that_read_them() -> None:
+    refusing = {name(row): row.deliberate for row in ROWS if row.deliberate}
+    assert refusing == {
+        "prompts.process_messages": (RequestError,),
+        "prompts.convert_completion": (RequestError,),
+        "prompts.generate": (RequestError,),
+        "internal_state.check_update": (HTTPException,),
+    }
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.on_error is OnError.STOP_START], ids=name)
+def test_an_error_at_the_start_stops_it(row: Hook) -> None:
+    for error in (ConfigError("a wrong setting"), OurError("a fault"), SystemExit(2)):
+        with pytest.raises(type(error)) as raised:
+            run(failing(row, error), Target(row))  # type: ignore[arg-type]
+        assert raised.value is error
+
+
+def test_a_hook_that_fails_with_each_request_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    row = next(row for row in ROWS if row.function.__name__ == "correct_rates")
+    guarded = guarded_hook(failing(row, OurError("a fault")))
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            assert guarded("its result") is None
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "_calculate_spec_decoding_metrics" in record.message
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_what_ends_a_program_or_a_task_passes(kind: type[BaseException]) -> None:
+    def ended(*_: Any) -> None:
+        raise kind
+
+    row = next(row for row in ROWS if row.function.__name__ == "correct_rates")
+    with pytest.raises(kind):
+        guarded_hook(replace(row, function=ended))()

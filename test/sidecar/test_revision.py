@@ -1,0 +1,73 @@
+"""A real sidecar loads the revision of the draft model that it is told, and that one's tokenizer.
+
+The hub is a cache folder with two revisions of one model, laid out as the hub's client does.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import transformers
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
+from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.models import DemoModels
+from sglang_qspec.sidecar.process import SidecarProcess
+from test.random_llama import write_random_llama
+
+NAME = "demo/draft"
+COMMITS = {"main": "a" * 40, "small": "b" * 40}
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+CONTEXTS = {"main": 555, "small": 777}
+"""The revisions differ in their context, and `main` has a token that the target has not."""
+
+
+@pytest.fixture
+def hub(models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the hub, for the processes that are started now."""
+    root = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    for revision, commit in COMMITS.items():
+        (root / "refs" / revision).write_text(commit)
+        folder = root / "snapshots" / commit
+        write_random_llama(folder, models, max_position_embeddings=CONTEXTS[revision], **SHAPE)
+    tokenizer = root / "snapshots" / COMMITS["main"] / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.__getitem__)
+    vocabulary["another"] = vocabulary.pop(last)
+    content["model"]["merges"] = []
+    tokenizer.write_text(json.dumps(content))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_sidecar_loads_the_weights_and_the_tokenizer_of_its_revision(models: DemoModels) -> None:
+    vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
+    hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
+    with PrivateEndpoint() as endpoint:
+        process = SidecarProcess(
+            QSpecConfig(cores="0", mem_fraction=0.1, draft_slots=2),
+            model_path=NAME,
+            revision="small",
+            quantization=None,
+            endpoint=endpoint.address,
+            device="cpu",
+        )
+        link = SidecarLink(endpoint.address, hello)
+        process.start()
+        try:
+            deadline = time.monotonic() + 240
+            while link.state is LinkState.CONNECTING and time.monotonic() < deadline:
+                assert process.alive, f"the sidecar ended with {process.exit_code}"
+                link.receive()
+                time.sleep(0.01)
+            assert link.refusal is None
+            assert link.sidecar is not None
+            assert link.sidecar.context_len == CONTEXTS["small"]
+        finally:
+            link.close()
+            process.stop()
