@@ -34,15 +34,25 @@ def load() -> None:
 def _hook_front() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    from sglang_qspec.engine import arguments, internal_state, prompts, report
+    from sglang_qspec.engine import arguments, chats, internal_state, prompts, report
 
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
     hooks = (
         (arguments.add_flags, HookType.AFTER),
         (arguments.read_flags, HookType.AROUND),
         (prompts.serve_generate, HookType.AROUND),
-        (prompts.process_messages, HookType.BEFORE),
-        (prompts.convert_completion, HookType.AFTER),
+        (prompts.run_grpc, HookType.AROUND),
+        (prompts.engine_generate, HookType.AROUND),
+        (prompts.engine_async_generate, HookType.AROUND),
+        (prompts.convert_completion, HookType.AROUND),
+        (chats.process_messages, HookType.BEFORE),
+        (chats.convert_chat, HookType.AFTER),
+        (chats.convert_anthropic, HookType.AROUND),
+        (chats.create_responses, HookType.AROUND),
+        (chats.responses_params, HookType.AFTER),
+        (chats.ollama_chat, HookType.AROUND),
+        (chats.ollama_generate, HookType.AROUND),
+        (chats.ollama_params, HookType.AFTER),
         (prompts.generate, HookType.BEFORE),
         (report.settle_meta_info, HookType.AROUND),
         (report.correct_rates, HookType.AFTER),

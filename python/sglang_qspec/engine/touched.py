@@ -4,7 +4,11 @@ SGLang logs and swallows the errors of plugins and of their hooks, so a server c
 half of QSPEC: what is hooked is also checked at the start (`compat.check_hooks`).
 """
 
+_ANTHROPIC = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
+_OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
+_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _INTERNAL_STATE = (
     "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 )
@@ -13,8 +17,18 @@ HOOKED = (
     "sglang.srt.server_args.ServerArgs.add_cli_args",
     "sglang.srt.server_args.ServerArgs.from_cli_args",
     "sglang.srt.entrypoints.http_server.serve_generate_request",
-    "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
+    "sglang.srt.entrypoints.grpc_bridge.RuntimeHandle._run_generate",
+    "sglang.srt.entrypoints.engine.Engine.generate",
+    "sglang.srt.entrypoints.engine.Engine.async_generate",
     _COMPLETION + "._convert_to_internal_request",
+    _CHAT + "._process_messages",
+    _CHAT + "._convert_to_internal_request",
+    _ANTHROPIC + "._convert_to_chat_completion_request",
+    _RESPONSES + ".create_responses",
+    "sglang.srt.entrypoints.openai.protocol.ResponsesRequest.to_sampling_params",
+    _OLLAMA + ".handle_chat",
+    _OLLAMA + ".handle_generate",
+    _OLLAMA + "._convert_options_to_sampling_params",
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
     "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
@@ -54,7 +68,12 @@ _IMPORTED = {
         "destroy_distributed_environment",
         "destroy_model_parallel",
     ),
+    "sglang.srt.entrypoints.grpc_bridge": ("RuntimeHandle._send_native_error",),
     "sglang.srt.entrypoints.http_server": ("_global_state",),
+    "sglang.srt.entrypoints.openai.serving_responses": (
+        "OpenAIServingResponses.create_error_response",
+    ),
+    "sglang.srt.environ": ("envs.SGLANG_RUST_SERVER",),
     "sglang.srt.layers.activation": ("SiluAndMul",),
     "sglang.srt.layers.attention.attention_registry": ("register_attention_backend",),
     "sglang.srt.layers.attention.torch_native_backend": ("TorchNativeAttnBackend",),
