@@ -1,12 +1,10 @@
-"""Raw prompts of programs and of native gRPC; a running server shows those of HTTP."""
+"""Raw prompts and their parameters, taken apart; a running server shows what comes of it."""
 
-import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_qspec.engine import guesses, prompts
 from sglang_qspec.errors import RequestError
@@ -50,18 +48,3 @@ def test_with_tags_off_and_with_guesses_out_of_band_a_prompt_stays_as_it_is(
     guesses.settings.cache_clear()
     monkeypatch.setenv("SGLANG_QSPEC_GUESS_TAGS", "off")
     assert prompts.strip(QSPEC, TAGGED, None) == (TAGGED, None)
-
-
-def test_a_malformed_guess_is_an_error_of_the_grpc_call() -> None:
-    """The request is SGLang's; its handle needs a native server, so only its error is recorded."""
-    errors: list[str] = []
-    handle = SimpleNamespace(
-        tokenizer_manager=QSPEC, _send_native_error=lambda _, text: errors.append(text)
-    )
-
-    async def run(*args: Any) -> None:
-        raise AssertionError("the request must not be served")
-
-    obj = GenerateReqInput(text="a</NGRAMGUESS>b")
-    asyncio.run(prompts.run_grpc(run, handle, obj, None, False, None))
-    assert errors == ["</NGRAMGUESS> at character 1 closes nothing; put <NGRAMGUESS> before it"]
