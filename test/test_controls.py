@@ -10,7 +10,7 @@ SERVER = QSpecConfig(completions=4, temperature=0.8, top_p=0.9, max_completion_t
 
 
 def test_a_request_that_asks_for_nothing_gets_what_the_server_has() -> None:
-    for custom_params in (None, {}, {"other": 1, "qspec_guess_ids": [1]}):
+    for custom_params in (None, {}, {"other": 1, "qspec_guess_ids": [1], "qspec_guesses": "a"}):
         assert controls.read(custom_params, SERVER) == controls.of_server(SERVER)
     assert controls.of_server(SERVER).greedy_first
     assert not controls.of_server(QSpecConfig(disable_greedy_first=True)).greedy_first

@@ -7,11 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_qspec.errors import ConfigError, GuessError
-from sglang_qspec.guess import GuessLimits, check_guess_ids, check_texts, flatten, split
+from sglang_qspec.guess import (
+    CLOSE_TAG,
+    OPEN_TAG,
+    GuessLimits,
+    flatten,
+    read_guess_ids,
+    read_guess_texts,
+    split,
+)
 
 LIMITS = GuessLimits(max_guesses=3, max_tokens=10, max_chars_per_token=2)
 
 plain = st.text(alphabet="ab <>/\n", max_size=8)
+pieces = st.sampled_from([OPEN_TAG, CLOSE_TAG, "<NGRAM", "GUESS>", "</", "<", "a", " ", "\n"])
+places = st.lists(st.integers(0, 100), max_size=3)
 guesses = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
@@ -31,6 +41,28 @@ def test_tags_and_guesses_come_out_and_the_rest_stays(
     assert split(clean, limits)[1] == []
 
 
+@given(st.lists(pieces, max_size=8).map("".join), places)
+def test_of_any_text_nothing_but_whole_pairs_is_taken_and_no_tag_is_left(
+    text: str, inserted: list[int]
+) -> None:
+    """Guesses are inserted anywhere, also inside other tags."""
+    for place in inserted:
+        text = text[:place] + tagged("x") + text[place:]
+    try:
+        clean, found = split(text, GuessLimits())
+    except GuessError:
+        return
+    assert OPEN_TAG not in clean
+    assert CLOSE_TAG not in clean
+    assert split(clean, GuessLimits()) == (clean, [])
+    kept, rest = "", text
+    for guess in found:
+        before, whole, rest = rest.partition(tagged(guess))
+        assert whole
+        kept += before
+    assert kept + rest == clean
+
+
 def test_text_without_tags_is_returned_as_it_is() -> None:
     text = "a < b, NGRAMGUESS, <ngramguess>x</ngramguess>"
     assert split(text, LIMITS) == (text, [])
@@ -45,6 +77,14 @@ def test_text_without_tags_is_returned_as_it_is() -> None:
         ("<NGRAMGUESS>x" + tagged("y"), "at character 13 is inside the one at character 0"),
         ("a" + tagged(""), "guess at character 1 is empty"),
         (tagged(" \n\t"), "guess at character 0 is empty"),
+        (
+            f"<NGRAM{tagged('x')}GUESS>",
+            "without its guesses the text has <NGRAMGUESS> at character 0",
+        ),
+        (
+            f"ab<{tagged('x')}/NGRAMGUESS>c",
+            "text has </NGRAMGUESS> at character 2; no tag may remain",
+        ),
         (tagged("x") * 4, "4 guesses; at most 3"),
         (tagged("x" * 21), "21 characters together; at most 20"),
         (tagged("x" * 11) * 2, "22 characters together; at most 20"),
@@ -56,16 +96,19 @@ def test_malformed_or_oversized_tags_are_refused(text: str, message: str) -> Non
 
 
 def test_caps_hold_over_several_texts_together() -> None:
-    check_texts(["x"] * 3, LIMITS)
-    with pytest.raises(GuessError, match="at most 3"):
-        check_texts(["x"] * 4, LIMITS)
+    LIMITS.check_texts(["x"] * 3)
+    with pytest.raises(GuessError, match="4 guesses; at most 3"):
+        LIMITS.check_texts(["x"] * 4)
+    LIMITS.check_tokens(10)
+    with pytest.raises(GuessError, match="11 tokens together; at most 10"):
+        LIMITS.check_tokens(11)
 
 
 @given(guesses)
 def test_flat_and_nested_ids_mean_the_same(value: list[list[int]]) -> None:
     flat = flatten(value)
     assert all(item is None or isinstance(item, int) for item in flat)
-    assert check_guess_ids(flat, LIMITS, 100) == check_guess_ids(value, LIMITS, 100) == value
+    assert read_guess_ids(flat, 100) == read_guess_ids(value, 100) == value
 
 
 @pytest.mark.parametrize(
@@ -85,14 +128,34 @@ def test_flat_and_nested_ids_mean_the_same(value: list[list[int]]) -> None:
         (["1"], "holds '1'"),
         ([[1], 2], r"holds \[1\]"),
         ([[[1]]], r"holds \[1\]"),
-        ([1, None, 2, None, 3, None, 4], "4 guesses; at most 3"),
-        ([[1] * 6, [1] * 5], "11 tokens together; at most 10"),
         (["x" * 500], r"x\.\.\."),
     ],
 )
 def test_anything_else_is_refused_as_guess_ids(value: object, message: str) -> None:
     with pytest.raises(GuessError, match=message):
-        check_guess_ids(value, LIMITS, 100)
+        read_guess_ids(value, 100)
+
+
+def test_guesses_as_text_are_one_or_a_list() -> None:
+    assert read_guess_texts(" one ") == [" one "]
+    assert read_guess_texts(["one", tagged("two")]) == ["one", tagged("two")]
+    assert read_guess_texts([]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (7, "qspec_guesses is 7, but must be a string or a list of strings"),
+        ({"a": "b"}, "must be a string or a list"),
+        (["a", 7], "guess 1 in qspec_guesses is 7, but must be a string"),
+        ([["a"]], r"guess 0 in qspec_guesses is \['a'\], but must be a string"),
+        ("", "guess 0 in qspec_guesses is empty"),
+        (["a", " \n"], "guess 1 in qspec_guesses is empty"),
+    ],
+)
+def test_anything_else_is_refused_as_guesses(value: object, message: str) -> None:
+    with pytest.raises(GuessError, match=message):
+        read_guess_texts(value)
 
 
 def test_caps_must_be_positive() -> None:

@@ -209,8 +209,12 @@ class QSpecConfig:
     draft_slots: int = _setting(
         64, _whole(1, 4096), "completions that the sidecar decodes at the same time, at most"
     )
-    disable_guess_tags: bool = _setting(
-        False, _switch, "leave <NGRAMGUESS> in prompts alone instead of parsing it"
+    guess_tags: str = _setting(
+        "user",
+        _one_of("user", "everywhere", "off"),
+        "where <NGRAMGUESS> tags are read: in raw prompts and messages of users (user), in "
+        "messages of every role too (everywhere), or nowhere (off); where they are not read they "
+        "are literal text",
     )
     return_provenance: bool = _setting(
         False,
@@ -218,9 +222,13 @@ class QSpecConfig:
         "tell in meta_info of each output token whether the target chose it or which source "
         "drafted it, also of requests that do not ask for it",
     )
-    max_guesses: int = _setting(64, _whole(1, 4096), "guesses in one request, at most")
+    max_guesses: int = _setting(
+        64, _whole(1, 4096), "guesses that a client may send with one request"
+    )
     max_guess_tokens: int = _setting(
-        4096, _whole(1, 1 << 20), "tokens in one request's guesses together, at most"
+        4096,
+        _whole(1, 1 << 20),
+        "tokens of all guesses that a client sends with one request, at most",
     )
     max_request_tokens: int = _setting(
         16384, _whole(16, 1 << 24), "draft tokens kept for one request, at most"

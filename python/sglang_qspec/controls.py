@@ -1,7 +1,7 @@
 """What one request may ask of QSPEC: at most what the server's settings give it, or nothing.
 
 These are keys of the sampling parameters' `custom_params`, flat because SGLang allows no deeper
-nesting there, each with the prefix `qspec_`; `guess.GUESS_IDS_KEY` is another one. The names of
+nesting there, each with the prefix `qspec_`; those of `guess.GUESS_KEYS` are others. The names of
 the settings that a request may lower are those of `config`, and `draft_token_num` is that of
 SGLang's `--speculative-num-draft-tokens`.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.errors import RequestError
-from sglang_qspec.guess import GUESS_IDS_KEY
+from sglang_qspec.guess import GUESS_KEYS
 
 PREFIX = "qspec_"
 SOURCES = ("queue", "guess", "prompt", "output", "step")
@@ -68,7 +68,7 @@ def read(
     given = {
         key: value
         for key, value in (custom_params or {}).items()
-        if key.startswith(PREFIX) and key != GUESS_IDS_KEY
+        if key.startswith(PREFIX) and key not in GUESS_KEYS
     }
     if not given:
         return most
@@ -87,7 +87,7 @@ def read(
     for key, value in given.items():
         name = key.removeprefix(PREFIX)
         if name not in fields:
-            known = ", ".join([*(PREFIX + field for field in fields), GUESS_IDS_KEY])
+            known = ", ".join([*(PREFIX + field for field in fields), *GUESS_KEYS])
             raise RequestError(f"{key} in custom_params is not known; allowed are {known}")
         try:
             values[name] = fields[name](value)

@@ -1,9 +1,13 @@
 """Guesses that a client sends with its request.
 
-In text, `<NGRAMGUESS>...</NGRAMGUESS>` anywhere in a prompt: `split` takes the tags and what they
-enclose out of it. For requests of token ids, `qspec_guess_ids` in the sampling parameters'
-`custom_params`, where SGLang allows no nested lists: one flat list with None (null in JSON)
-between guesses.
+In text, `<NGRAMGUESS>...</NGRAMGUESS>`: `split` takes the tags and what they enclose out of it. Out
+of band, two keys of the sampling parameters' `custom_params`, where SGLang allows no nested lists:
+
+- `qspec_guesses`: a string, or a list of strings. A request that has it is searched for no tags.
+- `qspec_guess_ids`: token ids, one flat list with None (null in JSON) between guesses. A list of
+  lists is accepted where a client can send one, and becomes a flat list.
+
+The caps count what a client sends: guesses, and the tokens of each guess as it was written.
 """
 
 from __future__ import annotations
@@ -16,15 +20,20 @@ from sglang_qspec.errors import ConfigError, GuessError
 
 OPEN_TAG = "<NGRAMGUESS>"
 CLOSE_TAG = "</NGRAMGUESS>"
+GUESSES_KEY = "qspec_guesses"
 GUESS_IDS_KEY = "qspec_guess_ids"
-"""Key of `custom_params`."""
+GUESS_KEYS = (GUESSES_KEY, GUESS_IDS_KEY)
+"""Keys of `custom_params`."""
 
 _TAG = re.compile("</?NGRAMGUESS>")
 
 
 @dataclass(frozen=True)
 class GuessLimits:
-    """Caps on the guesses of one request."""
+    """Caps on the guesses that a client sends with one request.
+
+    What is kept of guesses is capped elsewhere, by `trie.limits`.
+    """
 
     max_guesses: int = 64
     max_tokens: int = 4096
@@ -41,12 +50,35 @@ class GuessLimits:
     def max_chars(self) -> int:
         return self.max_tokens * self.max_chars_per_token
 
+    def check_number(self, number: int) -> None:
+        """Raise GuessError unless one request may have `number` guesses."""
+        if number > self.max_guesses:
+            raise GuessError(f"there are {number} guesses; at most {self.max_guesses} are allowed")
+
+    def check_texts(self, guesses: Sequence[str]) -> None:
+        """Raise GuessError unless one request may have these guesses, as far as text can tell."""
+        self.check_number(len(guesses))
+        chars = sum(map(len, guesses))
+        if chars > self.max_chars:
+            raise GuessError(
+                f"the guesses have {chars} characters together; "
+                f"at most {self.max_chars} are allowed"
+            )
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raise GuessError unless the guesses of one request may have `tokens` tokens together."""
+        if tokens > self.max_tokens:
+            raise GuessError(
+                f"the guesses have {tokens} tokens together; at most {self.max_tokens} are allowed"
+            )
+
 
 def split(text: str, limits: GuessLimits) -> tuple[str, list[str]]:
     """The text without tags and guesses, and the guesses in their order.
 
     Nothing else of the text changes, white space next to a tag included. Raises GuessError for
-    tags that do not pair up or nest, for a blank guess, and for guesses over a cap.
+    tags that do not pair up or nest, for a blank guess, for text in which taking the guesses out
+    would leave or form a tag, and for guesses over a cap.
     """
     if OPEN_TAG not in text and CLOSE_TAG not in text:
         return text, []
@@ -82,29 +114,44 @@ def split(text: str, limits: GuessLimits) -> tuple[str, list[str]]:
             f"{OPEN_TAG} at character {opened} is never closed; end it with {CLOSE_TAG}"
         )
     kept.append(text[end:])
-    check_texts(guesses, limits)
-    return "".join(kept), guesses
-
-
-def check_texts(guesses: Sequence[str], limits: GuessLimits) -> None:
-    """Check number and size of all guesses of one request, before they are tokenized.
-
-    `split` does it for one text; a request of several texts (messages, parts) needs it for all of
-    them together. Raises GuessError.
-    """
-    _check_number(len(guesses), limits)
-    chars = sum(map(len, guesses))
-    if chars > limits.max_chars:
+    limits.check_texts(guesses)
+    rest = "".join(kept)
+    formed = _TAG.search(rest)
+    if formed is not None:
         raise GuessError(
-            f"the guesses have {chars} characters together; at most {limits.max_chars} are allowed"
+            f"without its guesses the text has {formed.group()} at character {formed.start()}; "
+            f"no tag may remain, so change the text, or send the guesses as {GUESSES_KEY} in "
+            f"custom_params"
         )
+    return rest, guesses
 
 
-def check_guess_ids(value: object, limits: GuessLimits, vocab_size: int) -> list[list[int]]:
-    """The guesses in `value`, each a list of token ids below `vocab_size`.
+def read_guess_texts(value: object) -> list[str]:
+    """The guesses in the value of `qspec_guesses`.
+
+    Raises GuessError unless it is a string or a list of strings, none of them blank. An empty
+    list is allowed: no guesses, and no tags either.
+    """
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise GuessError(
+            f"{GUESSES_KEY} is {_shown(value)}, but must be a string or a list of strings"
+        )
+    for number, item in enumerate(items):
+        if not isinstance(item, str):
+            raise GuessError(
+                f"guess {number} in {GUESSES_KEY} is {_shown(item)}, but must be a string"
+            )
+        if not item.strip():
+            raise GuessError(f"guess {number} in {GUESSES_KEY} is empty; it must hold some text")
+    return list(items)
+
+
+def read_guess_ids(value: object, vocab_size: int) -> list[list[int]]:
+    """The guesses in the value of `qspec_guess_ids`, each a list of token ids below `vocab_size`.
 
     `value` is a list of lists of token ids, or one flat list with None between the guesses.
-    Raises GuessError for anything else, for an empty guess, and for guesses over a cap.
+    Raises GuessError for anything else, and for an empty guess.
     """
     if not isinstance(value, list | tuple) or not value:
         raise GuessError(
@@ -127,17 +174,11 @@ def check_guess_ids(value: object, limits: GuessLimits, vocab_size: int) -> list
                 )
             guess.append(item)
         guesses.append(guess)
-    _check_number(len(guesses), limits)
-    tokens = sum(map(len, guesses))
-    if tokens > limits.max_tokens:
-        raise GuessError(
-            f"the guesses have {tokens} tokens together; at most {limits.max_tokens} are allowed"
-        )
     return guesses
 
 
 def flatten(guesses: Sequence[Sequence[int]]) -> list[int | None]:
-    """The flat form of guesses, for `custom_params`; `check_guess_ids` reads it."""
+    """The flat form of guesses, for `custom_params`; `read_guess_ids` reads it."""
     flat: list[int | None] = []
     for number, guess in enumerate(guesses):
         if number:
@@ -154,11 +195,6 @@ def _divide(flat: Sequence[object]) -> list[list[object]]:
         else:
             groups[-1].append(item)
     return groups
-
-
-def _check_number(number: int, limits: GuessLimits) -> None:
-    if number > limits.max_guesses:
-        raise GuessError(f"there are {number} guesses; at most {limits.max_guesses} are allowed")
 
 
 def _shown(value: object) -> str:

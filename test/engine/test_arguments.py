@@ -68,6 +68,14 @@ def test_a_plain_server_has_no_unsupported_mode() -> None:
     assert not any(row[0] for row in arguments._unsupported(server_args()))
 
 
+def test_the_server_in_rust_is_refused_as_it_passes_by_the_checks_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    (refused,) = (row for row in arguments._unsupported(server_args()) if row[0])
+    assert refused[1:] == ("SGLANG_RUST_SERVER", True, "false")
+
+
 def test_rejection_sampling_is_refused_on_a_gpu_alone() -> None:
     rejecting = QSpecConfig(acceptance="reject")
     arguments._check_acceptance(server_args(), rejecting)

@@ -47,7 +47,7 @@ def server(models: DemoModels, abandoned: Path) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-disable-guess-tags"),
+        *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-guess-tags", "off"),
         *("--speculative-qspec-return-provenance", "--incremental-streaming-output"),
     ]
     program = Path(sys.executable).with_name("sglang")

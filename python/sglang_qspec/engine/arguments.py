@@ -18,6 +18,7 @@ from typing import Any
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import attn_dp_enabled_of, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.environ import envs
 
 from sglang_qspec import config
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
@@ -166,6 +167,13 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
             "1 (or a larger page with --attention-backend flashinfer)",
         ),
         (args.tokenizer_worker_num != 1, "--tokenizer-worker-num", args.tokenizer_worker_num, "1"),
+        # SGLang's front in Rust passes by the hooks that check requests and read their guesses.
+        (
+            bool(envs.SGLANG_RUST_SERVER.get()),
+            "SGLANG_RUST_SERVER",
+            envs.SGLANG_RUST_SERVER.get(),
+            "false",
+        ),
         (bool(args.enable_lora), "--enable-lora", args.enable_lora, "models without LoRA adapters"),
         (bool(args.is_embedding), "--is-embedding", args.is_embedding, "generation"),
         (bool(args.enable_pdmux), "--enable-pdmux", args.enable_pdmux, "false"),

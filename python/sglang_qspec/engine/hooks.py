@@ -16,10 +16,16 @@ from sglang.srt.plugins.hook_registry import HookType
 
 BEFORE, AFTER, AROUND = HookType.BEFORE, HookType.AFTER, HookType.AROUND
 
+_ANTHROPIC = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
 _INTERNAL_STATE = (
     "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 )
+_RESPONSES_REQUEST = "sglang.srt.entrypoints.openai.protocol.ResponsesRequest"
+_ENGINE = "sglang.srt.entrypoints.engine.Engine"
+_OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
+_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
@@ -52,10 +58,11 @@ def front() -> tuple[Hook, ...]:
     """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`."""
     from fastapi import HTTPException
 
-    from sglang_qspec.engine import arguments, internal_state, prompts, report
+    from sglang_qspec.engine import arguments, chats, internal_state, prompts, report
     from sglang_qspec.errors import RequestError
 
     refusal = (RequestError,)
+    skip = OnError.SKIP
     return (
         Hook(_SERVER_ARGS + ".add_cli_args", arguments.add_flags, AFTER, OnError.STOP_START),
         Hook(_SERVER_ARGS + ".from_cli_args", arguments.read_flags, AROUND, OnError.STOP_START),
@@ -63,29 +70,38 @@ def front() -> tuple[Hook, ...]:
             "sglang.srt.entrypoints.http_server.serve_generate_request",
             prompts.serve_generate,
             AROUND,
-            OnError.SKIP,
+            skip,
         ),
         Hook(
-            "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
-            prompts.process_messages,
-            BEFORE,
-            OnError.SKIP,
-            refusal,
+            "sglang.srt.entrypoints.grpc_bridge.RuntimeHandle._run_generate",
+            prompts.run_grpc,
+            AROUND,
+            skip,
         ),
+        Hook(_ENGINE + ".generate", prompts.engine_generate, AROUND, skip, refusal),
+        Hook(_ENGINE + ".async_generate", prompts.engine_async_generate, AROUND, skip, refusal),
         Hook(
             _COMPLETION + "._convert_to_internal_request",
             prompts.convert_completion,
-            AFTER,
-            OnError.SKIP,
+            AROUND,
+            skip,
             refusal,
         ),
+        Hook(_CHAT + "._process_messages", chats.process_messages, BEFORE, skip, refusal),
+        Hook(_CHAT + "._convert_to_internal_request", chats.convert_chat, AFTER, skip, refusal),
         Hook(
-            _TOKENIZER_MANAGER + ".generate_request",
-            prompts.generate,
-            BEFORE,
-            OnError.SKIP,
+            _ANTHROPIC + "._convert_to_chat_completion_request",
+            chats.convert_anthropic,
+            AROUND,
+            skip,
             refusal,
         ),
+        Hook(_RESPONSES + ".create_responses", chats.create_responses, AROUND, skip),
+        Hook(_RESPONSES_REQUEST + ".to_sampling_params", chats.responses_params, AFTER, skip),
+        Hook(_OLLAMA + ".handle_chat", chats.ollama_chat, AROUND, skip),
+        Hook(_OLLAMA + ".handle_generate", chats.ollama_generate, AROUND, skip),
+        Hook(_OLLAMA + "._convert_options_to_sampling_params", chats.ollama_params, AFTER, skip),
+        Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
         Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
             report.settle_meta_info,

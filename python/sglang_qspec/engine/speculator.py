@@ -123,7 +123,7 @@ class Speculator:
     ) -> None:
         if "guess" not in live.controls.sources:
             return
-        guesses = read_guesses(custom_params, self.settings, self._vocab_size)
+        guesses = read_guesses(custom_params, self._vocab_size)
         for number, token_ids in enumerate(guesses):
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 

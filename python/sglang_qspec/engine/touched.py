@@ -23,7 +23,12 @@ _IMPORTED = {
         "destroy_distributed_environment",
         "destroy_model_parallel",
     ),
+    "sglang.srt.entrypoints.grpc_bridge": ("RuntimeHandle._send_native_error",),
     "sglang.srt.entrypoints.http_server": ("_global_state",),
+    "sglang.srt.entrypoints.openai.serving_responses": (
+        "OpenAIServingResponses.create_error_response",
+    ),
+    "sglang.srt.environ": ("envs.SGLANG_RUST_SERVER",),
     "sglang.srt.layers.activation": ("SiluAndMul",),
     "sglang.srt.layers.attention.attention_registry": ("register_attention_backend",),
     "sglang.srt.layers.attention.torch_native_backend": ("TorchNativeAttnBackend",),

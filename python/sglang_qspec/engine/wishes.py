@@ -10,7 +10,7 @@ from sglang_qspec import controls
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.errors import GuessError, RequestError
-from sglang_qspec.guess import GUESS_IDS_KEY, GuessLimits, check_guess_ids
+from sglang_qspec.guess import GUESS_IDS_KEY, read_guess_ids
 
 logger = logging.getLogger(__name__)
 
@@ -24,16 +24,17 @@ def read_controls(custom_params: Mapping[str, Any] | None, settings: QSpecConfig
         return controls.of_server(settings)
 
 
-def read_guesses(
-    custom_params: Mapping[str, Any] | None, settings: QSpecConfig, vocab_size: int
-) -> list[list[int]]:
-    """Its guesses as token ids; none where they are malformed all the same."""
+def read_guesses(custom_params: Mapping[str, Any] | None, vocab_size: int) -> list[list[int]]:
+    """Its guesses as token ids; none where they are malformed all the same.
+
+    They are not counted here: a text guess comes in two spacings, and the caps are on what the
+    client sent.
+    """
     value = (custom_params or {}).get(GUESS_IDS_KEY)
     if value is None:
         return []
-    limits = GuessLimits(settings.max_guesses, settings.max_guess_tokens)
     try:
-        return check_guess_ids(value, limits, vocab_size)
+        return read_guess_ids(value, vocab_size)
     except GuessError as error:
         logger.warning("Ignored the guesses of a request: %s", error)
         return []

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.demo import render
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
+from benchmark.server import Server, free_port
 from sglang_qspec.models import DemoModels
 from test.engine.server.running import COMMON, GREEDY, PENALIZED, Plain, cores, state, until
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
@@ -27,6 +27,7 @@ def starting(models: DemoModels) -> Iterator[Server]:
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
         "--enable-metrics",
+        *("--grpc-port", str(free_port())),
     ]
     server = Server(models.target, arguments, cores=cores(0))
     try:

@@ -86,6 +86,7 @@ def test_chat_and_completions_take_guesses_too(
         ("a <NGRAMGUESS>b", "never closed"),
         ("a </NGRAMGUESS>b", "closes nothing"),
         ("a <NGRAMGUESS> </NGRAMGUESS>b", "empty"),
+        ("a <NGRAM<NGRAMGUESS>x</NGRAMGUESS>GUESS>b", "no tag may remain"),
         ("a <NGRAMGUESS>" + "x " * 200_000 + "</NGRAMGUESS>b", "at most"),
     ],
 )
@@ -105,6 +106,44 @@ def test_a_malformed_guess_is_a_400_and_harms_nothing_else(
         with pytest.raises(ServerError, match=f"HTTP 400.*{words}"):
             server.post(path, body)
     assert generate(server, "Hello", max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
+
+
+def test_guesses_are_counted_as_the_client_sent_them(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    """Each is kept in two spacings, of which no client is told."""
+    guesses = [f"nothing like it {number}" for number in range(63)] + [expected[1]["text"]]
+    tags = "".join(f"<NGRAMGUESS>{guess}</NGRAMGUESS>" for guess in guesses)
+    last: dict[str, Any] = {"qspec_guess_ids": expected[1]["output_ids"]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (prompts[1] + tags, {}),
+        (prompts[1], {"qspec_guesses": guesses}),
+        (prompts[1], {"qspec_guesses": guesses[:63], **last}),
+    ]
+    for text, custom in bodies:
+        answer = generate(server, text, custom_params=custom)
+        assert answer["output_ids"] == expected[1]["output_ids"]
+        assert answer["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 0
+    for text, custom in (
+        (prompts[1] + tags, {"qspec_guess_ids": [1]}),
+        (prompts[1], {"qspec_guesses": [*guesses, "one more"]}),
+        (prompts[1], {"qspec_guesses": guesses, "qspec_guess_ids": [1]}),
+    ):
+        with pytest.raises(ServerError, match="HTTP 400.*there are 65 guesses; at most 64"):
+            generate(server, text, custom_params=custom)
+
+
+@pytest.mark.parametrize("guess", ["word " * 3000, "word " * 5000, "    indented " * 2000])
+def test_the_tokens_of_guesses_are_counted_as_the_client_sent_them(
+    server: Server, guess: str
+) -> None:
+    size = server.post("/tokenize", {"model": "m", "prompt": guess, "add_special_tokens": False})
+    body = {"model": "m", "prompt": f"<NGRAMGUESS>{guess}</NGRAMGUESS>Hello", "max_tokens": 1}
+    if size["count"] <= 4096:
+        assert server.post("/v1/completions", body)["usage"]["prompt_tokens"] == 1
+        return
+    with pytest.raises(ServerError, match=f"have {size['count']} tokens together; at most 4096"):
+        server.post("/v1/completions", body)
 
 
 @pytest.mark.parametrize("value", [[], [1.5], ["a"], [99999999], [[1], []]])
