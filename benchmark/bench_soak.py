@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = demo_models()
     templates = pool(options.templates)
     say(f"asking a server without speculation for references; results go to {folder}")
-    # QSPEC turns SGLang's overlap scheduler off. With it, penalties lag: they count the prompt's last
-    # token, and each token of the output one pass late.
+    # QSPEC turns SGLang's overlap scheduler off. With it, penalties count the prompt's last token,
+    # and each token of the output one pass late (`cumulate_penalty_output_tokens`).
     plain = [*COMMON, "--disable-overlap-schedule"]
     with Server(models.target, plain, cores=options.cores) as server:
         references = gather(server, [template for template in templates if template.greedy])

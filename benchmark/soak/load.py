@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmark.server import Server, ServerError
 from benchmark.soak.answers import Answer
-from benchmark.soak.asking import ask
+from benchmark.soak.asking import Outcome, ask
 from benchmark.soak.journal import Journal
 from benchmark.soak.mix import Fate, Mix, Request
 from benchmark.soak.verdict import Kind, Verdict, judge
@@ -46,8 +46,6 @@ class Load:
         """Whole answers that were compared with a reference."""
         self.cuts: Counter[str] = Counter()
         """Requests that were cut on purpose, by how and by how far they were."""
-        self.tokens = 0
-        """Of all whole answers."""
         self._server = server
         self._mix = mix
         self._references = references
@@ -74,7 +72,8 @@ class Load:
             if now >= level_ends:
                 level = rng.randint(self._low, self._high)
                 level_ends = now + rng.uniform(*LEVEL_S)
-            if now >= burst_at:
+            # On a slow machine the burst before may not be served yet.
+            if now >= burst_at and self._in_flight <= self._high:
                 size = rng.randint(self._high, BURST_SIZE * self._high)
                 self._journal.note("burst", size=size)
                 for _ in range(size):
@@ -140,11 +139,9 @@ class Load:
         verdict = judge(request, outcome, reference)
         with self._changed:
             if verdict.kind is Kind.CUT:
-                begun = "decoding" if outcome.streamed and outcome.data else "unknown"
-                self.cuts[f"{request.fate.value}, {begun}"] += 1
+                self.cuts[f"{request.fate.value}, {_reached(outcome)}"] += 1
             elif verdict.kind is Kind.WHOLE:
                 self.compared += reference is not None
-                self.tokens += 0 if reference is None else reference.completion_tokens or 0
         return verdict, {
             "seconds": round(outcome.seconds, 3),
             "status": outcome.status,
@@ -154,3 +151,12 @@ class Load:
     def _abort(self, rid: str) -> None:
         with contextlib.suppress(ServerError, OSError):
             self._server.post("/abort_request", {"rid": rid}, timeout=120.0)
+
+
+def _reached(outcome: Outcome) -> str:
+    """How far a request that was cut had come, as far as its client can tell."""
+    if "waiting queue" in str(outcome.data):
+        return "waiting"
+    if outcome.streamed:
+        return "decoding" if outcome.data else "before the first token"
+    return "unknown"
