@@ -211,9 +211,13 @@ def test_a_refusal_of_a_request_passes(row: Hook) -> None:
 def test_the_hooks_that_refuse_requests_are_those_that_read_them() -> None:
     refusing = {name(row): row.deliberate for row in ROWS if row.deliberate}
     assert refusing == {
-        "prompts.process_messages": (RequestError,),
+        "prompts.engine_generate": (RequestError,),
+        "prompts.engine_async_generate": (RequestError,),
         "prompts.convert_completion": (RequestError,),
         "prompts.generate": (RequestError,),
+        "chats.process_messages": (RequestError,),
+        "chats.convert_chat": (RequestError,),
+        "chats.convert_anthropic": (RequestError,),
         "internal_state.check_update": (HTTPException,),
     }
 
