@@ -5,7 +5,8 @@ QSpecError
 ├── RequestError      a request asks for what is not allowed: HTTP 400 for that request
 │   └── GuessError    its guesses are malformed or over a cap
 ├── LinkError         a peer broke the protocol, or refused the handshake
-├── DraftModelError   the draft model cannot be loaded, or does not fit the target
+├── DraftModelError   the draft model cannot be loaded, does not fit the target, or fails
+│   └── PromptError   a pass over one text fails while others succeed
 ├── ClientError       `qspec complete`: a server does not answer, refuses, or is none of QSPEC
 └── TheoryError       a figure is none that the model knows, or a measured run cannot be fitted
 """
@@ -33,6 +34,10 @@ class LinkError(QSpecError):
 
 class DraftModelError(QSpecError):
     """The draft model cannot be loaded, or its vocabulary or tokenizer is not the target's."""
+
+
+class PromptError(DraftModelError):
+    """A pass of the draft model over one text fails, while a pass over another succeeds."""
 
 
 class ClientError(QSpecError):

@@ -30,6 +30,10 @@ MAX_COMMITS = 256
 """Maximum number of requests in one `Commits`."""
 MAX_COMMIT_TOKENS = 4096
 """Maximum number of tokens in one `Commit`; the rest follows in the next report."""
+MAX_LEAD = 64
+"""Maximum number of tokens that a step draft runs ahead of the committed output."""
+MIN_TEMPERATURE = 1e-6
+"""Lowest temperature that is not 0. SGLang takes a lower one for greedy decoding."""
 MAX_STOP_TOKENS = 1024
 """Maximum number of stop tokens in one `Submit`; a server leaves out the others."""
 MAX_SUBMISSIONS = 16384
@@ -83,7 +87,7 @@ class Candidates(msgspec.Struct, frozen=True):
     token_ids: list[int]
     """Different ones, `MAX_CANDIDATES` at most."""
     probs: list[float]
-    """Of each, over 0; they sum to 1 but for rounding."""
+    """Probability of each candidate, over 0; the sum is 1 within `frame.MAX_ROUNDING`."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -130,7 +134,7 @@ class Commit(msgspec.Struct, frozen=True):
     """At least one token. Tokens that the sidecar knows already are skipped; where tokens between
     those and these are missing, it answers with a `Gap`."""
     max_new_tokens: int
-    """How far to draft ahead of it, in tokens."""
+    """How far to draft ahead of it, in tokens; at most MAX_LEAD."""
 
 
 class Commits(msgspec.Struct, frozen=True, tag="commits"):
@@ -210,10 +214,12 @@ class Gap(msgspec.Struct, frozen=True, tag="gap"):
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined"):
-    """The sidecar keeps nothing of this submission: the server must not ask again."""
+    """The sidecar keeps nothing of this submission: the server must not ask again at once."""
 
     submission: int
     reason: str
+    retry: bool = False
+    """The sidecar is full: the server may ask again when some of its submissions have ended."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -1,8 +1,6 @@
-"""What a server and its sidecar say to each other about requests.
+"""Owns the link: sends Submits, Commits and Closes, and submits all anew to a new sidecar.
 
-A `Courier` owns the link. It submits requests, tells what they have committed and that they are
-over, and does so anew for a sidecar that has been replaced. It never waits: what the link does not
-take is sent at a later poll, or never.
+It never waits: what the link does not take is sent at a later poll.
 """
 
 from __future__ import annotations
@@ -116,6 +114,9 @@ class Courier:
                 drafted.append((live, message))
             elif isinstance(message, Gap):
                 self._repair(live, message)
+            elif message.retry and live.repairs < MAX_REPAIRS:
+                live.repairs += 1
+                self._ask_anew(live)
             else:
                 self._decline(live, message.reason)
         return drafted
@@ -228,7 +229,8 @@ class Courier:
         if sidecar is None or not self._open:
             return True
         tokens = self._open_tokens + live.text_len
-        return len(self._open) < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
+        submissions = len(self._open) + len(self._unclosed)
+        return submissions < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
 
     def _note_open(self, live: Live, message: Submit) -> None:
         """The sidecar works on a request from now on."""
@@ -269,7 +271,8 @@ class Courier:
         live.part()
 
     def _close_unclosed(self) -> None:
-        while self._unclosed and self._link is not None:
+        until = self._clock() + SUBMIT_BUDGET_S
+        while self._unclosed and self._link is not None and self._clock() <= until:
             number = next(iter(self._unclosed))
             if self._link.send(Close(number)) is Delivery.LATER:
                 return
@@ -290,8 +293,12 @@ class Courier:
     def report(self, rids: Iterable[str]) -> None:
         """Let the sidecar follow what these requests have committed."""
         if self._link is not None and self.ready and self.lead and Source.STEP not in self._paused:
-            requests = (live for rid in rids if (live := self._live.get(rid)) is not None)
-            self._followed.report(requests, self._link, self.lead)
+            requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
+            for commit in self._followed.report(requests, self._link, self.lead):
+                # The sidecar keeps the outputs, too. What is sent again counts again, which errs on
+                # the safe side.
+                self._open[commit.submission] += len(commit.token_ids)
+                self._open_tokens += len(commit.token_ids)
 
     def knows(self, live: Live, output_len: int) -> bool:
         """Whether a sidecar that knows so much of the request's output knows all it was told."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from sglang_qspec.engine.live import Live
 from sglang_qspec.link import Link
 from sglang_qspec.messages import MAX_COMMITS, Commit, Commits
 
 MAX_TOKENS = 8192
-"""Of one report, about: no request is added to one that has so many. A retracted request or one
-that a full link has kept from the sidecar for long has many."""
+"""Tokens after which a report takes no further request."""
 
 
 NO_CREDIT = 0.3
-"""A request of which so little is believed gets no step drafts but for a try now and then."""
+"""Credit factor below which a request is reported only every TRY_AFTER tokens."""
 TRY_AFTER = 32
 """Committed tokens between two tries."""
 
@@ -29,6 +28,8 @@ class Followed:
     def __init__(self) -> None:
         self._told: dict[int, int] = {}
         """Committed output that the sidecar knows of, in tokens, for each open submission."""
+        self._left: int | None = None
+        """The submission that the next report begins with, as the last one did not hold it."""
 
     def begin(self, submission: int, output_len: int) -> None:
         """The sidecar works on a request from now on, and knows so much of its output."""
@@ -45,21 +46,31 @@ class Followed:
         self._told[submission] = output_len
         return True
 
-    def report(self, requests: Iterable[Live], link: Link, lead: int) -> None:
-        """Tell of all that these requests have committed; drafts are to run `lead` tokens ahead."""
+    def report(self, requests: Sequence[Live], link: Link, lead: int) -> list[Commit]:
+        """Tell of all that these requests have committed; drafts are to run `lead` tokens ahead.
+
+        Where one report does not hold all, the next begins with what was left. Returns what the
+        link has taken.
+        """
         commits: list[Commit] = []
         tokens = 0
-        for request in requests:
+        numbers = [request.submission for request in requests]
+        first = numbers.index(self._left) if self._left in numbers else 0
+        self._left = None
+        for request in (*requests[first:], *requests[:first]):
             commit = self._commit_of(request, lead)
             if commit is None:
                 continue
+            if len(commits) >= MAX_COMMITS or tokens >= MAX_TOKENS:
+                self._left = commit.submission
+                break
             commits.append(commit)
             tokens += len(commit.token_ids)
-            if len(commits) >= MAX_COMMITS or tokens >= MAX_TOKENS:
-                break
-        if commits and link.send(Commits(commits)):
-            for commit in commits:
-                self._told[commit.submission] = commit.base_len + len(commit.token_ids)
+        if not commits or not link.send(Commits(commits)):
+            return []
+        for commit in commits:
+            self._told[commit.submission] = commit.base_len + len(commit.token_ids)
+        return commits
 
     def _commit_of(self, request: Live, lead: int) -> Commit | None:
         """What the sidecar is to be told of one request; None for nothing."""

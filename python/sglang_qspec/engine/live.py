@@ -7,7 +7,14 @@ from typing import Any
 
 from sglang_qspec.budget import Credit
 from sglang_qspec.controls import Controls
-from sglang_qspec.messages import MAX_COMMIT_TOKENS, MAX_STOP_TOKENS, Commit, Dice, Submit
+from sglang_qspec.messages import (
+    MAX_COMMIT_TOKENS,
+    MAX_STOP_TOKENS,
+    MIN_TEMPERATURE,
+    Commit,
+    Dice,
+    Submit,
+)
 from sglang_qspec.trie import RequestTrie, Source
 
 
@@ -85,7 +92,7 @@ class Live:
     rests: bool = False
     """Its step draft goes no further until more is committed."""
     dice: Dice | None = None
-    """Its target's, if that draws with any."""
+    """Sampling seed and filters of the request; None for a greedy request."""
     credit: Credit = field(default_factory=Credit)
     """Of its drafts against their scores."""
     tally: Tally = field(default_factory=Tally)
@@ -114,13 +121,14 @@ class Live:
 
     def submit(self, number: int, *, completions: bool) -> Submit:
         """Asks the sidecar for drafts from here on; without `completions` for steps alone."""
+        temperature = self.controls.temperature
         return Submit(
             submission=number,
             token_ids=self.prompt_ids + self.output_ids,
             base_len=len(self.output_ids),
             max_new_tokens=self.longest_draft,
             completions=self.controls.completions if completions else 0,
-            temperature=self.controls.temperature,
+            temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
             stop_token_ids=self.stop_token_ids[:MAX_STOP_TOKENS],
             ignore_eos=self.ignore_eos,
             top_p=self.controls.top_p,

@@ -7,6 +7,7 @@ non-blocking, and what a peer does ends up in a counter, never in an exception.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -191,7 +192,8 @@ class SidecarLink:
         return max_to_sidecar_bytes(self._sidecar.context_len)
 
     def _ping(self) -> None:
-        self._pings += 1
+        # A sidecar that has not read a Ping cannot know its number, and so not claim to have.
+        self._pings += 1 + secrets.randbelow(1 << 20)
         if self._send(Ping(self._pings)):
             self._window.asked(self._pings)
 

@@ -19,7 +19,9 @@ from sglang_qspec.messages import (
     MAX_DRAFTED_TOKENS,
     MAX_DRAWN_TOKENS,
     MAX_FROM_SIDECAR_BYTES,
+    MAX_LEAD,
     MAX_STOP_TOKENS,
+    MIN_TEMPERATURE,
     Admit,
     Candidates,
     Close,
@@ -194,8 +196,8 @@ def _check_submit(submit: Submit, vocab_size: int) -> None:
             f"Submit.base_len is {submit.base_len}, but must be at most the number of "
             f"token_ids ({len(submit.token_ids)})"
         )
-    if not (math.isfinite(submit.temperature) and submit.temperature >= 0):
-        raise LinkError(f"Submit.temperature is {submit.temperature}, but must be at least 0")
+    if submit.temperature:
+        _check_temperature("Submit.temperature", submit.temperature)
     _check_share("Submit.top_p", submit.top_p)
     if submit.dice is not None:
         _check_dice(submit.dice)
@@ -204,7 +206,7 @@ def _check_submit(submit: Submit, vocab_size: int) -> None:
 def _check_commit(commit: Commit, vocab_size: int) -> None:
     _check_number("Commit.submission", commit.submission)
     _check_length("Commit.base_len", commit.base_len)
-    _check_length("Commit.max_new_tokens", commit.max_new_tokens)
+    _check_range("Commit.max_new_tokens", commit.max_new_tokens, 0, MAX_LEAD)
     _check_range("the length of Commit.token_ids", len(commit.token_ids), 1, MAX_COMMIT_TOKENS)
     _check_token_ids("Commit.token_ids", commit.token_ids, vocab_size)
 
@@ -270,8 +272,7 @@ def _check_dice(dice: Dice) -> None:
     _check_range("Dice.top_k", dice.top_k, 1, MAX_LENGTH)
     _check_share("Dice.top_p", dice.top_p)
     _check_share("Dice.min_p", dice.min_p)
-    if not (math.isfinite(dice.temperature) and dice.temperature > 0):
-        raise LinkError(f"Dice.temperature is {dice.temperature}, but must be over 0")
+    _check_temperature("Dice.temperature", dice.temperature)
 
 
 def _check_size(frame: bytes, max_bytes: int) -> None:
@@ -279,10 +280,15 @@ def _check_size(frame: bytes, max_bytes: int) -> None:
         raise LinkError(f"a frame of {len(frame)} bytes, but at most {max_bytes} are read")
 
 
-def _check_range(field: str, value: float, low: int, high: int | None = None) -> None:
+def _check_range(field: str, value: float, low: float, high: int | None = None) -> None:
     if not low <= value < math.inf or (high is not None and value > high):
         allowed = f"at least {low}" if high is None else f"from {low} to {high}"
         raise LinkError(f"{field} is {value}, but must be {allowed}")
+
+
+def _check_temperature(field: str, value: float) -> None:
+    """A draw divides by it in float32."""
+    _check_range(field, value, MIN_TEMPERATURE)
 
 
 def _check_share(field: str, value: float) -> None:

@@ -8,8 +8,8 @@ from typing import Protocol
 from sglang_qspec.messages import FromSidecar, Heartbeat, ToSidecar, Welcome
 
 POLL_BUDGET_S = 0.002
-"""Time after which a poll reads no further message. A frame of the largest size takes about 1 ms
-to decode, so that a poll takes about 3 ms at most."""
+"""Time after which a poll reads no further message. A frame of the largest size takes about 2 ms
+to decode and check, so that a poll takes about 4 ms at most."""
 
 
 class LinkState(enum.Enum):

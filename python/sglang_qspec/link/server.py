@@ -46,6 +46,8 @@ RECEIVE_BUDGET_S = 0.01
 """Time after which `receive` reads no further message. ZMQ takes messages from the servers in
 turn, so that a server that sends much costs another the reading of one message for each of its
 own."""
+HEARTBEAT_S = 0.2
+"""Time, listened, for which one Heartbeat answers the Pings of all servers."""
 MAX_PEERS = 256
 
 logger = logging.getLogger(__name__)
@@ -92,6 +94,8 @@ class LinkServer:
         self._max_bytes = max_to_sidecar_bytes(welcome.context_len)
         self._fingerprint = fingerprint
         self._heartbeat = heartbeat
+        self._latest_heartbeat: Heartbeat | None = None
+        self._next_heartbeat = 0.0
         self._forget_after_s = forget_after_s
         self._faults = Faults(logger, clock)
         self._listening = Listening(1.0, clock)
@@ -174,6 +178,8 @@ class LinkServer:
             if item is not None:
                 received.append(item)
             if time.monotonic() >= until:
+                # Not all have been heard out, but ZMQ takes turns: so long a silence is a departure.
+                self._forget_silent(now - 2 * self._forget_after_s)
                 break
         return received
 
@@ -237,8 +243,11 @@ class LinkServer:
             return None
         self._heard_at[routing_id] = now
         if isinstance(message, Ping):
-            heartbeat = msgspec.structs.replace(self._heartbeat(), answers=message.number)
-            self._send(routing_id, heartbeat)
+            if self._latest_heartbeat is None or now >= self._next_heartbeat:
+                self._next_heartbeat = now + HEARTBEAT_S
+                self._latest_heartbeat = self._heartbeat()
+            answer = msgspec.structs.replace(self._latest_heartbeat, answers=message.number)
+            self._send(routing_id, answer)
             return None
         return peer, message
 
@@ -253,7 +262,8 @@ class LinkServer:
             return
         if routing_id not in self._peers:
             self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id)
-            logger.info("server %s has come", self._peers[routing_id])
+            if self._faults.is_due("arrival"):
+                logger.info("server %s has come", self._peers[routing_id])
         self._connections.keep(routing_id)
         self._heard_at[routing_id] = now
         welcome = msgspec.structs.replace(
@@ -294,4 +304,5 @@ class LinkServer:
         if peer is not None:
             del self._heard_at[routing_id]
             self._departed.append(peer)
-            logger.info("server %s has gone", peer)
+            if self._faults.is_due("departure"):
+                logger.info("server %s has gone", peer)

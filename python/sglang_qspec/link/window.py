@@ -33,7 +33,12 @@ class Window:
         self._asked.append((number, self._sent))
 
     def answered(self, number: int) -> None:
-        """Ping `number` was answered; earlier answers may have been dropped."""
+        """Ping `number` was answered; earlier answers may have been dropped.
+
+        A number that was not asked says nothing.
+        """
+        if all(number != asked for asked, _ in self._asked):
+            return
         while self._asked and self._asked[0][0] <= number:
             _, self._read = self._asked.popleft()
 

@@ -87,8 +87,8 @@ class Planner:
     def _fill(self, candidates: Iterable[Completion]) -> Plan:
         plan = Plan(most_read=self._prefill_tokens)
         slots, leader = self._slots, None
-        beside = self._apart and self._turns.live_steps > 0
         for completion in candidates:
+            beside = self._apart and self._turns.live_steps[completion.prompt.owner] > 0
             if self._apart and leader is not None and completion.kind is not leader:
                 break
             if beside and completion.kind is not Kind.STEP:

@@ -30,6 +30,8 @@ served first."""
 MAX_PROMPT_COMPLETIONS = MAX_COMPLETIONS
 """Maximum number of completions that one prompt has at a time. Sampled requests beyond this number
 get completions of other requests until one of their own becomes possible."""
+CROWD = 64
+"""Requests that get a completion, from which on most of them get it in one piece."""
 
 
 def tokens_of(token_ids: Sequence[int]) -> array[int]:
@@ -73,7 +75,8 @@ class Completion:
     seed: int
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     candidates: list[Candidates] = field(default_factory=list)
-    """What each of them was drawn from, where its target wants to know; otherwise empty."""
+    """What the tokens were drawn from that are not sent yet, where the target wants to know.
+    Only step drafts have any, and a step draft has one subscriber."""
     row: int | None = None
     """Its KV row, which covers a prefix of the prompt and `token_ids`."""
     finished: bool = False
@@ -151,16 +154,16 @@ class Subscription:
 
 
 class Prompt:
-    """One prompt with its completions, shared by all requests that are equal in all of this.
+    """One prompt with its completions, shared by all requests with an equal `PromptKey`.
 
     A request gets at most as many completions as it asks for. Each belongs to the requests that
     get it, and is dropped with the last of them. So neither the number of requests that come and
     go, nor that of the requests that there are, makes a submission or a delivery slower.
 
     A request with dice is likeliest to follow a completion that is drawn with them. It gets one, in
-    place of another that was not begun yet, and has those of its siblings for its others: n answers
-    to a prompt are drafted for at the price of one. At most `MAX_PROMPT_COMPLETIONS` exist at a
-    time; where one is dropped, the request that has waited longest for one of its own gets it.
+    place of another that was not begun yet, and gets those of its siblings for its others: n
+    requests for a prompt have n completions drafted in all. At most `MAX_PROMPT_COMPLETIONS` exist
+    at a time; where one is dropped, the request that has waited longest for its own begins it.
     """
 
     def __init__(
@@ -221,7 +224,7 @@ class Prompt:
 
     @property
     def place(self) -> Place | None:
-        """That of the request that is served first of those that wait; None if none does."""
+        """Smallest place among the requests that wait; None if no request waits."""
         while self._places:
             place, subscriber = self._places[0]
             subscription = self.subscriptions.get(subscriber)
@@ -285,9 +288,15 @@ class Prompt:
         return begun
 
     def news(self, completion: Completion) -> Iterator[tuple[Peer, Drafted]]:
-        """What the requests have not been sent of one completion; it counts as sent now."""
+        """What the requests have not been sent of one completion; it counts as sent now.
+
+        A completion that many requests get is sent in pieces only to those that it is drawn for,
+        and to the others when it is finished.
+        """
+        crowded = len(completion.shares) > CROWD and not completion.finished
         for subscriber, share in completion.shares.items():
-            yield from self.news_for(subscriber, share)
+            if share.number == 0 or not crowded:
+                yield from self.news_for(subscriber, share)
 
     def news_for(self, subscriber: Subscriber, share: Share) -> Iterator[tuple[Peer, Drafted]]:
         """What one request has not been sent of a completion, in messages of the allowed size."""
@@ -306,8 +315,9 @@ class Prompt:
                 token_ids=completion.token_ids[start : share.sent].tolist(),
                 finished=share.told_finished,
                 known_len=self._known_len(subscriber),
-                candidates=completion.candidates[start : share.sent],
+                candidates=completion.candidates[: share.sent - start],
             )
+            del completion.candidates[: share.sent - start]
             yield peer, drafted
 
     def check_integrity(self) -> None:
@@ -338,7 +348,12 @@ class Prompt:
         return self._add(dice)
 
     def _add(self, sampling: Sampling | Dice) -> Completion:
-        seed = sampling.seed if isinstance(sampling, Dice) else seed_of(self.token_ids, self._count)
+        if isinstance(sampling, Dice):
+            seed = sampling.seed
+        elif sampling == GREEDY:
+            seed = 0
+        else:
+            seed = seed_of(self.token_ids, self._count)
         completion = Completion(self, self._count, sampling, seed, finished=self.limit == 0)
         self._count += 1
         self.completions.append(completion)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 
 import torch
 
-from sglang_qspec.config import MAX_SERVER_TOKENS
+from sglang_qspec.config import MAX_COMPLETIONS, MAX_SERVER_TOKENS
+from sglang_qspec.errors import PromptError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Admit,
@@ -26,10 +28,10 @@ from sglang_qspec.messages import (
     ToSidecar,
 )
 from sglang_qspec.sidecar.planner import Plan, Planner
-from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Subscriber, prompt_key
+from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Share, Subscriber, prompt_key
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.rows import Rows
-from sglang_qspec.sidecar.sampling import choose
+from sglang_qspec.sidecar.sampling import GREEDY, choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.tenancy import Tenancy
@@ -37,6 +39,8 @@ from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4
 """A completion's tokens are sent in pieces of so many; its first one, and steps, at once."""
+RETRY_S = 0.1
+"""Time after which messages that a server's full queue did not take are sent again."""
 
 
 class QueueDrafter:
@@ -75,13 +79,19 @@ class QueueDrafter:
         self._steps = StepDrafter(model, self._turns, self._tenancy)
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
-        self._suspects: dict[Prompt, None] = {}
-        """Prompts of a pass that failed, which are tried again one by one."""
+        self._suspects: dict[Prompt, dict[Completion, int]] = {}
+        """Prompts of a pass that failed, which are tried again one by one: the completions that
+        were in it, and how far the pass would have covered each."""
+        self._undelivered: dict[Share, Subscriber] = {}
+        """Shares of which a message was not taken; what it said is sent again."""
+        self._retry_at = 0.0
         self._outbox: list[tuple[Peer, FromSidecar]] = []
         self.drafted_tokens = 0
         """Tokens drafted so far."""
         self.step_times = StepTimes()
         self._advanced = 0
+        self._computed: Counter[Peer] = Counter()
+        """Tokens that the pass has computed for each server."""
         self._step_tokens = 0
         self._read = 0
 
@@ -99,6 +109,11 @@ class QueueDrafter:
     def rows(self) -> int:
         """Completions that the last step advanced; none once there is nothing to do."""
         return 0 if self.idle else self._advanced
+
+    @property
+    def suspects(self) -> int:
+        """Prompts of a pass that failed and are yet to be tried alone."""
+        return len(self._suspects)
 
     @property
     def idle(self) -> bool:
@@ -121,9 +136,9 @@ class QueueDrafter:
         """Draft for a request; a repeated one starts anew. What is over a cap is declined."""
         subscriber = (peer, message.submission)
         self._leave(subscriber)
-        reason = self._quota.objection(peer, message)
-        if reason is not None:
-            self._outbox.append((peer, Declined(message.submission, reason)))
+        objection = self._quota.objection(peer, message)
+        if objection is not None:
+            self._outbox.append((peer, objection))
             return
         limit = self._limit(message)
         key = prompt_key(message, limit, None if self._share else peer)
@@ -151,23 +166,37 @@ class QueueDrafter:
 
     def follow(self, peer: Peer, message: Commits) -> None:
         """Draft on from what these requests have committed; ask for those that are not known."""
+        # Beginning a draft costs as much as its text is long: once for each request.
+        last = {commit.submission: commit for commit in message.requests}
         for commit in message.requests:
             subscriber = (peer, commit.submission)
             prompt = self._wanted.get(subscriber)
             if prompt is None:
                 self._outbox.append((peer, Gap(commit.submission, None)))
             else:
-                self._follow(subscriber, prompt, commit)
+                is_last = commit is last[commit.submission]
+                self._follow(subscriber, prompt, commit, draft=is_last)
 
-    def _follow(self, subscriber: Subscriber, prompt: Prompt, commit: Commit) -> None:
+    def _follow(
+        self, subscriber: Subscriber, prompt: Prompt, commit: Commit, *, draft: bool
+    ) -> None:
         subscription = prompt.subscriptions[subscriber]
-        before = len(subscription.output_ids)
-        if not self._quota.fits_context(len(prompt.token_ids) + before + len(commit.token_ids)):
-            self._decline(subscriber, "the text has outgrown the draft model's context")
-            return
-        self._outbox += self._steps.follow(subscriber, prompt, commit)
-        after = len(subscription.output_ids)
-        self._quota.add_text(subscriber[0], after - before)
+        before, peer = len(subscription.output_ids), subscriber[0]
+        if commit.base_len <= subscription.known_len:
+            end = commit.base_len - subscription.base_len + len(commit.token_ids)
+            if not self._quota.fits_context(len(prompt.token_ids) + end):
+                self._decline(subscriber, "the text has outgrown the draft model's context")
+                return
+            if not self._quota.has_room_for_text(peer, max(0, end - before)):
+                self._decline(
+                    subscriber, "its server's texts have outgrown their share", retry=True
+                )
+                return
+        try:
+            self._outbox += self._steps.follow(subscriber, prompt, commit, draft=draft)
+        finally:
+            after = len(subscription.output_ids)
+            self._quota.add_text(peer, after - before)
         if subscription.place is not None:  # only a request that is served outruns its drafts
             return
         for share in subscription.shares:
@@ -189,29 +218,58 @@ class QueueDrafter:
 
     def take(self) -> list[tuple[Peer, FromSidecar]]:
         """What is to be sent, and to whom; it is handed out once."""
+        if self._undelivered and time.monotonic() >= self._retry_at:
+            self._retry_at = time.monotonic() + RETRY_S
+            undelivered, self._undelivered = self._undelivered, {}
+            for share, subscriber in undelivered.items():
+                completion = share.completion
+                if completion.shares.get(subscriber) is share:
+                    self._outbox += completion.prompt.news_for(subscriber, share)
         outbox, self._outbox = self._outbox, []
         return outbox
+
+    def undelivered(self, peer: Peer, message: FromSidecar) -> None:
+        """A message was not taken: what it said of a completion is sent again a moment later.
+
+        A step draft is not sent again, as the next commit ends the need for it.
+        """
+        if not isinstance(message, Drafted) or message.completion >= MAX_COMPLETIONS:
+            return
+        subscriber = (peer, message.submission)
+        prompt = self._wanted.get(subscriber)
+        if prompt is None:
+            return
+        for share in prompt.subscriptions[subscriber].shares:
+            if share.number == message.completion:
+                share.sent = min(share.sent, message.start)
+                share.told_finished = False
+                self._undelivered[share] = subscriber
 
     def step(self) -> None:
         """Advance the most urgent completions by one token, and new prompts by a piece.
 
         After a pass that raises, none of the KV that it may have touched is left. The prompts of
         the pass are tried again one by one, and one that fails alone is declined.
+
+        Raises PromptError where a prompt fails alone and the model works otherwise.
         """
         began, self._step_tokens, self._advanced = time.monotonic(), 0, 0
+        self._computed.clear()
         suspect = self._next_suspect()
         plan = self._plan(suspect)
         if plan is None:
             return
         try:
             self._advance(plan)
-        except BaseException:
+        except Exception as error:
             self._recover(plan, suspect)
+            if suspect is not None and self._works():
+                raise PromptError(f"a pass over one text fails: {error}") from error
             raise
         if suspect is not None:
-            self._suspects.pop(suspect, None)
+            self._acquit(suspect)
         seconds = time.monotonic() - began
-        self._turns.charge(plan.completions, seconds)
+        self._turns.charge(self._computed, seconds)
         if self._step_tokens:
             self.step_times.observe(self._advanced, self._step_tokens, self._read, seconds)
 
@@ -223,7 +281,7 @@ class QueueDrafter:
         return None
 
     def _plan(self, suspect: Prompt | None) -> Plan | None:
-        """The next pass. A completion that alone is too large for the KV ends with what it has."""
+        """The next pass. A completion too large for its server's KV ends with what it has."""
         while not self.idle and (suspect is None or suspect in self._turns):
             plan = self._planner.plan(suspect)
             if plan is not None:
@@ -237,19 +295,50 @@ class QueueDrafter:
         if plan.prefill:
             self._prefill(plan.prefill, plan.most_read)
         if plan.decode:
+            self._computed.update(completion.prompt.owner for completion in plan.decode)
             rows = [completion.row for completion in plan.decode if completion.row is not None]
             last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
             self._grow(plan.decode, self._model.step(rows, last))
 
     def _recover(self, plan: Plan, suspect: Prompt | None) -> None:
         """A pass has failed: give back the rows of its prompts, and find the one that fails."""
-        for prompt in {completion.prompt: None for completion in plan.completions}:
+        reach = {completion: len(completion) for completion in plan.completions}
+        for prompt in {completion.prompt: None for completion in reach}:
             self._tenancy.clear(prompt)
-            self._suspects[prompt] = None
+            self._suspects.setdefault(prompt, {})
+        for completion, size in reach.items():
+            self._suspects[completion.prompt][completion] = size
         if suspect is not None:
             del self._suspects[suspect]
             for subscriber in list(suspect.subscriptions):
                 self._decline(subscriber, "a pass of the draft model over the text failed")
+
+    def _acquit(self, suspect: Prompt) -> None:
+        """A pass over a suspect alone succeeded: it is none once all of the failed pass is done."""
+        left = {
+            completion: size
+            for completion, size in self._suspects[suspect].items()
+            if not completion.finished
+            and completion.shares
+            and (completion.row is None or self._model.length(completion.row) < size)
+        }
+        if left:
+            self._suspects[suspect] = left
+        else:
+            del self._suspects[suspect]
+
+    def _works(self) -> bool:
+        """Whether a pass over a single token succeeds just after another pass has failed."""
+        if not (self._model.free_rows and self._model.free_tokens):
+            return False
+        row = self._model.open()
+        try:
+            choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
+        except Exception:
+            return False
+        finally:
+            self._model.close(row)
+        return True
 
     def expel(self, peer: Peer, message: ToSidecar) -> None:
         """A message could not be acted on: forget the requests that it is about."""
@@ -258,10 +347,10 @@ class QueueDrafter:
             if isinstance(request, Submit | Admit | Commit | Close):
                 self._decline((peer, request.submission), "the sidecar failed at a message")
 
-    def _decline(self, subscriber: Subscriber, reason: str) -> None:
+    def _decline(self, subscriber: Subscriber, reason: str, *, retry: bool = False) -> None:
         self._leave(subscriber)
         peer, submission = subscriber
-        self._outbox.append((peer, Declined(submission, reason)))
+        self._outbox.append((peer, Declined(submission, reason, retry)))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, completions and rows belong together."""
@@ -303,15 +392,24 @@ class QueueDrafter:
         self._turns.arrange(prompt)
 
     def _prefill(self, completions: list[Completion], budget: int) -> None:
-        """Read `budget` tokens of prompts, the most urgent first; draft where one is complete."""
+        """Read `budget` tokens of prompts, the most urgent first; draft where one is complete.
+
+        Each server that has prompts to read gets an equal part of the budget.
+        """
+        owners = {completion.prompt.owner for completion in completions}
+        left = dict.fromkeys(owners, max(1, budget // len(owners)))
         rows: list[int] = []
         parts: list[list[int]] = []
         complete: list[tuple[int, Completion]] = []
         for completion in completions:
-            if completion.row is None or budget == 0:
-                break
-            part = completion.tail(self._model.length(completion.row), budget)
+            owner = completion.prompt.owner
+            most = min(budget, left[owner])
+            if completion.row is None or most == 0:
+                continue
+            part = completion.tail(self._model.length(completion.row), most)
             budget -= len(part)
+            left[owner] -= len(part)
+            self._computed[owner] += len(part)
             if len(part) == self._tenancy.missing(completion):
                 complete.append((len(rows), completion))
             rows.append(completion.row)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from sglang_qspec.config import MAX_SERVER_TOKENS
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import MAX_SUBMISSIONS, Submit
+from sglang_qspec.messages import MAX_SUBMISSIONS, Declined, Submit
 
 
 class Quota:
@@ -24,18 +24,25 @@ class Quota:
         self._text_tokens: Counter[Peer] = Counter()
         self._draft_tokens: Counter[Peer] = Counter()
 
-    def objection(self, peer: Peer, submit: Submit) -> str | None:
+    def objection(self, peer: Peer, submit: Submit) -> Declined | None:
         """Why nothing of a submission is kept, or None."""
-        size = len(submit.token_ids)
+        size, number = len(submit.token_ids), submit.submission
         if not size:
-            return "the text is empty"
-        if size >= self._context_len:
-            return f"the text has {size} tokens and leaves no room in {self._context_len}"
+            return Declined(number, "the text is empty")
+        if not self.fits_context(size):
+            reason = f"the text has {size} tokens and leaves no room in {self._context_len}"
+            return Declined(number, reason)
         if self._submissions[peer] >= MAX_SUBMISSIONS:
-            return f"{MAX_SUBMISSIONS} submissions of this server are open"
-        if self._text_tokens[peer] + size > self._max_server_tokens:
-            return f"{self._max_server_tokens} tokens of texts are kept for this server"
+            reason = f"{MAX_SUBMISSIONS} submissions of this server are open"
+            return Declined(number, reason, retry=True)
+        if not self.has_room_for_text(peer, size):
+            reason = f"{self._max_server_tokens} tokens of texts are kept for this server"
+            return Declined(number, reason, retry=True)
         return None
+
+    def has_room_for_text(self, peer: Peer, count: int) -> bool:
+        """Whether so many tokens of texts more may be kept for the server."""
+        return self._text_tokens[peer] + count <= self._max_server_tokens
 
     def fits_context(self, size: int) -> bool:
         """Whether a text of this size can be drafted on from."""
@@ -62,13 +69,13 @@ class Quota:
     def add_drafts(self, peer: Peer, count: int) -> None:
         """Draft tokens came, or went if `count` is negative."""
         self._draft_tokens[peer] += count
+        if not self._draft_tokens[peer]:
+            del self._draft_tokens[peer]
 
     def drop(self, peer: Peer) -> None:
         """A server has gone, and its submissions are closed."""
         for counts in (self._submissions, self._text_tokens):
             del counts[peer]
-        if not self._draft_tokens[peer]:
-            del self._draft_tokens[peer]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if anything was taken back twice."""

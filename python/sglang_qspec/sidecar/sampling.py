@@ -114,6 +114,8 @@ def choose(
     if drawn:
         uniform = uniforms([seeds[i] for i in drawn], [positions[i] for i in drawn])
         picked = _draw(blocks, maxima, list(drawn), list(drawn.values()), uniform)
+        # The last block may be filled up, and a row that is not a number draws its last place.
+        picked = picked.clamp(max=logits.shape[1] - 1)
         for i, token in zip(drawn, picked.tolist(), strict=True):
             tokens[i] = token
     if alike:

@@ -29,12 +29,13 @@ class StepDrafter:
         self._tenancy = tenancy
 
     def follow(
-        self, subscriber: Subscriber, prompt: Prompt, commit: Commit
+        self, subscriber: Subscriber, prompt: Prompt, commit: Commit, *, draft: bool = True
     ) -> list[tuple[Peer, Drafted | Gap]]:
         """The target has committed more for one of the prompt's requests.
 
-        Returns what is to be sent at once: where nothing more is to come before the next commit,
-        that the server need not wait; where tokens are missing, what is known.
+        Without `draft` another commit of the request follows at once, and only that is drafted on
+        from. Returns what is to be sent at once: where nothing more is to come before the next
+        commit, that the server need not wait; where tokens are missing, what is known.
         """
         peer, submission = subscriber
         subscription = prompt.subscriptions[subscriber]
@@ -45,6 +46,8 @@ class StepDrafter:
         if not fresh:  # sent twice, after a gap
             return []
         subscription.output_ids += tokens_of(fresh)
+        if not draft:
+            return []
         self._go_on(subscriber, prompt, commit.max_new_tokens)
         if prompt.stepping(subscriber):
             return []
@@ -78,12 +81,12 @@ class StepDrafter:
         self._begin(subscriber, prompt, wanted)
 
     def withdraw(self, subscription: Subscription) -> None:
-        """The request has gone, or is to be drafted for from another place."""
+        """End the request's step draft and give back its KV."""
         step, subscription.step_draft = subscription.step_draft, None
         if step is not None:
             self._tenancy.clear(step)
             self._turns.withdraw(step)
-            self._turns.live_steps -= 1
+            self._turns.live_steps[step.owner] -= 1
 
     def _extend(self, step: Prompt, missing: int) -> None:
         """Let the draft have `missing` tokens more than it has, if it may go on at all."""
@@ -114,7 +117,7 @@ class StepDrafter:
         self.withdraw(subscription)
         subscription.step_draft = step
         subscription.step_drafts += 1
-        self._turns.live_steps += 1
+        self._turns.live_steps[step.owner] += 1
         self._turns.begin(step)
 
     def _wanted(self, size: int, max_new_tokens: int) -> int:

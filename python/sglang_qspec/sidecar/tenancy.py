@@ -1,4 +1,4 @@
-"""Which completions hold rows of the draft model, and who has to give way when there are none."""
+"""Assigns the draft model's KV rows to completions, and evicts rows when rows or KV run short."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Tenancy:
     The row of a prompt's first completion is kept for the prompt when the completion is finished: a
     step draft goes on from it. When rows or KV run short, such spare rows go first, those of the
     prompts that are served last before others, and then the least urgent completions lose theirs;
-    what they have drafted stays, and its KV is computed again when their turn comes. A server takes
-    rows from another one only as long as that holds more KV than itself.
+    what they have drafted stays, and its KV is computed again when their turn comes. All rows that
+    a server needs come from its own, except while another server holds more KV.
 
     KV is shared among prompts of one server, and with `share` among those of all.
     """
@@ -74,13 +74,32 @@ class Tenancy:
     def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
         """Take a row from anything less urgent than `first`; False if there is none to take.
 
-        The `running` completions keep theirs.
+        The `running` completions keep theirs. A server that holds more KV than that of `first` will
+        then hold gives way before the latter's own completions do.
         """
-        return (
-            self._forget_spare(first.prompt)
-            or self._evict_below(first, running)
-            or self._forget_prompt(first.prompt)
-        )
+        own, giver = first.prompt.owner, self._giver(first)
+        if self._forget_spare(own, first.prompt):
+            return True
+        if giver != own and (
+            self._forget_spare(giver, first.prompt)
+            or self._evict(giver, running)
+            or self._forget_prompt(giver, first.prompt)
+        ):
+            return True
+        return self._evict(own, running, below=first) or self._forget_prompt(own, first.prompt)
+
+    def _giver(self, first: Completion) -> Peer:
+        """The server that holds the most KV, if more than that of `first` will with its tokens."""
+        held: Counter[Peer] = Counter()
+        for completion in self._seated:
+            assert completion.row is not None
+            held[completion.prompt.owner] += self._model.length(completion.row)
+        for prompt in self._kept:
+            assert prompt.row is not None
+            held[prompt.owner] += self._model.length(prompt.row)
+        own = first.prompt.owner
+        most = max(held, key=held.__getitem__, default=own)
+        return most if held[most] > held[own] + self.missing(first) else own
 
     def vacate(self, completion: Completion) -> None:
         """The completion is finished: close its row, or keep the first one's for the prompt."""
@@ -198,54 +217,51 @@ class Tenancy:
         """
         return self._share or prompt.owner == other.owner
 
-    def _forget_spare(self, keep: Prompt) -> bool:
-        """Give back the spare row of the prompt that is served last."""
-        spare = [prompt for prompt in self._spare if prompt is not keep]
+    def _forget_spare(self, peer: Peer, keep: Prompt) -> bool:
+        """Give back the spare row of the server's prompt that is served last."""
+        spare = [prompt for prompt in self._spare if prompt.owner == peer and prompt is not keep]
         if not spare:
             return False
         waiting = [(place, prompt) for prompt in spare if (place := prompt.place) is not None]
         self._forget(max(waiting, key=operator.itemgetter(0))[1] if waiting else spare[0])
         return True
 
-    def _evict_below(self, completion: Completion, running: Collection[Completion]) -> bool:
-        """Take the row of the least urgent completion, if it is less urgent than this one.
+    def _evict(
+        self, peer: Peer, running: Collection[Completion], below: Completion | None = None
+    ) -> bool:
+        """Take the row of the server's least urgent completion that is not in `running`.
 
-        Of the servers that hold more KV than this one's, the one that holds the most gives way.
+        With `below` only of one that is less urgent than this one.
         """
-        held: Counter[Peer] = Counter()
-        for each in self._seated:
-            assert each.row is not None
-            held[each.prompt.owner] += self._model.length(each.row)
-        own = completion.prompt.owner
         urgency, kept = self._turns.urgency, set(running)
-        # A row is moved from one server to another only if both then hold less than the first did.
-        most = held[own] + len(completion)
-        peer = max(held, key=held.__getitem__, default=own)
-        if peer == own or held[peer] <= most:
-            peer = own
         victims = [
             (urgency(each), each)
             for each in self._seated
             if each.prompt.owner == peer and each not in kept
         ]
-        worst, victim = max(victims, key=operator.itemgetter(0), default=((), completion))
-        if not victims or (peer == own and worst <= urgency(completion)):
+        if not victims:
+            return False
+        worst, victim = max(victims, key=operator.itemgetter(0))
+        if below is not None and worst <= urgency(below):
             return False
         row = self._take(victim)
         assert row is not None
         self._model.close(row)
         return True
 
-    def _forget_prompt(self, keep: Prompt) -> bool:
-        """Give back the row of the latest prompt that has one of its own."""
+    def _forget_prompt(self, peer: Peer, keep: Prompt) -> bool:
+        """Give back the row of the server's latest prompt that has one of its own."""
         for prompt in reversed(self._kept):
-            if prompt is not keep:
+            if prompt.owner == peer and prompt is not keep:
                 self._forget(prompt)
                 return True
         return False
 
     def _release(self, prompt: Prompt) -> None:
-        """Let go of the prompt's row, or count it as spare, once no completion waits for it."""
+        """Close the prompt's row, or count it as spare, once no completion waits for it.
+
+        It is spare if the prompt's first completion is finished: a step draft may go on from it.
+        """
         if prompt.row is None or any(c.row is None and not c.finished for c in prompt.completions):
             return
         if not prompt.completions or prompt.completions[0].finished:

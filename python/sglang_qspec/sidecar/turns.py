@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
@@ -14,17 +14,19 @@ from sglang_qspec.sidecar.prompt import Completion, Prompt, PromptKey
 class Turns:
     """Owns the prompts that someone wants, and divides the drafter's time among the servers.
 
-    Each server has a queue of its own. The next pass begins with the queue that has had the least
-    time (start-time fair queueing, Goyal et al., 1996), and takes completions from the others in
-    turn. With `apart`, where a larger pass is a slower one, a pass has completions of one server
-    alone, so that a server with many of them does not slow the passes of one that has few.
+    Each server has a queue of its own. The server that has used the least drafting time comes
+    first (start-time fair queueing, Goyal et al., 1996); the pass then takes one completion of each
+    server in turn. With `apart`, where a larger pass is a slower one, a pass has completions of one
+    server alone, so that a server with many of them does not slow the passes of one with few.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
         self.prompts: dict[PromptKey, Prompt] = {}
         """By age, the oldest first."""
-        self.live_steps = 0
-        """Requests with a step draft, even if it rests just now."""
+        self.live_steps: Counter[Peer] = Counter()
+        """Requests of each server with a step draft, even if it rests just now."""
+        self._now = 0.0
+        """Virtual time: that of the queue which the latest pass began with. It only grows."""
         self._apart = apart
         self._queues: dict[Peer, DraftQueue] = {}
         self._owned: Counter[Peer] = Counter()
@@ -37,7 +39,7 @@ class Turns:
 
     def __contains__(self, prompt: Prompt) -> bool:
         """Whether anything of a prompt, or of a step draft, is to be drafted."""
-        return prompt in self._queue_of(prompt)
+        return prompt in self._queues.get(prompt.owner, ())
 
     def add(self, prompt: Prompt) -> None:
         """Queue the prompt's unfinished completions."""
@@ -52,7 +54,7 @@ class Turns:
     def remove(self, prompt: Prompt) -> None:
         """Nobody wants the prompt any more."""
         del self.prompts[prompt.key]
-        self._queue_of(prompt).remove(prompt)
+        self._queues[prompt.owner].remove(prompt)
         self._owned[prompt.owner] -= 1
         if prompt.owner in self._gone:
             self.drop(prompt.owner)
@@ -63,13 +65,13 @@ class Turns:
 
     def withdraw(self, step: Prompt) -> None:
         """A step draft is of no use any more."""
-        self._queue_of(step).remove(step)
+        self._queues[step.owner].remove(step)
 
     def finish(self, completion: Completion) -> None:
         """No more tokens of this completion will come."""
         completion.finished = True
         if completion.prompt.finished:
-            self._queue_of(completion.prompt).remove(completion.prompt)
+            self._queues[completion.prompt.owner].remove(completion.prompt)
 
     def drop(self, peer: Peer) -> None:
         """A server has gone. Its queue goes with the last of its prompts."""
@@ -77,7 +79,7 @@ class Turns:
             self._gone.add(peer)
         else:
             self._gone.discard(peer)
-            del self._owned[peer]
+            del self._owned[peer], self.live_steps[peer]
             self._queues.pop(peer, None)
 
     def urgent(self) -> Iterator[Completion]:
@@ -89,14 +91,15 @@ class Turns:
 
     def urgency(self, completion: Completion) -> Urgency:
         """Where the queue of its server has an unfinished completion."""
-        return self._queue_of(completion.prompt).urgency(completion)
+        return self._queues[completion.prompt.owner].urgency(completion)
 
-    def charge(self, completions: Iterable[Completion], seconds: float) -> None:
-        """A pass that advanced these completions took so long."""
-        rows = Counter(completion.prompt.owner for completion in completions)
-        for peer, count in rows.items():
-            if (queue := self._queues.get(peer)) is not None:
-                queue.seconds += seconds * count / rows.total()
+    def charge(self, tokens: Counter[Peer], seconds: float) -> None:
+        """A pass took so long, in which so many tokens were computed for each server."""
+        queues = [(queue, tokens[peer]) for peer, queue in self._queues.items() if tokens[peer]]
+        if queues:
+            self._now = max(self._now, min(queue.seconds for queue, _ in queues))
+        for queue, count in queues:
+            queue.seconds += seconds * count / tokens.total()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless exactly the unfinished completions are queued, each once."""
@@ -112,24 +115,18 @@ class Turns:
                 assert completion.finished != (completion in queued), "lost, or never finished"
                 queued.discard(completion)
         assert not queued, "completions that nobody wants"
-        assert steps_seen == self.live_steps, "step drafts are miscounted"
-
-    def _queue_of(self, prompt: Prompt) -> DraftQueue:
-        return self._queues.setdefault(prompt.owner, DraftQueue())
+        assert steps_seen == self.live_steps.total(), "step drafts are miscounted"
 
     def _woken(self, peer: Peer) -> DraftQueue:
         """The server's queue. One that was empty has no claim on the time that it was empty."""
         queue = self._queues.setdefault(peer, DraftQueue())
         if not queue:
-            queue.seconds = max(queue.seconds, self._least_seconds())
+            queue.seconds = max(queue.seconds, self._now)
         return queue
 
     def _in_turn(self) -> list[DraftQueue]:
         """The queues that have work, that with the least time first."""
         return sorted((q for q in self._queues.values() if q), key=lambda queue: queue.seconds)
-
-    def _least_seconds(self) -> float:
-        return min((queue.seconds for queue in self._queues.values() if queue), default=0.0)
 
 
 def _in_turns(iterators: list[Iterator[Completion]]) -> Iterator[Completion]:
