@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -47,8 +48,13 @@ class Pair:
             self.server.send(peer, answer)
 
     def settle(self, rounds: int = 60) -> None:
-        for _ in range(rounds):
+        """So many rounds, and more until nothing has been drafted for a while."""
+        quiet = 0
+        while quiet < rounds:
+            before = self.drafter.drafted_tokens
             self.poll()
+            quiet = quiet + 1 if self.drafter.drafted_tokens == before else 0
+            time.sleep(0.0005)  # for the threads of both sockets
 
     def enqueue(self, rid: str, prompt_ids: Sequence[int], max_new_tokens: int = 200) -> None:
         self.outputs[rid] = []

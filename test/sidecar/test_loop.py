@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_qspec.errors import DraftModelError
+from sglang_qspec.errors import DraftModelError, PromptError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Close,
@@ -81,6 +81,54 @@ class Fragile(ScriptedModel):
         return super()._say(rows, slots, token_ids)
 
 
+class Dead(ScriptedModel):
+    """A model on a device that has failed for good."""
+
+    def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
+        raise RuntimeError("by order")
+
+
+class FailsTogether(ScriptedModel):
+    """A model whose passes over several rows fail."""
+
+    def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
+        if len(rows) > 1:
+            raise RuntimeError("by order")
+        return super()._say(rows, slots, token_ids)
+
+
+def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
+    drafter = QueueDrafter(Fragile())
+    bad = [(ONE, submit(number, [POISON, number])) for number in range(20)]
+    wire = Scripted(drafter, *bad, (TWO, submit(1, [50, 51])))
+    wire.run()
+    assert wire.declined() == [(ONE, number) for number in range(20)]
+    assert wire.told(TWO, 1) == list(range(52, 58))
+    drafter.check_integrity()
+
+
+def test_a_prompt_that_fails_behind_its_first_piece_is_found_too() -> None:
+    """Its passes succeed alone at first; others must not lose their KV to it for ever."""
+    drafter = QueueDrafter(Fragile(), prefill_tokens=8)
+    long = [*range(100, 140), POISON, 5]
+    wire = Scripted(
+        drafter,
+        (ONE, submit(1, long)),
+        *((TWO, submit(number, [50 * number, 1])) for number in range(1, 5)),
+    )
+    wire.run()
+    assert wire.declined() == [(ONE, 1)]
+    assert all(len(wire.told(TWO, number)) == 6 for number in range(1, 5))
+    assert wire.rounds < 100
+
+
+def test_passes_that_fail_only_together_end_the_process() -> None:
+    drafter = QueueDrafter(FailsTogether())
+    wire = Scripted(drafter, *((ONE, submit(number, [number, 1])) for number in range(1, 30)))
+    with pytest.raises(DraftModelError, match="in a row"):
+        wire.run()
+
+
 def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
     drafter = QueueDrafter(Fragile())
     wire = Scripted(
@@ -113,9 +161,10 @@ def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
     desk.run()
     assert desk.told[ONE, "a", 0] == list(range(130, 140))
     desk.submit("poisoned", [*prompt, POISON, 5])
-    for _ in range(2):  # with others, then alone
-        with pytest.raises(RuntimeError):
-            desk.step()
+    with pytest.raises(RuntimeError):
+        desk.step()
+    with pytest.raises(PromptError):
+        desk.step()
     desk.collect()
     assert "failed" in desk.declined["poisoned"]
     desk.submit("b", [*prompt, 7])
@@ -133,9 +182,10 @@ def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
     desk.admit("b")
     desk.commit("a", 0, [POISON])
     desk.commit("b", 0, [50])
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            desk.step()
+    with pytest.raises(RuntimeError):
+        desk.step()
+    with pytest.raises(PromptError):
+        desk.step()
     desk.run()
     assert list(desk.declined) == ["a"]
     assert desk.told[ONE, "b", 64] == list(range(51, 61))
@@ -145,8 +195,8 @@ def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
 def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    drafter = QueueDrafter(Fragile())
-    messages = [(ONE, submit(number, [POISON, number])) for number in range(40)]
+    drafter = QueueDrafter(Dead())
+    messages = [(ONE, submit(number, [7, number])) for number in range(40)]
     wire = Scripted(drafter, *messages)
     with caplog.at_level(logging.WARNING), pytest.raises(DraftModelError, match="in a row"):
         wire.run()
@@ -161,10 +211,10 @@ def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
     drafter = QueueDrafter(ScriptedModel())
     failing: Callable[..., None] = drafter._follow
 
-    def follow(subscriber, prompt, commit):  # type: ignore[no-untyped-def]
+    def follow(subscriber, prompt, commit, *, draft):  # type: ignore[no-untyped-def]
         if commit.token_ids == [7]:
             raise IndexError("by order")
-        failing(subscriber, prompt, commit)
+        failing(subscriber, prompt, commit, draft=draft)
 
     monkeypatch.setattr(drafter, "_follow", follow)
     wire = Scripted(

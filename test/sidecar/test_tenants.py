@@ -109,6 +109,60 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     assert now[0] - began <= servers * alone + 8 * (1 + 2)
 
 
+def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor has one that was idle for a moment less than one that was not."""
+    desk = Desk(ScriptedModel(tokens=1 << 16), slots=1, apart=True)
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.5
+        return now[0]
+
+    monkeypatch.setattr("sglang_qspec.sidecar.queue_drafter.time.monotonic", clock)
+    desk.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
+    desk.run()  # which is idle now, after a hundred passes
+    desk.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
+    desk.step(4)
+    desk.submit("b", [4, 5], completions=1, max_new_tokens=20)
+    desk.step(42)
+    assert len(desk.told[ONE, "b", 0]) >= 18
+    desk.leave("a", "b")
+
+
+def test_who_reads_long_prompts_pays_for_them() -> None:
+    desk = Desk(ScriptedModel(tokens=1 << 16, rows=128, context_len=4096), prefill_tokens=64)
+    for number in range(8):
+        desk.submit(f"long{number}", [*range(900), number, *range(90)] * 3, completions=1)
+    greedy(desk, 8, TWO)
+    desk.step(20)
+    seconds = {peer: queue.seconds for peer, queue in desk.drafter._turns._queues.items()}
+    tokens = sum(len(told) for (peer, *_), told in desk.told.items() if peer == TWO)
+    assert tokens > 8 * 12
+    assert seconds[ONE] > 0 < seconds[TWO]
+    desk.leave(*(f"long{number}" for number in range(8)))
+
+
+def test_a_server_that_rests_keeps_its_row_while_another_holds_no_less() -> None:
+    desk = Desk(ScriptedModel(tokens=300, rows=64))
+    desk.submit("a", list(range(100, 130)), completions=1)
+    desk.run()
+    desk.admit("a")
+    desk.commit("a", 0, [50], max_new_tokens=4)
+    desk.run()  # its step draft rests
+    read = sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    greedy(desk, 20, TWO)
+    desk.step(80)
+    before = sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    desk.commit("a", 1, [51, 52], max_new_tokens=4)
+    while (ONE, "a", 64) not in desk.told or len(desk.told[ONE, "a", 64]) < 6:
+        desk.step()
+    again = sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    assert again - before < 30 <= read
+    desk.leave("a")
+
+
 def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
     desk = Desk(ScriptedModel(tokens=400, rows=64), slots=32)
     greedy(desk, 10)
@@ -148,7 +202,10 @@ def test_the_number_of_open_submissions_of_a_server_is_bounded() -> None:
     for _ in range(MAX_SUBMISSIONS):
         quota.open(ONE, 1)
     submit = Submit(1, [1], 0, 8, 1, 0.5)
-    assert str(MAX_SUBMISSIONS) in (quota.objection(ONE, submit) or "")
+    objection = quota.objection(ONE, submit)
+    assert objection is not None
+    assert objection.retry
+    assert str(MAX_SUBMISSIONS) in objection.reason
     assert quota.objection(TWO, submit) is None
 
 

@@ -178,7 +178,7 @@ class LinkServer:
             if item is not None:
                 received.append(item)
             if time.monotonic() >= until:
-                # Not all have been heard out, but ZMQ takes turns: so long a silence is a departure.
+                # Not all have been heard out. But ZMQ takes turns: so long a silence means gone.
                 self._forget_silent(now - 2 * self._forget_after_s)
                 break
         return received

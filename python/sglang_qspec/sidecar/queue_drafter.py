@@ -14,7 +14,7 @@ from collections import Counter
 import torch
 
 from sglang_qspec.config import MAX_COMPLETIONS, MAX_SERVER_TOKENS
-from sglang_qspec.errors import PromptError
+from sglang_qspec.errors import DraftModelError, PromptError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Admit,
@@ -22,6 +22,7 @@ from sglang_qspec.messages import (
     Commit,
     Commits,
     Declined,
+    Drafted,
     FromSidecar,
     Gap,
     Submit,
@@ -188,9 +189,8 @@ class QueueDrafter:
                 self._decline(subscriber, "the text has outgrown the draft model's context")
                 return
             if not self._quota.has_room_for_text(peer, max(0, end - before)):
-                self._decline(
-                    subscriber, "its server's texts have outgrown their share", retry=True
-                )
+                reason = "the texts of its server have outgrown their share"
+                self._decline(subscriber, reason, retry=True)
                 return
         try:
             self._outbox += self._steps.follow(subscriber, prompt, commit, draft=draft)
@@ -334,7 +334,7 @@ class QueueDrafter:
         row = self._model.open()
         try:
             choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
-        except Exception:
+        except (DraftModelError, RuntimeError):  # torch's own errors are RuntimeErrors
             return False
         finally:
             self._model.close(row)
