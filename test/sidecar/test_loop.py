@@ -72,6 +72,10 @@ def submit(number: int, token_ids: list[int]) -> Submit:
     return Submit(number, token_ids, 0, 6, 2, 0.6)
 
 
+def single(number: int) -> Submit:
+    return Submit(number, [number, 1], 0, 60, 1, 0.6)
+
+
 class Fragile(ScriptedModel):
     """A model whose passes over POISON fail after they have taken KV, as those on a device do."""
 
@@ -124,7 +128,7 @@ def test_a_prompt_that_fails_behind_its_first_piece_is_found_too() -> None:
 
 def test_passes_that_fail_only_together_end_the_process() -> None:
     drafter = QueueDrafter(FailsTogether())
-    wire = Scripted(drafter, *((ONE, submit(number, [number, 1])) for number in range(1, 30)))
+    wire = Scripted(drafter, *((ONE, single(number)) for number in range(1, 30)))
     with pytest.raises(DraftModelError, match="in a row"):
         wire.run()
 

@@ -56,10 +56,10 @@ def serve(drafter: QueueDrafter, wire: Wire, stopping: Callable[[], bool]) -> No
             inbox = deque(item for item in inbox if item[0] != peer)
             drafter.drop(peer)
         if not drafter.idle:
+            alone = drafter.suspects > 0  # such a pass says nothing about others
             try:
                 drafter.step()
-                if not drafter.suspects:
-                    failures = 0
+                failures = failures if alone else 0
             except PromptError as error:
                 faults.note("a prompt was declined", error, traceback=True)
                 failures = 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.tenancy import Tenancy
@@ -29,6 +31,8 @@ class Plan:
     decode: list[Completion] = field(default_factory=list)
     to_read: int = 0
     """Tokens that `prefill` lacks."""
+    to_read_for: Counter[Peer] = field(default_factory=Counter)
+    """The same for each server: one with long prompts does not keep out those of another."""
     most_read: int = 0
     """How many of them the pass is to read."""
 
@@ -97,7 +101,8 @@ class Planner:
             if len(plan) >= slots:
                 break
             if completion.row is None:
-                if plan.to_read >= plan.most_read or self._waits(completion, plan):
+                owner = completion.prompt.owner
+                if plan.to_read_for[owner] >= plan.most_read or self._waits(completion, plan):
                     continue
                 if not self._tenancy.seat(completion, plan.completions, plan.to_read):
                     break
@@ -107,6 +112,7 @@ class Planner:
             else:
                 plan.prefill.append(completion)
                 plan.to_read += missing
+                plan.to_read_for[completion.prompt.owner] += missing
             leader = completion.kind
         return plan
 
