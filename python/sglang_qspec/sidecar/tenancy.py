@@ -92,8 +92,7 @@ class Tenancy:
         """The server that holds the most KV, if more than that of `first` will with its tokens."""
         held: Counter[Peer] = Counter()
         for completion in self._seated:
-            assert completion.row is not None
-            held[completion.prompt.owner] += self._model.length(completion.row)
+            held[completion.prompt.owner] += len(completion)  # its row is to hold all of it
         for prompt in self._kept:
             assert prompt.row is not None
             held[prompt.owner] += self._model.length(prompt.row)
