@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import psutil
 import pytest
 
 from benchmark.demo import render
@@ -18,7 +17,16 @@ from sglang_qspec.engine import hooks
 from sglang_qspec.engine.hooks import OnError
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import Faults
-from test.engine.server.running import COMMON, cores, generate, of_sidecar, state, tagged, until
+from test.engine.server.running import (
+    COMMON,
+    cores,
+    generate,
+    of_sidecar,
+    sidecar_processes,
+    state,
+    tagged,
+    until,
+)
 
 pytestmark = pytest.mark.server
 
@@ -205,7 +213,7 @@ def test_an_error_in_a_hook_that_follows_requests_ends_speculation_and_its_sidec
             abort_in_queue(server, faults, prompts[0])
         until(lambda: state(server)["failed"])
     assert told(server, hook) == 1
-    until(lambda: not sidecars(server), 30)
+    until(lambda: not sidecar_processes(server))
     assert state(server)["sidecar"] == "lost"
     assert "qspec" not in generate(server, prompts[0], **TOKENS)["meta_info"]
     assert server.post("/set_internal_state", {"server_args": {"qspec_enabled": 1}}) == [False]
@@ -231,7 +239,3 @@ def abort_in_queue(server: Server, faults: Faults, prompt: str) -> None:
         until(lambda: abort(rids[-1]))
         until(lambda: [abort(rid) for rid in rids] and answers.done())
         answers.exception()  # an error, as one of them never ran
-
-
-def sidecars(server: Server) -> list[psutil.Process]:
-    return [p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline())]

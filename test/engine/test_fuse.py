@@ -18,7 +18,7 @@ from sglang_qspec.engine.fuse import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
-from test.engine.server.running import COMMON, cores, generate, state, until
+from test.engine.server.running import COMMON, cores, generate, sidecar_processes, state, until
 
 FAULTY = """
 from itertools import count
@@ -58,7 +58,7 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
             during = list(pool.map(lambda text: generate(server, text), prompts))
         assert state(server)["failed"]
         assert server.log.count("Speculation failed (a pass was taken stock of)") == 1
-        until(lambda: not any("sglang_qspec.sidecar" in p.cmdline() for p in server.processes))
+        until(lambda: not sidecar_processes(server))
         for prompt, answer in zip(prompts, during, strict=True):
             after = generate(server, prompt)
             assert "qspec" not in after["meta_info"]

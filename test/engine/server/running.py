@@ -1,5 +1,6 @@
 """A running server: what its tests ask of it. The server itself is in `conftest`."""
 
+import contextlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,8 +58,18 @@ def all_at_once(server: Server, prompts: list[str]) -> list[dict[str, Any]]:
         return list(pool.map(lambda text: generate(server, text), prompts))
 
 
+def sidecar_processes(server: Server) -> list[psutil.Process]:
+    """The server's own sidecars, of which there is one at most."""
+    found = []
+    for process in server.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
+            if "sglang_qspec.sidecar" in process.cmdline():
+                found.append(process)
+    return found
+
+
 def sidecar_process(server: Server) -> psutil.Process:
-    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
+    (process,) = sidecar_processes(server)
     return process
 
 
