@@ -99,17 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", ",".join(map(str, options.sidecar_cores))),
     ]
-    with (
-        Journal(folder, COLUMNS) as journal,
-        Server(models.target, [*COMMON, *speculation], cores=options.cores) as server,
-    ):
+    with Server(models.target, [*COMMON, *speculation], cores=options.cores) as server:
         try:
             wait_for_sidecar(server, leaks.SIDECAR_S)
             seeded = [template for template in templates if not template.greedy]
             references |= gather(server, seeded, PLAINLY)
-            soak = Soak(server, templates, references, journal, options)
-            soak.run()
+            with Journal(folder, COLUMNS) as journal:
+                soak = Soak(server, templates, references, journal, options)
+                soak.run()
         finally:
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / LOG_FILE).write_text(server.log, encoding="utf-8")
     return finish(soak.record(), soak, folder)
 
