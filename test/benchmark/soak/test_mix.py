@@ -74,6 +74,7 @@ def test_a_mix_has_every_kind_of_request() -> None:
     for kind in (
         *(GENERATE, COMPLETIONS, CHAT, "greedy", "seeded", "sampled", "stream", "n", "stop"),
         *("ignore_eos", "controls", "right guess", "wrong guess", "bad"),
+        *("guess by tag", "guess by texts", "guess by ids"),
         *("long rid", "unicode rid", "odd rid", "repeated rid"),
     ):
         assert counts[kind] > 10, kind
@@ -118,7 +119,10 @@ def test_guesses_leave_the_prompt_as_it_is_and_are_valid() -> None:
         right += any(g.startswith("right answer") for g in guesses)
         ids = custom_of(request).get(guess.GUESS_IDS_KEY)
         if ids is not None:
-            right += guess.check_guess_ids(ids, guess.GuessLimits(), 49152)[0][:2] == [7, 8]
+            right += guess.read_guess_ids(ids, 49152)[0][:2] == [7, 8]
+        texts = custom_of(request).get(guess.GUESSES_KEY)
+        if texts is not None:
+            right += guess.read_guess_texts(texts)[0].startswith("right answer")
     assert right > 50
 
 
