@@ -61,11 +61,13 @@ from benchmark.soak.templates import Template, pool
 COMMON = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning", "--enable-metrics"),
     *("--max-running-requests", "8", "--context-length", "1024", "--chunked-prefill-size", "64"),
-    # Less than 8 of the longer requests take, and more of them are admitted than there is room
-    # for, so that requests are retracted.
-    *("--max-total-tokens", "1600", "--schedule-conservativeness", "0.1"),
+    *("--schedule-conservativeness", "0.1"),  # admits more than there is room for
 ]
 """Settings of both servers."""
+POOL = ("--max-total-tokens", "900")
+"""KV slots: less than 8 of the longer requests take, so that requests are retracted."""
+LARGE_POOL = ("--max-total-tokens", "16384")
+"""Of the server that gives references: none is retracted there."""
 FIRST_S = 60.0
 FIRST_SHARE = 0.1
 """The first part of the load leaves the sidecar alone; open files are counted after it."""
@@ -89,24 +91,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"asking a server without speculation for references; results go to {folder}")
     # QSPEC turns SGLang's overlap scheduler off. With it, penalties count the prompt's last token,
     # and each token of the output one pass late (`cumulate_penalty_output_tokens`).
-    plain = [*COMMON, "--disable-overlap-schedule"]
+    plain = [*COMMON, *LARGE_POOL, "--disable-overlap-schedule"]
     with Server(models.target, plain, cores=options.cores) as server:
         references = gather(server, [template for template in templates if template.greedy])
     speculation = [
+        *POOL,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", ",".join(map(str, options.sidecar_cores))),
     ]
-    with (
-        Journal(folder, COLUMNS) as journal,
-        Server(models.target, [*COMMON, *speculation], cores=options.cores) as server,
-    ):
+    with Server(models.target, [*COMMON, *speculation], cores=options.cores) as server:
         try:
             wait_for_sidecar(server, leaks.SIDECAR_S)
             seeded = [template for template in templates if not template.greedy]
             references |= gather(server, seeded, PLAINLY)
-            soak = Soak(server, templates, references, journal, options)
-            soak.run()
+            with Journal(folder, COLUMNS) as journal:
+                soak = Soak(server, templates, references, journal, options)
+                soak.run()
         finally:
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / LOG_FILE).write_text(server.log, encoding="utf-8")
     return finish(soak.record(), soak, folder)
 

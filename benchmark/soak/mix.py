@@ -145,7 +145,12 @@ class Mix:
         if not guess.strip():
             guess, right = " ".join(rng.choices(WORDS, k=rng.randint(1, 30))), False
         kinds.append("right guess" if right else "wrong guess")
-        if rng.random() < 0.4:
+        way = rng.choice(("tag", "texts", "ids"))
+        kinds.append(f"guess by {way}")
+        if way == "texts":
+            custom["qspec_guesses"] = rng.choice((guess, [guess], [guess, "another one"]))
+            return text
+        if way == "ids":
             ids = reference.parts[0].output_ids if reference is not None and right else None
             wrong = [rng.randrange(1000, 40000) for _ in range(rng.randint(1, 40))]
             # One flat list, or several with null between them.
@@ -211,6 +216,7 @@ BAD: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
     ("closing tag", "a </NGRAMGUESS>b", {}, {}),
     ("blank guess", "a <NGRAMGUESS> </NGRAMGUESS>b", {}, {}),
     ("guess ids", "a", {}, {"qspec_guess_ids": [1.5]}),
+    ("guess texts", "a", {}, {"qspec_guesses": [" "]}),
     ("unknown control", "a", {}, {"qspec_colour": 1}),
     ("control out of range", "a", {}, {"qspec_completions": 1000}),
     ("temperature", "a", {"temperature": -1.0}, {}),

@@ -12,7 +12,7 @@ from benchmark.soak.asking import ask
 from benchmark.soak.templates import Template
 
 AT_ONCE = 2
-"""Requests: few enough that none is retracted.
+"""Requests: few enough that a small KV pool has room for them, so that none is retracted.
 
 Penalised ones are asked one by one, as SGLang's penalties may depend on the batch.
 """

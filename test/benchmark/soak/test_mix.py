@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import Counter
@@ -31,6 +32,11 @@ def drawn(seed: int = 3, count: int = 1500) -> list[Request]:
         if len(found) > 5:
             mix.end(found[-6])
     return found
+
+
+@functools.cache
+def drawn_once() -> tuple[Request, ...]:
+    return tuple(drawn())
 
 
 def text_of(request: Request) -> str:
@@ -68,6 +74,7 @@ def test_a_mix_has_every_kind_of_request() -> None:
     for kind in (
         *(GENERATE, COMPLETIONS, CHAT, "greedy", "seeded", "sampled", "stream", "n", "stop"),
         *("ignore_eos", "controls", "right guess", "wrong guess", "bad"),
+        *("guess by tag", "guess by texts", "guess by ids"),
         *("long rid", "unicode rid", "odd rid", "repeated rid"),
     ):
         assert counts[kind] > 10, kind
@@ -96,6 +103,10 @@ def test_a_name_is_repeated_only_after_its_request_has_ended() -> None:
     names = [request.rid for request in drawn() if request.rid]
     assert len(set(names)) < len(names)
     assert any(len(name) == LONG_RID for name in names)
+    for number, request in enumerate(drawn_once()):
+        # The last five have not ended.
+        in_flight = [other.rid for other in drawn_once()[max(0, number - 5) : number]]
+        assert request.rid is None or request.rid not in in_flight
 
 
 def test_guesses_leave_the_prompt_as_it_is_and_are_valid() -> None:
@@ -108,7 +119,10 @@ def test_guesses_leave_the_prompt_as_it_is_and_are_valid() -> None:
         right += any(g.startswith("right answer") for g in guesses)
         ids = custom_of(request).get(guess.GUESS_IDS_KEY)
         if ids is not None:
-            right += guess.check_guess_ids(ids, guess.GuessLimits(), 49152)[0][:2] == [7, 8]
+            right += guess.read_guess_ids(ids, 49152)[0][:2] == [7, 8]
+        texts = custom_of(request).get(guess.GUESSES_KEY)
+        if texts is not None:
+            right += guess.read_guess_texts(texts)[0].startswith("right answer")
     assert right > 50
 
 

@@ -156,6 +156,18 @@ def test_a_part_of_a_stop_string_that_was_streamed_is_no_change() -> None:
     assert kind(asked, outcome([piece("a goat")], hung_up=True), reference) is Kind.CHANGED
 
 
+def test_text_that_was_cut_must_begin_the_right_one() -> None:
+    asked = request(Fate.HANG_UP, CHAT)
+
+    def piece(text: str, reason: str | None = None) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]}
+
+    reference = streamed(CHAT, [piece("a boat"), piece(" comes", "length")])
+    assert kind(asked, outcome([piece("a boat")], hung_up=True), reference) is Kind.CUT
+    assert kind(asked, outcome([piece("a goat")], hung_up=True), reference) is Kind.CHANGED
+    assert kind(asked, outcome([piece("a boat comes in")], hung_up=True), reference) is Kind.CHANGED
+
+
 def test_streams_of_several_answers_are_put_together_by_their_indices() -> None:
     def piece(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
         return {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": reason}]}
