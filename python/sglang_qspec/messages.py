@@ -61,15 +61,14 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Dice(msgspec.Struct, frozen=True):
-    """How the target draws the tokens of a sampled request: its drafts are drawn alike.
+    """Sampling seed and filters of a sampled request; its drafts are drawn with them, too.
 
-    Both take the Gumbel maximum with the noise that `seed` and a token's position give
-    (`verify.sample`), so that they agree wherever their distributions nearly do.
+    Target and sidecar take the Gumbel maximum with the noise that `seed` and a token's position
+    give (`verify.sample`), so that they agree wherever their distributions nearly do.
 
-    With `probabilities` the target accepts step drafts by what they were drawn from
-    (`verify.rejection`). Then `seed` says nothing, as the sidecar must not know what the target
-    draws with: only step drafts are drawn, with numbers of the sidecar's own, and each of their
-    tokens comes with its `Candidates`.
+    With `probabilities` the target accepts step drafts by rejection sampling (`verify.rejection`).
+    The sidecar then ignores `seed`, which the server does not tell: it draws step drafts alone,
+    with random numbers of its own, and sends the `Candidates` of each of their tokens.
     """
 
     seed: int

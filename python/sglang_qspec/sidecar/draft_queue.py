@@ -89,7 +89,7 @@ class DraftQueue:
         )
 
     def urgency(self, completion: Completion) -> Urgency:
-        """Where `urgent` has an unfinished completion; the cost hardly grows with the queue."""
+        """Sort key of an unfinished completion in the order of `urgent`; O(log n) in the queue."""
         prompt, is_other = completion.prompt, completion.kind is Kind.OTHER
         if prompt in self._steps:
             return (0, self._steps[prompt], completion.index)
