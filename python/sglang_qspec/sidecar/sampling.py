@@ -31,6 +31,9 @@ BLOCK = 64
 """Tokens in a block."""
 BLOCKS = 32
 """Blocks that are sampled from."""
+MAX_TEMPERATURE = 1e6
+"""Highest temperature that tokens are drawn with; a higher one draws like it, from all tokens alike.
+In float32 a temperature over 3e38 is infinite, and no block could be filled up with -inf."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,13 @@ def _draw_alike(logits: torch.Tensor, dice: list[Dice], positions: list[int]) ->
     """Draw as the target would, were these its logits, float [n, vocab]: int64 [n]."""
     seeds = _column(dice, "seed", torch.int64)
     draws = _filters(dice)._replace(seeds=seeds, positions=torch.tensor(positions))
-    return sample_targets(logits.cpu(), _column(dice, "temperature", torch.float32), draws)
+    temperatures = _temperatures([each.temperature for each in dice])
+    return sample_targets(logits.cpu(), temperatures, draws)
 
 
 def _draw_from_told(logits: torch.Tensor, dice: list[Dice]) -> list[tuple[int, Candidates]]:
     """Draw from the likeliest tokens that the target's filters leave, and tell of them all."""
-    temperatures = _column(dice, "temperature", torch.float32)
+    temperatures = _temperatures([each.temperature for each in dice])
     probs = torch.softmax(logits.cpu().float() / temperatures.view(-1, 1), dim=-1)
     token_ids, left = likeliest_left(probs, _filters(dice), MAX_CANDIDATES)
     left[(left > 0).sum(1) == 0, 0] = 1.0  # of a row that is not a number there is no draw
@@ -172,6 +176,11 @@ def _column(dice: list[Dice], name: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([getattr(each, name) for each in dice], dtype=dtype)
 
 
+def _temperatures(wanted: Sequence[float]) -> torch.Tensor:
+    """What each row is drawn with: float32 [n]."""
+    return torch.tensor(wanted, dtype=torch.float32).clamp(max=MAX_TEMPERATURE)
+
+
 def _likeliest(blocks: torch.Tensor, maxima: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The argmax of `rows`: int64 [len(rows)]. torch's own is fifty times slower on a CPU."""
     at = torch.tensor(rows, device=blocks.device)
@@ -187,7 +196,7 @@ def _draw(
     uniform: torch.Tensor,
 ) -> torch.Tensor:
     """Invert the distribution of `rows`, cut to their best blocks: int64 [len(rows)]."""
-    scale = torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32)
+    scale = _temperatures([sampling.temperature for sampling in samplings])
     top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32)
     at = torch.tensor(rows, device=blocks.device)[:, None]
     chosen = maxima[at[:, 0]].topk(min(BLOCKS, maxima.shape[1]), sorted=True).indices

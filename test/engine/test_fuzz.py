@@ -1,0 +1,44 @@
+"""Any frames of a sidecar, while requests come, are served, retracted and aborted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from test.engine.storm import VOCAB
+from test.fuzz.frames import Frames, Record, records
+from test.fuzz.server_end import TEXT_LEN, ServerEnd
+
+runs = records(VOCAB, TEXT_LEN, to_sidecar=False)
+seeds = st.integers(0, 1000)
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs, seeds)
+def test_every_answer_is_the_targets_whatever_frames_a_sidecar_sends(
+    run: list[Record], seed: int
+) -> None:
+    ServerEnd().run(run, seed)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None)
+@given(runs, seeds)
+def test_every_answer_is_the_targets_under_many_frames(run: list[Record], seed: int) -> None:
+    ServerEnd().run(run, seed)
+
+
+def test_the_runs_are_accepted_and_refused() -> None:
+    """Otherwise the tests above would prove little."""
+    end = ServerEnd()
+    for seed in range(20):
+        rng = random.Random(seed)
+        frames = Frames(rng, VOCAB, TEXT_LEN)
+        end.run([(rng.randrange(256), frames.from_sidecar()) for _ in range(60)], seed)
+    assert end.malformed > end.frames / 10
+    assert end.finished > 50
+    assert end.accepted > 100

@@ -1,0 +1,186 @@
+"""Fuzzes one end of the wire until so many frames have been read; `scripts/fuzz` runs both.
+
+    python -m test.fuzz to_sidecar --frames 1000000
+    python -m test.fuzz from_sidecar --frames 1000000 --guided
+
+`to_sidecar` is the sidecar's end: codec, loop and drafter. `from_sidecar` is the server's: codec,
+courier, speculator and tries. With `--guided` atheris (libFuzzer), which must be installed, keeps
+and varies runs that reach new code. Otherwise runs of a pool are varied at random. The last line
+has the figures. A run that fails is kept in a file, and `--replay FILE` repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MOST_BYTES = 12_000
+"""Of one run: about 150 frames."""
+MOST_GROWTH = 192 << 20
+"""Growth of the process's memory after the first tenth of the frames, in bytes. It includes the
+corpus of a guided fuzzer, or the pool of a random one."""
+POOL = 512
+"""Runs that a random fuzzer varies."""
+
+
+class Fuzz:
+    """One end, its figures, and what a fuzzer needs of it."""
+
+    def __init__(self, target: str, frames: int, crashes: Path) -> None:
+        # Imported here so that atheris has instrumented the package before.
+        from test.fuzz.frames import Frames, unpack, vary
+        from test.fuzz.server_end import TEXT_LEN, ServerEnd
+        from test.fuzz.server_end import VOCAB as SERVER_VOCAB
+        from test.fuzz.sidecar_end import CONTEXT, SidecarEnd
+        from test.fuzz.sidecar_end import VOCAB as SIDECAR_VOCAB
+
+        self._target = target
+        self._wanted = frames
+        self._crashes = crashes
+        self._unpack, self._vary = unpack, vary
+        self._rng = random.Random()
+        self._ends: list[SidecarEnd] | list[ServerEnd]
+        if target == "to_sidecar":
+            self._ends = [
+                SidecarEnd(share=share, apart=apart, check_every=8)
+                for share in (False, True)
+                for apart in (False, True)
+            ]
+            drawn = Frames(self._rng, SIDECAR_VOCAB, CONTEXT - 10)
+            self._fresh: Callable[[], bytes] = drawn.to_sidecar
+        else:
+            self._ends = [
+                ServerEnd(check_every=16, serve_out=False),
+                ServerEnd(check_every=16, serve_out=True),
+            ]
+            drawn = Frames(self._rng, SERVER_VOCAB, TEXT_LEN)
+            self._fresh = drawn.from_sidecar
+        self._began = time.monotonic()
+        self._inputs = 0
+        self._at_first: int | None = None
+        self._peak = 0
+
+    @property
+    def frames(self) -> int:
+        """Frames read so far."""
+        return sum(end.frames for end in self._ends)
+
+    @property
+    def growth(self) -> int:
+        """Most bytes of memory above those after the first tenth of the frames."""
+        return max(0, self._peak - (self._at_first or self._peak))
+
+    @property
+    def done(self) -> bool:
+        return self.frames >= self._wanted
+
+    def run(self, data: bytes) -> None:
+        """One run, on an end that its size chooses."""
+        # Serving requests out takes as long as a hundred frames, so every 16th run alone does.
+        end = self._ends[len(data) % len(self._ends)]
+        if self._target == "from_sidecar":
+            end = self._ends[len(data) % 16 == 0]
+        try:
+            end.run(self._unpack(data))
+        except BaseException:
+            name = self._crashes / f"{self._target}-{hashlib.sha1(data).hexdigest()[:12]}"
+            name.write_bytes(data)
+            print(f"fuzz: this run failed: {name}", flush=True)
+            raise
+        self._inputs += 1
+        if self._inputs % 256 == 0:
+            self._measure()
+
+    def vary(self, data: bytes, most_bytes: int, seed: int) -> bytes:
+        """Another run like this one."""
+        self._rng.seed(seed)
+        return self._vary(data, self._rng, self._fresh, most_bytes)
+
+    def report(self, how: str, corpus: int) -> str:
+        self._measure()
+        malformed = sum(end.malformed for end in self._ends)
+        return (
+            f"fuzz: {self._target} {how}: {self.frames} frames ({malformed} malformed) in "
+            f"{self._inputs} runs and {time.monotonic() - self._began:.0f} s, corpus of {corpus} "
+            f"runs, peak memory growth {self.growth / (1 << 20):.0f} MiB"
+        )
+
+    def _measure(self) -> None:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        if self._at_first is None and self.frames >= self._wanted // 10:
+            self._at_first = resident
+        self._peak = max(self._peak, resident)
+        if self.growth > MOST_GROWTH:
+            raise MemoryError(f"memory grew by {self.growth} bytes; allowed are {MOST_GROWTH}")
+
+
+def fuzz_at_random(fuzz: Fuzz, seed: int) -> None:
+    """Vary runs of a pool, each of which takes the place of another one."""
+    rng = random.Random(seed)
+    pool = [b""] * POOL
+    while not fuzz.done:
+        data = fuzz.vary(rng.choice(pool), MOST_BYTES, rng.getrandbits(32))
+        fuzz.run(data)
+        pool[rng.randrange(POOL)] = data
+    print(fuzz.report("at random", POOL), flush=True)
+
+
+def fuzz_guided(start: Callable[[], Fuzz], corpus: Path, crashes: Path, seed: int) -> None:
+    """Have libFuzzer choose what to vary by the code that it reaches. Ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["sglang_qspec"]):
+        fuzz = start()
+
+    def run(data: bytes) -> None:
+        fuzz.run(data)
+        if fuzz.done:
+            print(fuzz.report("guided", sum(1 for _ in corpus.iterdir())), flush=True)
+            os._exit(0)  # libFuzzer never returns
+
+    def vary(data: bytes, most_bytes: int, seed: int) -> bytes:
+        if seed % 8 == 0:
+            mutated: bytes = atheris.Mutate(data, most_bytes)
+            return mutated
+        return fuzz.vary(data, most_bytes, seed)
+
+    options = [f"-max_len={MOST_BYTES}", "-len_control=0", "-timeout=60", "-rss_limit_mb=8192"]
+    options += [f"-artifact_prefix={crashes}/", f"-seed={seed}"]
+    arguments = [sys.argv[0], *options, str(corpus)]
+    atheris.Setup(arguments, run, custom_mutator=vary)
+    atheris.Fuzz()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="test.fuzz", description=__doc__)
+    parser.add_argument("target", choices=("to_sidecar", "from_sidecar"))
+    parser.add_argument("--frames", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--guided", action="store_true")
+    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="of a guided run")
+    parser.add_argument("--crashes", type=Path, default=Path(), help="folder for runs that failed")
+    parser.add_argument("--replay", type=Path, help="repeat the run in this file")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+
+    def start() -> Fuzz:
+        return Fuzz(options.target, options.frames, options.crashes)
+
+    if options.replay is not None:
+        start().run(options.replay.read_bytes())
+    elif options.guided:
+        options.corpus.mkdir(parents=True, exist_ok=True)
+        fuzz_guided(start, options.corpus, options.crashes, options.seed)
+    else:
+        fuzz_at_random(start(), options.seed)
+
+
+if __name__ == "__main__":
+    main()

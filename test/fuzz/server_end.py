@@ -1,0 +1,176 @@
+"""The server's end of the wire under any frames: codec, courier, speculator and tries.
+
+A `Storm` makes the requests and serves them; what the sidecar sends is the frames of a run. The
+operation of a record, modulo 16, says what happens: up to 9 the sidecar sends the frame, 10 the
+server polls, 11 to 15 something happens to the requests or to the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sglang_qspec.engine.courier import MAX_REPAIRS
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link.frame import decode_from_sidecar
+from sglang_qspec.messages import Dice
+from sglang_qspec.trie import DraftTrees
+from test.engine.storm import TOKENS_EACH, VOCAB, Request, Storm
+from test.fuzz.allowed import check_from_sidecar
+from test.fuzz.frames import Record
+
+TEXT_LEN = 40
+MOST_UNDER_WAY = 200
+"""Frames under way at which the link is disturbed, at most."""
+
+
+class FrameStorm(Storm):
+    """A storm that looks for tokens that do not exist: a frame may name any request's tokens."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.handed_over = 0
+        """Times that a request began or was retracted, or had its drafts dropped."""
+
+    def _hand_over(self, request: Request) -> None:
+        self.handed_over += 1
+        # Every other request takes step drafts with the candidates that they were drawn from.
+        drawn = request.own.start // TOKENS_EACH % 2 == 0
+        self.active.enqueue(
+            request.rid,
+            prompt_ids=list(request.prompt_ids),
+            output_ids=list(request.output_ids),
+            max_new_tokens=len(request.text),
+            stop_token_ids=[],
+            custom_params={"qspec_guess_ids": request.guess_ids} if request.guess_ids else None,
+            dice=Dice(1, 0.6, probabilities=True) if drawn else None,
+        )
+
+    def _check_tree(self, request: Request, trees: DraftTrees, row: int) -> None:
+        tree = trees[row]
+        tree.check_integrity()
+        assert tree.token_ids[0] == request.output_ids[-1]
+        assert all(0 <= token < VOCAB for token in tree.token_ids), "a token that does not exist"
+
+    def disturb(self) -> None:
+        # To shuffle and double all that is under way takes the longer, the more of it there is.
+        if len(self.link._pending) < MOST_UNDER_WAY:
+            super().disturb()
+
+    def drop_drafts(self) -> None:
+        self.handed_over += len(self.waiting)
+        self.active.drop_drafts()
+
+    def end_all(self) -> None:
+        """All requests are aborted."""
+        for request in (*self.waiting, *self.running):
+            self.active.end(request.rid)
+        self.waiting.clear()
+        self.running.clear()
+
+
+class ServerEnd:
+    """One server after another, each for one run."""
+
+    def __init__(self, *, check_every: int = 1, serve_out: bool = True) -> None:
+        """`check_every`: operations after which all invariants are checked. `serve_out`: the
+        requests of a run are served to their end; otherwise they are aborted."""
+        self.frames = 0
+        self.malformed = 0
+        self.finished = 0
+        """Requests that were served to their end."""
+        self.accepted = 0
+        """Tokens of the frames' drafts and the storm's own that were accepted."""
+        self._check_every = check_every
+        self._serve_out = serve_out
+
+    def run(self, run: Iterable[Record], seed: int = 0) -> None:
+        """Serve under all records; raises what went wrong."""
+        storm = FrameStorm(seed)
+        storm.active.poll()
+        for _ in range(3):
+            storm.enqueue()
+        for place, (operation, frame) in enumerate(run):
+            self._act(storm, operation, frame)
+            if place % self._check_every == 0:
+                self._check(storm)
+        if self._serve_out:
+            storm.calm()
+        else:
+            storm.end_all()
+            storm.link.queue_full = False
+            storm.link.revive()
+        storm.active.poll()  # what could not be closed before, is now
+        self._check(storm)
+        self._check_empty(storm)
+        self.finished += len(storm.finished)
+        self.accepted += sum(storm.active.describe()["accepted_tokens"].values())
+
+    def _act(self, storm: FrameStorm, operation: int, frame: bytes) -> None:
+        action, choice = operation % 16, operation // 16
+        if action <= 9:
+            self._read(frame)
+            storm.link.inject_frame(frame)
+        elif action == 10:
+            self._poll(storm)
+        elif action == 11:
+            storm.enqueue()
+        elif action == 12:
+            storm.admit()
+        elif action == 13:
+            self._serve(storm)
+        elif action == 14:
+            (storm.retract, storm.abort, storm.follow, storm.follow)[choice % 4]()
+        else:
+            mishaps = (storm.disturb, storm.disturb, storm.lose, storm.drop_drafts)
+            mishaps[choice % 4]()
+
+    def _read(self, frame: bytes) -> None:
+        """What passes the codec is allowed; the link decodes the frame again."""
+        self.frames += 1
+        try:
+            message = decode_from_sidecar(frame, VOCAB)
+        except LinkError:
+            self.malformed += 1
+            return
+        check_from_sidecar(message, VOCAB)
+
+    def _poll(self, storm: FrameStorm) -> None:
+        """A poll reports no commits, whatever it reads."""
+        commits = len(storm.link.commits)
+        storm.active.poll()
+        assert len(storm.link.commits) == commits, "a poll reported commits"
+
+    def _serve(self, storm: FrameStorm) -> None:
+        """A pass reports commits once before it and once after it, whatever was read."""
+        commits = len(storm.link.commits)
+        running = storm.running
+        proposals = storm.active.drawn.proposals(
+            [request.rid for request in running], [request.output_ids for request in running]
+        )
+        if proposals is not None:
+            assert 0 <= int(proposals.candidate_ids.min()) <= int(proposals.candidate_ids.max())
+            assert int(proposals.candidate_ids.max()) < VOCAB
+        storm.serve_pass()
+        assert len(storm.link.commits) <= commits + 3, "more reports than a pass makes"
+
+    def _check(self, storm: FrameStorm) -> None:
+        storm.check()
+        trees = len(storm.requests)
+        # Each sidecar is asked once for a request, and again as often as it may ask for repairs.
+        repairs = storm.link.generation * trees * (MAX_REPAIRS + 1)
+        assert len(storm.link.submits) <= storm.handed_over + repairs, "asked without an end"
+        assert all(request.output_ids == request.text for request in storm.finished), "other text"
+
+    def _check_empty(self, storm: FrameStorm) -> None:
+        """Nothing is kept of requests that are over."""
+        described = storm.active.describe()
+        assert described["live_requests"] == described["trie_tokens"] == 0
+        assert described["requests_in_flight"] == 0
+        courier = storm.active._courier
+        assert not courier._open
+        assert not courier._rids
+        assert not courier._unsent
+        assert not courier._unclosed
+        assert not courier._followed._told
+        assert courier._open_tokens == 0
+        assert not len(storm.active.drawn)

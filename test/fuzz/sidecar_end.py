@@ -1,0 +1,321 @@
+"""The sidecar's end of the wire under any frames: codec, loop and drafter over a scripted model.
+
+The operation of a record, modulo 16, says what happens: 13 ends a round of the loop and adds up to
+three rounds without messages, 14 may have a server depart or passes fail, and at any other value a
+server sends the frame. The upper bits choose the server, and what happens at 13 and 14.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from sglang_qspec.errors import DraftModelError, LinkError
+from sglang_qspec.link import Peer
+from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
+from sglang_qspec.messages import (
+    Commits,
+    Drafted,
+    FromSidecar,
+    Hello,
+    Ping,
+    Submit,
+    ToSidecar,
+    max_to_sidecar_bytes,
+)
+from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
+from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
+from test.fuzz.frames import Record
+from test.sidecar.scripted import ScriptedModel
+
+VOCAB = 100
+"""No multiple of the blocks in which logits are read."""
+CONTEXT = 64
+MOST_TOKENS = 500
+"""Tokens of texts, and of drafts, kept for one server."""
+PEERS = 3
+QUIET: Record = (13, b"")
+"""Ends a round and adds none."""
+
+
+class FailedPassError(RuntimeError):
+    """A failure of a pass that the run asked for."""
+
+
+def script(sequence: tuple[int, ...]) -> int:
+    """A token that depends on the whole sequence, so that another text gets other drafts."""
+    return (31 * sum(sequence) + 7 * len(sequence) + sequence[-1]) % VOCAB
+
+
+class Model(ScriptedModel):
+    """Refuses token ids that a real model would read outside its embedding for."""
+
+    def _say(
+        self, rows: Sequence[int], slots: torch.Tensor, token_ids: Sequence[int]
+    ) -> torch.Tensor:
+        assert all(0 <= token < VOCAB for token in token_ids), "a token id that does not exist"
+        return super()._say(rows, slots, token_ids)
+
+
+class WatchedDrafter(QueueDrafter):
+    """Keeps the first exception that no record asked for; the loop would only log it."""
+
+    unexpected: Exception | None = None
+
+    def step(self) -> None:
+        try:
+            super().step()
+        except Exception as error:
+            self._watch(error)
+            raise
+
+    def handle(self, peer: Peer, message: ToSidecar) -> None:
+        try:
+            super().handle(peer, message)
+        except Exception as error:
+            self._watch(error)
+            raise
+
+    def _watch(self, error: Exception) -> None:
+        # The failure of a prompt that is tried alone is the cause of a PromptError.
+        if not isinstance(error.__cause__ or error, FailedPassError):
+            self.unexpected = self.unexpected or error
+
+
+class SidecarEnd:
+    """One sidecar over any number of runs; after each run nothing may be left of its servers."""
+
+    def __init__(
+        self,
+        *,
+        share: bool = False,
+        apart: bool = False,
+        tokens: int = 160,
+        check_every: int = 1,
+    ) -> None:
+        """`tokens`: KV of the model. `check_every`: rounds after which all invariants are checked;
+        they always are at the end of a run."""
+        self.frames = 0
+        """Frames read so far."""
+        self.malformed = 0
+        """Frames refused, and entries of Commits left out."""
+        self.answers = 0
+        self.processes_ended = 0
+        """Times that passes failed in a row until the loop gave up."""
+        self._check_every = check_every
+        self._rounds = 0
+        self._share = share
+        self._model = Model(
+            script,
+            vocab_size=VOCAB,
+            context_len=CONTEXT,
+            tokens=tokens,
+            rows=10,
+            eos_token_ids=[VOCAB - 1],
+        )
+        self.drafter = WatchedDrafter(
+            self._model,
+            slots=6,
+            max_completion_tokens=12,
+            prefill_tokens=24,
+            apart=apart,
+            share=share,
+            max_server_tokens=MOST_TOKENS,
+        )
+        self._sessions = itertools.count()
+        self._peers: list[Peer] = [self._newcomer() for _ in range(PEERS)]
+        self._coming: deque[Record] = deque()
+        self._gone: list[Peer] = []
+        self._texts: dict[tuple[Peer, int], list[Submit]] = {}
+        """What was submitted under a number; more than one where the number was used twice."""
+        self._outputs: dict[tuple[Peer, int], list[list[int]]] = {}
+        """Outputs as committed, for each of them."""
+        self._uncertain: set[tuple[int, ...]] = set()
+        """Texts that were submitted with a temperature at which the model may say anything. Up to 1
+        it says what the script does. Equal texts share completions, whatever their temperatures."""
+
+    def run(self, run: Iterable[Record]) -> None:
+        """Serve all records, then have all servers depart; raises what went wrong."""
+        self._coming = deque(run)
+        while self._coming:
+            try:
+                serve(self.drafter, self, lambda: not self._coming)
+            except DraftModelError as error:
+                if not isinstance(error.__cause__, FailedPassError):
+                    raise
+                self._depart_all()  # as the process ends
+                self.processes_ended += 1
+        self._check()
+        self._depart_all()
+        self.drafter.step()
+        self.check_empty()
+
+    def _depart_all(self) -> None:
+        """All servers depart, and others come."""
+        self._model.failures.clear()
+        self._model.passes.clear()
+        for peer in (*self._gone, *self._peers):
+            self.drafter.drop(peer)
+        self._gone.clear()
+        self._peers = [self._newcomer() for _ in range(PEERS)]
+        self.drafter._retry_at = 0.0
+        self.drafter.take()
+        self._texts.clear()
+        self._outputs.clear()
+        self._uncertain.clear()
+
+    def check_empty(self) -> None:
+        """Raise AssertionError if anything is kept, though no server is there."""
+        drafter, model = self.drafter, self._model
+        self._check()
+        assert drafter.idle
+        assert drafter.requests == drafter.texts == model.open_rows == 0
+        assert model.free_tokens == model.total_tokens
+        quota, turns = drafter._quota, drafter._turns
+        assert not quota._submissions
+        assert not quota._text_tokens
+        assert not quota._draft_tokens
+        assert not turns._queues
+        assert not turns._gone
+        assert not turns._owned
+        assert not turns.live_steps
+        assert not drafter.suspects
+        assert not drafter._undelivered
+
+    # The wire, as the loop sees it.
+
+    def receive(self, timeout_ms: int) -> list[tuple[Peer, ToSidecar]]:
+        """The messages of one round."""
+        self._rounds += 1
+        if self._rounds % self._check_every == 0:
+            self._check()
+        received = []
+        while self._coming:
+            operation, frame = self._coming.popleft()
+            action, choice = operation % 16, operation // 16
+            place = choice % PEERS
+            if action == 13:
+                self._coming.extendleft([QUIET] * (choice // 4) if frame else ())
+                break
+            if action == 14 and choice < 8:
+                self._disturb(choice)
+            else:
+                message = self._read(frame)
+                if message is not None:
+                    self._note(self._peers[place], message)
+                    received.append((self._peers[place], message))
+        return received
+
+    def _disturb(self, choice: int) -> None:
+        if choice < PEERS:
+            self._gone.append(self._peers[choice])
+            self._peers[choice] = self._newcomer()
+        else:
+            failures = MAX_FAILURES if choice == 7 else 1
+            self._model.failures += [FailedPassError("by order")] * failures
+
+    def departed(self) -> list[Peer]:
+        gone, self._gone = self._gone, []
+        return gone
+
+    def send(self, peer: Peer, message: FromSidecar) -> bool:
+        """Check that the server may be told this."""
+        self.answers += 1
+        assert decode_from_sidecar(encode(message), VOCAB) == message
+        check_from_sidecar(message, VOCAB)
+        if peer in self._peers and isinstance(message, Drafted):
+            self._check_text(peer, message)
+        # Every 16th message is not taken, as by a server that reads too slowly.
+        return self.answers % 16 > 0
+
+    def _newcomer(self) -> Peer:
+        number = next(self._sessions)
+        return Peer(str(number), number.to_bytes(4, "little"))
+
+    def _read(self, frame: bytes) -> ToSidecar | None:
+        self.frames += 1
+        try:
+            message = decode_to_sidecar(frame, VOCAB, self._report, max_to_sidecar_bytes(CONTEXT))
+        except LinkError:
+            self.malformed += 1
+            return None
+        check_to_sidecar(message, VOCAB)
+        # The link answers these itself.
+        return None if isinstance(message, Hello | Ping) else message
+
+    def _report(self, error: LinkError) -> None:
+        self.malformed += 1
+
+    # What must hold.
+
+    def _note(self, peer: Peer, message: ToSidecar) -> None:
+        """Keep what the server may be told drafts of."""
+        if isinstance(message, Submit):
+            name = (peer, message.submission)
+            self._texts.setdefault(name, []).append(message)
+            self._outputs.setdefault(name, []).append([])
+            if message.temperature > 1 or (message.dice and message.dice.temperature > 1):
+                self._uncertain.add(tuple(message.token_ids))
+        elif isinstance(message, Commits):
+            for commit in message.requests:
+                name = (peer, commit.submission)
+                for submit, output in zip(
+                    self._texts.get(name, ()), self._outputs.get(name, ()), strict=True
+                ):
+                    known = submit.base_len + len(output)
+                    if commit.base_len <= known:
+                        output += commit.token_ids[known - commit.base_len :]
+
+    def _check_text(self, peer: Peer, drafted: Drafted) -> None:
+        """The draft is the model's continuation of a text that this server has submitted."""
+        name = (peer, drafted.submission)
+        assert name in self._texts, "a draft for a submission that there never was"
+        if not drafted.token_ids:
+            return
+        submits = self._texts[name]
+        if any(tuple(submit.token_ids) in self._uncertain for submit in submits):
+            return
+        assert any(
+            _continues(submit, output, drafted)
+            for submit, output in zip(submits, self._outputs[name], strict=True)
+        ), f"a draft for another text: {drafted} for {submits}"
+
+    def _check(self) -> None:
+        if self.drafter.unexpected is not None:
+            raise self.drafter.unexpected
+        self.drafter.check_integrity()
+        if not self._share:
+            self._check_kv_apart()
+
+    def _check_kv_apart(self) -> None:
+        """No KV slot is held for two servers."""
+        owners: dict[int, Peer] = {}
+        for prompt in self.drafter._turns.prompts.values():
+            steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
+            for each in (prompt, *steps):
+                rows = [each.row, *(completion.row for completion in each.completions)]
+                for row in rows:
+                    if row is None:
+                        continue
+                    table, length = self._model._rows.table, self._model.length(row)
+                    for slot in table[row, :length].tolist():
+                        assert owners.setdefault(slot, each.owner) == each.owner, "KV is shared"
+
+
+def _continues(submit: Submit, output: list[int], drafted: Drafted) -> bool:
+    """Whether the draft is what the script says behind the text at its `base_len`."""
+    committed = drafted.base_len - submit.base_len
+    if not 0 <= committed <= len(output):
+        return False
+    text = [*submit.token_ids, *output[:committed]]
+    for _ in range(drafted.start):
+        text.append(script(tuple(text)))
+    for token in drafted.token_ids:
+        if token != script(tuple(text)):
+            return False
+        text.append(token)
+    return True

@@ -1,0 +1,249 @@
+"""The codec under mutated frames, and both ends of real sockets under a peer that sends them."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link import LinkState
+from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
+from sglang_qspec.messages import PROTOCOL, Hello, Welcome, max_to_sidecar_bytes
+from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
+from test.fuzz.frames import Frames
+from test.link.raw import dealer, router, waiting
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
+
+CONTEXT = 64
+MOST_BYTES = max_to_sidecar_bytes(CONTEXT)
+BYTES_EACH = 96
+"""Memory that decoding takes for each byte of a frame, at most. Lists of small lists take most."""
+SECONDS = 0.25
+"""Time that decoding one frame takes on a busy machine, at most."""
+
+seeds = st.integers(0, (1 << 32) - 1)
+
+
+def frames_of(seed: int) -> Frames:
+    return Frames(random.Random(seed), VOCAB_SIZE, 40)
+
+
+def read_as_sidecar(frame: bytes) -> None:
+    left_out: list[LinkError] = []
+    try:
+        message = decode_to_sidecar(frame, VOCAB_SIZE, left_out.append, MOST_BYTES)
+    except LinkError:
+        return
+    check_to_sidecar(message, VOCAB_SIZE)
+    again: list[LinkError] = []
+    assert decode_to_sidecar(encode(message, 1 << 24), VOCAB_SIZE, again.append, 1 << 24) == message
+    assert not again
+
+
+def read_as_server(frame: bytes) -> None:
+    try:
+        message = decode_from_sidecar(frame, VOCAB_SIZE)
+    except LinkError:
+        return
+    check_from_sidecar(message, VOCAB_SIZE)
+
+
+def read_mutated(seed: int) -> None:
+    frames = frames_of(seed)
+    sent = encode(frames.from_a_server(), 1 << 24), encode(frames.from_a_sidecar())
+    for frame in (*sent, *map(frames.mutate, sent)):
+        read_as_sidecar(frame)
+        read_as_server(frame)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(seeds)
+def test_what_passes_the_codec_is_what_the_protocol_allows(seed: int) -> None:
+    read_mutated(seed)
+
+
+@pytest.mark.thorough
+@settings(max_examples=200_000, deadline=None)
+@given(seeds)
+def test_what_passes_the_codec_is_what_the_protocol_allows_at_length(seed: int) -> None:
+    read_mutated(seed)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_link_error(frame: bytes) -> None:
+    read_as_sidecar(frame)
+    read_as_server(frame)
+
+
+def test_every_message_of_the_generator_passes_and_most_mutated_ones_do_not() -> None:
+    """Otherwise the tests above would prove little."""
+    refused = 0
+    for seed in range(1000):
+        frames = frames_of(seed)
+        to_sidecar = encode(frames.from_a_server(), 1 << 24)
+        decode_to_sidecar(to_sidecar, VOCAB_SIZE, pytest.fail, MOST_BYTES)
+        decode_from_sidecar(encode(frames.from_a_sidecar()), VOCAB_SIZE)
+        try:
+            decode_to_sidecar(frames.mutate(to_sidecar), VOCAB_SIZE, lambda _: None, MOST_BYTES)
+        except LinkError:
+            refused += 1
+    assert 300 < refused < 950
+
+
+def filled(head: bytes, item: bytes, tail: bytes = b"") -> bytes:
+    """A frame of nearly the largest size, most of which is one list of `item`."""
+    count = (MOST_BYTES - len(head) - len(tail) - 5) // len(item)
+    return head + b"\xdd" + count.to_bytes(4, "big") + item * count + tail
+
+
+SUBMIT = b"\x82\xa4type\xa6submit\xa9token_ids"
+COMMITS = b"\x82\xa4type\xa7commits\xa8requests"
+COMMIT = b"\x84\xaasubmission\x01\xa8base_len\x00\xa9token_ids\x91\x01\xaemax_new_tokens\x01"
+BEATS = b"\x82\xa4type\xa9heartbeat\xaastep_times"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        filled(SUBMIT, b"\x01"),
+        filled(SUBMIT, b"\xcf" + b"\xff" * 8),
+        filled(COMMITS, b"\x01"),
+        filled(COMMITS, b"\x80"),
+        filled(COMMITS, COMMIT),
+        filled(COMMITS, b"\x81" + b"\xa1x" * 2),
+        filled(b"\x82\xa4type\xa5hello\xabfingerprint", b"\xa0"),
+        filled(b"\x82\xa4type\xa5hello\xa1x", b"\x91" * 900 + b"\x00"),
+        filled(b"\x82\xa4type\xa5hello\xa1x", b"\x81\x01\x02"),
+    ],
+    ids=lambda frame: frame[6:20].hex(),
+)
+def test_a_frame_to_a_sidecar_takes_time_and_memory_by_its_size(frame: bytes) -> None:
+    costs(lambda: read_as_sidecar(frame), len(frame))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        filled(BEATS, b"\x92\x01\x01")[: 64 << 10],
+        b"\x82\xa4type\xa9heartbeat\xaastep_times\xdc\x50\x00" + b"\x92\x01\x01" * 0x5000,
+        b"\x82\xa4type\xa7drafted\xa9token_ids\xdd\x00\x00\xf0\x00" + b"\x01" * 0xF000,
+        b"\x82\xa4type\xa7drafted\xaacandidates\xdc\x70\x00" + b"\x80" * 0x7000,
+        b"\x82\xa4type\xa7refusal\xa6reason\xdb\x00\x00\xf0\x00" + b"\xc3\xa9" * 0x7800,
+    ],
+    ids=lambda frame: f"{len(frame)} {frame[6:20].hex()}",
+)
+def test_a_frame_to_a_server_takes_time_and_memory_by_its_size(frame: bytes) -> None:
+    costs(lambda: read_as_server(frame), len(frame))
+
+
+def costs(read, size):  # type: ignore[no-untyped-def]
+    read()
+    began = time.process_time()
+    read()
+    assert time.process_time() - began < SECONDS
+    tracemalloc.start()
+    try:
+        read()
+        assert tracemalloc.get_traced_memory()[1] < BYTES_EACH * size + (64 << 10)
+    finally:
+        tracemalloc.stop()
+
+
+def flood_server(wire: Wire, count: int, seed: int) -> None:
+    """Three raw servers send frames to a sidecar's end; a fourth one is served all the while."""
+    server = wire.serve()
+    link = wire.link()
+    until(lambda: link.state is LinkState.READY, lambda: server.receive(0), link.receive)
+    frames = frames_of(seed)
+    with (
+        dealer(wire.endpoint, wire.keys) as a,
+        dealer(wire.endpoint, wire.keys) as b,
+        dealer(wire.endpoint, wire.keys) as c,
+    ):
+        peers = (a, b, c)
+        for peer in peers:
+            peer.send(encode(Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT, 1)))
+        until(lambda: len(server.peers) == 4, lambda: server.receive(0))
+        for number in range(count):
+            peers[number % 3].send(frames.to_sidecar())
+            if number % 20 == 0:
+                receive_all(server)
+                link.receive()
+        until(lambda: server.malformed > count // 20, lambda: receive_all(server))
+        for peer in peers:
+            waiting(peer)
+        assert len(server.peers) <= 4
+        until(
+            lambda: link.heartbeat is not None and link.state is LinkState.READY,
+            lambda: receive_all(server),
+            link.receive,
+        )
+
+
+def receive_all(server):  # type: ignore[no-untyped-def]
+    for peer, message in server.receive(0):
+        assert peer is not None
+        check_to_sidecar(message, VOCAB_SIZE)
+    server.departed()
+
+
+def flood_link(wire: Wire, count: int, seed: int) -> None:
+    """A raw sidecar sends frames to a server's end, and then behaves."""
+    frames = frames_of(seed)
+    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
+        link = wire.link(endpoint=endpoint)
+        name = b""
+
+        def greeted() -> bool:
+            nonlocal name
+            if greetings := waiting(sidecar):
+                name = greetings[-1][0]
+            link.receive()
+            return bool(name)
+
+        until(greeted)
+        for number in range(count):
+            frame = frames.from_sidecar()
+            sidecar.send_multipart([name, frame])
+            if number % 20 == 0:
+                for message in link.receive():
+                    check_from_sidecar(message, VOCAB_SIZE)
+                waiting(sidecar)
+        until(lambda: link.malformed > count // 20, link.receive)
+        # A refusal holds as long as the connection; a sidecar that is restarted is asked anew.
+        assert link.state in LinkState
+        number = link._hellos
+        if link.refusal is None and number:
+            welcome = Welcome(PROTOCOL, "any", VOCAB_SIZE, CONTEXT, "new", number + 1)
+            assert link.generation <= number
+            link._greet()
+            sidecar.send_multipart([name, encode(welcome)])
+            until(lambda: link.state is LinkState.READY, link.receive)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_sidecars_socket_serves_on_under_any_frames(wire: Wire, seed: int) -> None:
+    flood_server(wire, 1500, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_servers_socket_reads_on_under_any_frames(wire: Wire, seed: int) -> None:
+    flood_link(wire, 1500, seed)
+
+
+@pytest.mark.thorough
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(seeds)
+def test_what_passes_the_codec_comes_back_as_it_was_sent(seed: int) -> None:
+    message = frames_of(seed).from_a_server()
+    assert decode_to_sidecar(encode(message, 1 << 24), VOCAB_SIZE, pytest.fail, 1 << 24) == message

@@ -1,0 +1,45 @@
+"""The real drafter and its loop under any messages of three servers, departures, failing passes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from test.fuzz.frames import Frames, Record, records
+from test.fuzz.sidecar_end import CONTEXT, VOCAB, SidecarEnd
+
+runs = records(VOCAB, CONTEXT - 10, to_sidecar=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
+def test_a_sidecar_stands_any_messages_and_keeps_nothing_of_servers_that_have_gone(
+    run: list[Record], share: bool, apart: bool, tokens: int
+) -> None:
+    SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None)
+@given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
+def test_a_sidecar_stands_any_messages_at_length(
+    run: list[Record], share: bool, apart: bool, tokens: int
+) -> None:
+    SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
+
+
+def test_the_runs_draft_and_fail_and_are_refused() -> None:
+    """Otherwise the tests above would prove little."""
+    end = SidecarEnd()
+    for seed in range(20):
+        rng = random.Random(seed)
+        frames = Frames(rng, VOCAB, CONTEXT - 10)
+        end.run([(rng.randrange(256), frames.to_sidecar()) for _ in range(60)])
+    assert end.malformed > end.frames / 10
+    assert end.answers > end.frames / 4
+    assert end.drafter.drafted_tokens > end.frames / 4
+    assert end.processes_ended > 0
