@@ -32,8 +32,8 @@ BLOCK = 64
 BLOCKS = 32
 """Blocks that are sampled from."""
 MAX_TEMPERATURE = 1e6
-"""Highest temperature that tokens are drawn with; a higher one draws like it, from all tokens alike.
-In float32 a temperature over 3e38 is infinite, and no block could be filled up with -inf."""
+"""Highest temperature that tokens are drawn with; a higher one draws from all tokens alike, too. In
+float32 a temperature over 3e38 is infinite, and no block could be filled up with -inf."""
 
 
 @dataclass(frozen=True)
