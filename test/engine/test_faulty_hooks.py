@@ -77,17 +77,27 @@ def complete(server: Server) -> str:
     return text
 
 
+def texts(value: object) -> list[object]:
+    """All texts in a part of a decoded answer."""
+    if isinstance(value, list):
+        return [text for item in value for text in texts(item)]
+    if isinstance(value, dict):
+        return [value["text"]] if "text" in value else texts(list(value.values()))
+    return []
+
+
 def said_by_all(server: Server) -> dict[str, object]:
     """What the endpoints for text answer, without what differs from answer to answer."""
+    model = server.get("/v1/models")["data"][0]["id"]
     messages = {"messages": [{"role": "user", "content": QUESTION}]}
-    anthropic = {"model": "m", "max_tokens": 16, "temperature": 0, **messages}
-    responses = {"model": "m", "input": QUESTION, "temperature": 0, "max_output_tokens": 16}
-    ollama = {"model": "m", "stream": False, "options": {"temperature": 0, "num_predict": 16}}
+    anthropic = {"model": model, "max_tokens": 16, "temperature": 0, **messages}
+    responses = {"model": model, "input": QUESTION, "temperature": 0, "max_output_tokens": 16}
+    ollama = {"model": model, "stream": False, "options": {"temperature": 0, "num_predict": 16}}
     return {
         "/v1/chat/completions": chat(server),
         "/v1/completions": complete(server),
-        "/v1/messages": server.post("/v1/messages", anthropic)["content"][0]["text"],
-        "/v1/responses": server.post("/v1/responses", responses)["output"][0]["content"][0]["text"],
+        "/v1/messages": server.post("/v1/messages", anthropic)["content"],
+        "/v1/responses": texts(server.post("/v1/responses", responses)["output"]),
         "/api/chat": server.post("/api/chat", {**ollama, **messages})["message"]["content"],
         "/api/generate": server.post("/api/generate", {**ollama, "prompt": QUESTION})["response"],
     }
