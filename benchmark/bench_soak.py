@@ -64,7 +64,7 @@ COMMON = [
     *("--schedule-conservativeness", "0.1"),  # admits more than there is room for
 ]
 """Settings of both servers."""
-POOL = ("--max-total-tokens", "900")
+POOL = ("--max-total-tokens", "1024")
 """KV slots: less than 8 of the longer requests take, so that requests are retracted."""
 LARGE_POOL = ("--max-total-tokens", "16384")
 """Of the server that gives references: none is retracted there."""
