@@ -85,8 +85,12 @@ class Mix:
         return request
 
     def end(self, request: Request) -> None:
-        """A request has ended by itself: its name may be given again."""
-        if request.rid is not None and request.fate is Fate.FINISH:
+        """A request has ended by itself: its name may be given again.
+
+        Not that of a stream: SGLang aborts the name 2 s after a stream has ended.
+        """
+        streamed = request.body.get("stream", False)
+        if request.rid is not None and request.fate is Fate.FINISH and not streamed:
             self._over.append(request.rid)
 
     def _good(self, template: Template) -> Request:
