@@ -152,9 +152,13 @@ def seeded(rng: random.Random, seed: int) -> dict[str, Any]:
     return found
 
 
+# Without overlap SGLang applies the penalties of a request in the order of a Python set of classes,
+# which differs from process to process. A penalty that is added and one that multiplies therefore
+# give no reproducible answer together.
 _PENALTIES: Sequence[dict[str, float]] = (
     {"frequency_penalty": 0.6},
-    {"presence_penalty": 0.9, "repetition_penalty": 1.2},
+    {"presence_penalty": 0.9},
+    {"repetition_penalty": 1.2},
     {"repetition_penalty": 0.8},
 )
 _FILTERS: Sequence[dict[str, float]] = (

@@ -231,7 +231,9 @@ class QSpecConfig:
         "tokens of all guesses that a client sends with one request, at most",
     )
     max_request_tokens: int = _setting(
-        16384, _whole(16, 1 << 24), "draft tokens kept for one request, at most"
+        16384,
+        _whole(16, 1 << 24),
+        "draft tokens kept for one request, at most; each completion and guess counts as 4 more",
     )
     max_total_tokens: int = _setting(
         4 << 20, _whole(1024, 1 << 30), "draft tokens kept for all requests together, at most"

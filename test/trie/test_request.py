@@ -374,6 +374,23 @@ def test_guesses_that_agree_say_no_more_than_one_of_them() -> None:
     assert many.propose(3).scores[1] > alone.propose(3).scores[1]
 
 
+@pytest.mark.parametrize("policy", [1, 2], ids=["frequency", "recency"])
+def test_streams_are_counted_together_among_many_branches(policy: int) -> None:
+    """More different next tokens than are searched one by one: each still has one branch."""
+    trie = RequestTrie([1], LIMITS)
+    tokens = [*range(10, 60), 12, 55, 55, 40]
+    for number, token in enumerate(tokens):
+        trie.insert(Source.QUEUE, number, 0, 0, [token, token + 100])
+    tree = trie.propose(2 * 50 + 1, policy)
+    first = [
+        token
+        for token, parent in zip(tree.token_ids[1:], tree.parents[1:], strict=True)
+        if not parent
+    ]
+    assert len(set(first)) == len(first)
+    assert first[:3] == ([55, 12, 40] if policy == 1 else [40, 55, 12])
+
+
 def test_a_draft_token_takes_little_memory() -> None:
     draw = random.Random(3)
     for tokens in (256, 2048, 16000):

@@ -16,7 +16,8 @@ MAX_NEW_TOKENS = 48
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
 PENALIZED = [
     {**GREEDY, "frequency_penalty": 0.6},
-    {**GREEDY, "presence_penalty": 0.9, "repetition_penalty": 1.2},
+    {**GREEDY, "presence_penalty": 0.9},
+    {**GREEDY, "repetition_penalty": 1.2},
     {**GREEDY, "repetition_penalty": 0.8, "min_new_tokens": MAX_NEW_TOKENS},
     GREEDY,
 ]

@@ -13,7 +13,7 @@ def test_penalized_answers_are_the_targets_own_in_fewer_passes(
     server: Server, plain: Plain, prompts: list[str]
 ) -> None:
     """By SGLang's penalizers on a server without speculation, which add up a token a pass."""
-    body = {"text": prompts[:4], "sampling_params": PENALIZED}
+    body = {"text": prompts[: len(PENALIZED)], "sampling_params": PENALIZED}
     answers = server.post("/generate", body)
     assert [a["output_ids"] for a in answers] == [p["output_ids"] for p in plain.penalized]
     assert plain.penalized[0]["output_ids"] != plain.greedy[0]["output_ids"]

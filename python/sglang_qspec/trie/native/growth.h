@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <unordered_map>
 #include <vector>
 
 #include "arena.h"
@@ -106,6 +107,7 @@ class Grower {
               const Arena& arena, const Trust& trust, const Standing& standing, Policy policy,
               double floor) {
     branches_.clear();
+    forget_map();
     double total = policy == kEstimate ? 1.0 : 0.0;
     for (std::size_t at = begin; at < end; ++at) {
       const NodeId child = arena.next(places_[at].node);
@@ -134,6 +136,7 @@ class Grower {
     if (policy == kRecency) {
       std::stable_sort(branches_.begin(), branches_.end(),
                        [](const Branch& a, const Branch& b) { return a.newest > b.newest; });
+      forget_map();
     }
     // The places after each token stand together.
     std::size_t free = places_.size();
@@ -159,18 +162,33 @@ class Grower {
     }
   }
 
-  // Few tokens ever follow one place, so a search from the front is the fastest map.
+  // Few tokens usually follow one place: they are searched from the front. The map takes over beyond
+  // `kSearched`, so that a place with thousands of branches costs linear time.
   Branch& branch_of(Token token) {
-    for (Branch& branch : branches_) {
-      if (branch.token == token) return branch;
+    const std::size_t searched = std::min(branches_.size(), kSearched);
+    for (std::size_t at = 0; at < searched; ++at) {
+      if (branches_[at].token == token) return branches_[at];
     }
+    for (std::size_t at = kSearched + branch_of_token_.size(); at < branches_.size(); ++at) {
+      branch_of_token_[branches_[at].token] = at;
+    }
+    const auto known = branch_of_token_.find(token);
+    if (known != branch_of_token_.end()) return branches_[known->second];
     branches_.push_back({token, 0.0, 0.0, 0.0, kQueue, kNoNode, 0, 0});
     return branches_.back();
   }
 
+  // To clear an empty map is not free: it goes over its buckets.
+  void forget_map() {
+    if (!branch_of_token_.empty()) branch_of_token_.clear();
+  }
+
+  static constexpr std::size_t kSearched = 16;
+
   std::vector<Candidate> heap_;
   std::vector<Place> places_;
   std::vector<Branch> branches_;
+  std::unordered_map<Token, std::size_t> branch_of_token_;  // of branches from `kSearched` on
   int found_ = 0;
 };
 
