@@ -1,9 +1,9 @@
-"""A request whose end cannot be looked for token by token keeps the end that SGLang has found."""
+"""Where an answer ends in the run that one pass accepts, also when looking for it fails."""
 
 from typing import Any
 
 import pytest
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
@@ -37,6 +37,16 @@ def test_the_first_end_counts(tokenizer: Any) -> None:
     assert req.finished_reason.matched == " b"
     assert req.finished_len == 2
     assert list(req.output_ids) == accepted
+
+
+def test_an_aborted_answer_has_one_token_of_the_last_run(tokenizer: Any) -> None:
+    """As without drafts: no token behind a stop or `max_new_tokens` is sent."""
+    req = request(tokenizer, TEXT)
+    before, run = req.output_ids[:2], req.output_ids[2:]
+    req.to_finish = FINISH_ABORT()
+    endings.update_finish_state(type(req).update_finish_state, req, len(run))
+    assert isinstance(req.finished_reason, FINISH_ABORT)
+    assert req.output_ids_through_stop == before + run[:1]
 
 
 @pytest.mark.parametrize("failing_call", [2, 3])

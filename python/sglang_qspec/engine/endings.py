@@ -1,7 +1,8 @@
-"""Where an answer ends that has several ends in what one pass accepts: at the first of them.
+"""Where an answer ends in the run of tokens that one pass accepts: as if decoded one by one.
 
 SGLang looks for one end after the other in the whole run: for its stop strings in their order, then
-for stop tokens. Token by token, as the target alone decodes, another one may come first.
+for stop tokens. Decoded token by token, another end may come first. Of an aborted request it keeps
+the whole run, which may go on behind a stop or `max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ def update_finish_state(
     update: Callable[[Any, int], None], req: Any, new_accepted_len: int = 1
 ) -> None:
     """Around `Req.update_finish_state`, after `new_accepted_len` tokens joined the output."""
-    decided = req.finished() or req.to_finish is not None
-    update(req, new_accepted_len)
-    params = req.sampling_params
-    if decided or new_accepted_len < 2 or not req.finished():
+    if req.finished():
         return
-    if params.stop_strs or params.stop_regex_strs:
+    aborted = req.to_finish is not None
+    update(req, new_accepted_len)
+    if new_accepted_len < 2 or not req.finished():
+        return
+    params = req.sampling_params
+    if aborted:
+        # Without drafts the pass that was running gives one more token.
+        req.finished_len = len(req.output_ids) - new_accepted_len + 1
+    elif params.stop_strs or params.stop_regex_strs:
         _find_first(update, req, new_accepted_len)
 
 
