@@ -25,7 +25,7 @@ def measure(model: Any, live: int, *, one_prompt: bool, size: int, tokens: int) 
     `size` is that of a prompt, `tokens` that of a completion, both in tokens.
     """
     from sglang_qspec.link import Peer
-    from sglang_qspec.messages import Close, Dice, Submit
+    from sglang_qspec.messages import Close, SeededSampling, Submit
 
     # As a module that something is put into for a while.
     queue_drafter: Any = importlib.import_module("sglang_qspec.sidecar.queue_drafter")
@@ -40,8 +40,11 @@ def measure(model: Any, live: int, *, one_prompt: bool, size: int, tokens: int) 
         # Prompts that differ do so from their first token on.
         first = 0 if one_prompt else number
         token_ids = [1000 + (first * 31 + place * 7) % 40_000 for place in range(size)]
-        dice = Dice(number, 1.0)
-        drafter.submit(peer, Submit(number, token_ids, 0, tokens, COMPLETIONS, 0.6, dice=dice))
+        seeded = SeededSampling(number, 1.0)
+        drafter.submit(
+            peer,
+            Submit(number, token_ids, 0, tokens, COMPLETIONS, 0.6, seeded=seeded),
+        )
         drafter.take()
         return number
 

@@ -60,7 +60,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Grows with every Hello; the answer repeats it, and any other answer is ignored."""
 
 
-class Dice(msgspec.Struct, frozen=True):
+class SeededSampling(msgspec.Struct, frozen=True):
     """Sampling seed and filters of a sampled request; its drafts are drawn with them, too.
 
     Target and sidecar take the Gumbel maximum with the noise that `seed` and a token's position
@@ -109,11 +109,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     top_p: float = 1.0
     """Sampled completions keep to the likeliest tokens that have this much probability together."""
     greedy_first: bool = True
-    """The first completion is greedy, or drawn with `dice`; otherwise all are sampled."""
+    """The first completion is greedy, or drawn with `seeded`; otherwise all are sampled."""
     rank: tuple[int, int] = (0, 0)
     """Requests of a smaller rank are served sooner, whenever they came; those of one rank in the
     order of their Submits."""
-    dice: Dice | None = None
+    seeded: SeededSampling | None = None
     """Of its first completion and its step drafts; without, they are greedy."""
 
 
@@ -200,7 +200,7 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     """Of a step draft: the committed output length that the sidecar knew of when it sent this. What
     is `finished` before the sidecar has read a commit goes on once it has."""
     candidates: list[Candidates] = []
-    """What each of `token_ids` was drawn from; empty unless `Dice.probabilities` asks for it."""
+    """Candidates of each of `token_ids`; empty unless `SeededSampling.probabilities` is set."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap"):

@@ -8,10 +8,10 @@ import pytest
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Candidates, Dice, Drafted
+from sglang_qspec.messages import Candidates, Drafted, SeededSampling
 from test.engine.test_speculator import VOCAB, enqueue, make, poll
 
-NEAR = Dice(0, 1.0, probabilities=True)
+NEAR = SeededSampling(0, 1.0, probabilities=True)
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def link() -> FakeSidecarLink:
     return FakeSidecarLink(vocab_size=VOCAB)
 
 
-def serve(link: FakeSidecarLink, dice: Dice | None = NEAR) -> Speculator:
+def serve(link: FakeSidecarLink, seeded: SeededSampling | None = NEAR) -> Speculator:
     """A request that has committed 8 and 9."""
     active = make(link)
     poll(active)
-    enqueue(active, dice=dice)
+    enqueue(active, seeded=seeded)
     poll(active)
     active.admit("a")
     active.propose(["a"], [[8, 9]], 4)
@@ -59,11 +59,11 @@ def test_a_step_draft_is_drawn_near_as_far_as_it_is_not_decided(link: FakeSideca
     assert len(active.drawn) == 0
 
 
-@pytest.mark.parametrize("dice", [None, Dice(5, 1.0)])
+@pytest.mark.parametrize("seeded", [None, SeededSampling(5, 1.0)])
 def test_a_greedy_request_and_one_whose_drafts_are_matched_take_no_candidates(
-    link: FakeSidecarLink, dice: Dice | None
+    link: FakeSidecarLink, seeded: SeededSampling | None
 ) -> None:
-    active = serve(link, dice)
+    active = serve(link, seeded)
     link.inject(drafted(link))
     poll(active)
     assert 20 in active.propose(["a"], [[8, 9]], 4)[0].token_ids

@@ -13,17 +13,19 @@ def members(halves: Halves, rids: list[str]) -> tuple[set[str], set[str]]:
 def test_halves_stay_balanced_through_arrivals_aborts_and_retractions() -> None:
     """Every round some requests come, end, or leave for the queue and come back."""
     for seed in range(50):
-        dice = random.Random(seed)
+        generator = random.Random(seed)
         halves, running, retracted, born = Halves(), [], [], 0
         for _ in range(300):
-            for _ in range(dice.choice((0, 0, 1, 1, 2, 9))):
+            for _ in range(generator.choice((0, 0, 1, 1, 2, 9))):
                 running.append(f"r{born}")
                 born += 1
-            leaving = [rid for rid in running if dice.random() < dice.choice((0.0, 0.1, 0.7))]
-            retracted += [rid for rid in leaving if dice.random() < 0.5]
+            leaving = [
+                rid for rid in running if generator.random() < generator.choice((0.0, 0.1, 0.7))
+            ]
+            retracted += [rid for rid in leaving if generator.random() < 0.5]
             running = [rid for rid in running if rid not in leaving]
-            while retracted and dice.random() < 0.5:
-                running.insert(dice.randrange(len(running) + 1), retracted.pop())
+            while retracted and generator.random() < 0.5:
+                running.insert(generator.randrange(len(running) + 1), retracted.pop())
             first, second = members(halves, running)
             assert abs(len(first) - len(second)) <= 1
             assert first | second == set(running)

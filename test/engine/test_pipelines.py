@@ -211,11 +211,11 @@ def test_clients_that_hang_up_leave_balanced_halves_that_go_on(
     server: Server, prompts: list[str], expected: list[list[int]]
 ) -> None:
     turn(server, mode=MODES.index("halves"), draft_token_num=6, fixed_width=0)
-    dice = random.Random(7)
+    seeded = random.Random(7)
     with ThreadPoolExecutor(8) as pool:
         staying = [pool.submit(generate, server, [text]) for text in prompts]
         for text in prompts:
-            pool.submit(hang_up, server, text, dice.uniform(0.05, 0.6))
+            pool.submit(hang_up, server, text, seeded.uniform(0.05, 0.6))
         answers = [future.result()[0]["output_ids"] for future in staying]
     assert answers == expected
 

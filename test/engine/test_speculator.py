@@ -10,7 +10,7 @@ from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.live import Tally
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Dice, Drafted, Submit
+from sglang_qspec.messages import Drafted, SeededSampling, Submit
 from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
 
 VOCAB = 1000
@@ -107,11 +107,15 @@ def test_a_submission_has_the_rank_of_its_request_and_no_more_than_it_asks_for(
 def test_the_sidecar_is_told_of_the_dice_each_time_it_is_asked(link: FakeSidecarLink) -> None:
     active = make(link)
     poll(active)
-    dice = Dice(seed=5, temperature=0.7, top_p=0.9)
-    enqueue(active, dice=dice)
+    seeded = SeededSampling(seed=5, temperature=0.7, top_p=0.9)
+    enqueue(active, seeded=seeded)
     enqueue(active, "greedy")
-    enqueue(active, output_ids=[8, 9], dice=dice)  # retracted
-    assert [submit.dice for submit in link.submits] == [dice, None, dice]
+    enqueue(active, output_ids=[8, 9], seeded=seeded)  # retracted
+    assert [submit.seeded for submit in link.submits] == [
+        seeded,
+        None,
+        seeded,
+    ]
 
 
 def test_a_request_that_is_switched_off_is_decoded_plainly(link: FakeSidecarLink) -> None:

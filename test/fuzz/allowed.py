@@ -20,7 +20,6 @@ from sglang_qspec.messages import (
     Close,
     Commits,
     Declined,
-    Dice,
     Drafted,
     FromSidecar,
     Gap,
@@ -28,6 +27,7 @@ from sglang_qspec.messages import (
     Hello,
     Ping,
     Refusal,
+    SeededSampling,
     Submit,
     ToSidecar,
     Welcome,
@@ -51,8 +51,8 @@ def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
         assert 0 <= message.completions < INT32
         assert message.temperature == 0 or MIN_TEMPERATURE <= message.temperature < math.inf
         assert 0 <= message.top_p <= 1
-        if message.dice is not None:
-            _check_dice(message.dice)
+        if message.seeded is not None:
+            _check_seeded(message.seeded)
     elif isinstance(message, Commits):
         assert len(message.requests) <= MAX_COMMITS
         for commit in message.requests:
@@ -116,12 +116,12 @@ def _check_drafted(message: Drafted, vocab_size: int) -> None:
         assert math.isclose(sum(candidates.probs), 1, abs_tol=1e-3)
 
 
-def _check_dice(dice: Dice) -> None:
-    assert -INT64 <= dice.seed < INT64
-    assert MIN_TEMPERATURE <= dice.temperature < math.inf
-    assert 1 <= dice.top_k < INT32
-    assert 0 <= dice.top_p <= 1
-    assert 0 <= dice.min_p <= 1
+def _check_seeded(seeded: SeededSampling) -> None:
+    assert -INT64 <= seeded.seed < INT64
+    assert MIN_TEMPERATURE <= seeded.temperature < math.inf
+    assert 1 <= seeded.top_k < INT32
+    assert 0 <= seeded.top_p <= 1
+    assert 0 <= seeded.min_p <= 1
 
 
 def _check_tokens(token_ids: list[int], vocab_size: int) -> None:

@@ -25,7 +25,6 @@ from sglang_qspec.messages import (
     Commit,
     Commits,
     Declined,
-    Dice,
     Drafted,
     FromSidecar,
     Gap,
@@ -33,6 +32,7 @@ from sglang_qspec.messages import (
     Hello,
     Ping,
     Refusal,
+    SeededSampling,
     Submit,
     ToSidecar,
     Welcome,
@@ -148,12 +148,12 @@ class Frames:
             top_p=rng.choice((1.0, 1.0, 0.0, 0.5, 1e-300)),
             greedy_first=rng.random() < 0.7,
             rank=rng.choice(((0, 0), (-3, 7), ((1 << 63) - 1, -(1 << 63)))),
-            dice=self._dice() if rng.random() < 0.4 else None,
+            seeded=self._dice() if rng.random() < 0.4 else None,
         )
 
-    def _dice(self) -> Dice:
+    def _dice(self) -> SeededSampling:
         rng = self._rng
-        return Dice(
+        return SeededSampling(
             rng.choice((0, 1, 2, -(1 << 63), (1 << 63) - 1)),
             rng.choice((0.6, 1.0, rng.choice(TEMPERATURES))),
             rng.choice((1 << 30, 1, 2, (1 << 31) - 1)),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from sglang_qspec.engine.courier import MAX_REPAIRS
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.frame import decode_from_sidecar
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTrees
 from test.engine.storm import TOKENS_EACH, VOCAB, Request, Storm
 from test.fuzz.allowed import check_from_sidecar
@@ -42,7 +42,7 @@ class FrameStorm(Storm):
             max_new_tokens=len(request.text),
             stop_token_ids=[],
             custom_params={"qspec_guess_ids": request.guess_ids} if request.guess_ids else None,
-            dice=Dice(1, 0.6, probabilities=True) if drawn else None,
+            seeded=SeededSampling(1, 0.6, probabilities=True) if drawn else None,
         )
 
     def _check_tree(self, request: Request, trees: DraftTrees, row: int) -> None:

@@ -258,7 +258,7 @@ class SidecarEnd:
             name = (peer, message.submission)
             self._texts.setdefault(name, []).append(message)
             self._outputs.setdefault(name, []).append([])
-            if message.temperature > 1 or (message.dice and message.dice.temperature > 1):
+            if message.temperature > 1 or (message.seeded and message.seeded.temperature > 1):
                 self._uncertain.add(tuple(message.token_ids))
         elif isinstance(message, Commits):
             for commit in message.requests:

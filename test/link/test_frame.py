@@ -16,8 +16,8 @@ from sglang_qspec.messages import (
     Candidates,
     Commit,
     Commits,
-    Dice,
     Drafted,
+    SeededSampling,
     Submit,
     ToSidecar,
     max_to_sidecar_bytes,
@@ -25,11 +25,11 @@ from sglang_qspec.messages import (
 
 VOCAB_SIZE = 100
 SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5, top_p=0.9, greedy_first=False, rank=(-(1 << 62), 3))
-DICE = Dice(-(1 << 63), 0.7, top_k=50, top_p=0.9, min_p=0.1)
+SEEDED = SeededSampling(-(1 << 63), 0.7, top_k=50, top_p=0.9, min_p=0.1)
 COMMIT = Commit(1, 3, [4, 99], 7)
 OTHER = Commit(2, 0, [5], 7)
-DICED = msgspec.structs.replace(SUBMIT, dice=DICE)
-REJECTING = msgspec.structs.replace(SUBMIT, dice=Dice(0, 0.7, probabilities=True))
+SEEDED_SUBMIT = msgspec.structs.replace(SUBMIT, seeded=SEEDED)
+REJECTING = msgspec.structs.replace(SUBMIT, seeded=SeededSampling(0, 0.7, probabilities=True))
 CANDIDATES = [Candidates([4, 9], [0.25, 0.75]), Candidates([99], [1.0])]
 DRAFTED = Drafted(1, 64, 3, 0, [9, 99], candidates=CANDIDATES)
 
@@ -43,7 +43,9 @@ def from_server(frame: bytes) -> ToSidecar:
     return decode_to_sidecar(frame, VOCAB_SIZE, refuse, 1 << 20)
 
 
-@pytest.mark.parametrize("message", [SUBMIT, DICED, REJECTING, Commits([COMMIT]), Commits([])])
+@pytest.mark.parametrize(
+    "message", [SUBMIT, SEEDED_SUBMIT, REJECTING, Commits([COMMIT]), Commits([])]
+)
 def test_what_the_protocol_allows_comes_through_as_it_is(message: Submit | Commits) -> None:
     assert from_server(encode(message)) == message
 
@@ -54,7 +56,7 @@ def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
     message = from_server(msgspec.msgpack.encode(fields))
     assert message == Submit(1, [1], 0, 8, 2, 0.5)
     assert (message.top_p, message.greedy_first, message.rank) == (1.0, True, (0, 0))
-    assert message.dice is None
+    assert message.seeded is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_the_largest_messages_that_the_protocol_allows_fit_their_frames() -> Non
     context_len = 8192
     limit = max_to_sidecar_bytes(context_len)
     submit = msgspec.structs.replace(
-        DICED, token_ids=[token] * context_len, stop_token_ids=[token] * MAX_STOP_TOKENS
+        SEEDED_SUBMIT, token_ids=[token] * context_len, stop_token_ids=[token] * MAX_STOP_TOKENS
     )
     report = [Commit(1 << 60, token, [token] * 48, 64)] * (MAX_COMMITS - 1)
     commits = Commits([*report, Commit(1 << 60, token, [token] * MAX_COMMIT_TOKENS, 64)])
@@ -141,18 +143,18 @@ def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seed": 1 << 63}, "Dice.seed"),
-        ({"temperature": 0.0}, "Dice.temperature"),
-        ({"temperature": float("inf")}, "Dice.temperature"),
-        ({"top_k": 0}, "Dice.top_k"),
-        ({"top_p": float("nan")}, "Dice.top_p"),
-        ({"min_p": -0.1}, "Dice.min_p"),
+        ({"seed": 1 << 63}, "SeededSampling.seed"),
+        ({"temperature": 0.0}, "SeededSampling.temperature"),
+        ({"temperature": float("inf")}, "SeededSampling.temperature"),
+        ({"top_k": 0}, "SeededSampling.top_k"),
+        ({"top_p": float("nan")}, "SeededSampling.top_p"),
+        ({"min_p": -0.1}, "SeededSampling.min_p"),
     ],
 )
 def test_dice_that_no_target_has_are_refused(change: dict[str, object], words: str) -> None:
-    dice = msgspec.structs.replace(DICE, **change)
+    seeded = msgspec.structs.replace(SEEDED, **change)
     with pytest.raises(LinkError, match=words):
-        from_server(encode(msgspec.structs.replace(SUBMIT, dice=dice)))
+        from_server(encode(msgspec.structs.replace(SUBMIT, seeded=seeded)))
 
 
 def test_candidates_come_through_as_they_are_and_an_older_sidecar_sends_none() -> None:

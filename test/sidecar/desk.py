@@ -10,9 +10,9 @@ from sglang_qspec.messages import (
     Commit,
     Commits,
     Declined,
-    Dice,
     Drafted,
     Gap,
+    SeededSampling,
     Submit,
 )
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
@@ -59,7 +59,7 @@ class Desk:
         ignore_eos: bool = False,
         greedy_first: bool = True,
         rank: tuple[int, int] = (0, 0),
-        dice: Dice | None = None,
+        seeded: SeededSampling | None = None,
     ) -> None:
         self.drafter.submit(
             peer,
@@ -74,7 +74,7 @@ class Desk:
                 ignore_eos,
                 greedy_first=greedy_first,
                 rank=rank,
-                dice=dice,
+                seeded=seeded,
             ),
         )
         self.collect()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import SeededSampling
 from sglang_qspec.sidecar.prompt import MAX_PROMPT_COMPLETIONS
 from test.sidecar.desk import ONE, TWO, Desk
 from test.sidecar.scripted import ScriptedModel
@@ -15,7 +15,7 @@ PROMPT = [1, 2, 3]
 
 
 def sampled(desk: Desk, rid: str, seed: int, completions: int = 4) -> None:
-    desk.submit(rid, PROMPT, completions=completions, dice=Dice(seed, 1.0))
+    desk.submit(rid, PROMPT, completions=completions, seeded=SeededSampling(seed, 1.0))
 
 
 def in_flight(desk: Desk, requests: int, at_once: int) -> Iterator[None]:

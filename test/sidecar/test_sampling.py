@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang_qspec.messages import MAX_CANDIDATES, Dice
+from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, choose, seed_of, uniforms
 from sglang_qspec.verify.sample import Draws, sample_targets
 from test.verify.chi_square import chi_square
@@ -10,7 +10,7 @@ from test.verify.chi_square import chi_square
 
 def tokens_of(
     logits: torch.Tensor,
-    samplings: Sequence[Sampling | Dice],
+    samplings: Sequence[Sampling | SeededSampling],
     seeds: Sequence[int],
     positions: Sequence[int],
 ) -> list[int]:
@@ -69,8 +69,13 @@ def test_a_draw_depends_on_its_own_row_alone() -> None:
 
 def test_a_row_with_dice_is_drawn_as_the_target_would_draw_it_whatever_is_beside_it() -> None:
     logits = torch.randn(6, 500) * 2
-    dice = [Dice(7, 0.9), Dice(-8, 1.3, top_k=5), Dice(7, 0.9, top_p=0.8), Dice(9, 2.0, min_p=0.1)]
-    seeds = torch.tensor([each.seed for each in dice])
+    seeded = [
+        SeededSampling(7, 0.9),
+        SeededSampling(-8, 1.3, top_k=5),
+        SeededSampling(7, 0.9, top_p=0.8),
+        SeededSampling(9, 2.0, min_p=0.1),
+    ]
+    seeds = torch.tensor([each.seed for each in seeded])
     draws = Draws(
         torch.tensor([500, 5, 500, 500]),
         torch.tensor([1.0, 1.0, 0.8, 1.0]),
@@ -79,7 +84,7 @@ def test_a_row_with_dice_is_drawn_as_the_target_would_draw_it_whatever_is_beside
         torch.tensor([40, 41, 40, 43]),
     )
     expected = sample_targets(logits[:4], torch.tensor([0.9, 1.3, 0.9, 2.0]), draws).tolist()
-    tokens = tokens_of(logits, [*dice, GREEDY, Sampling(0.8)], [1] * 6, [40, 41, 40, 43, 44, 45])
+    tokens = tokens_of(logits, [*seeded, GREEDY, Sampling(0.8)], [1] * 6, [40, 41, 40, 43, 44, 45])
     assert tokens[:4] == expected
     assert tokens[4] == int(logits[4].argmax())
     assert tokens[5] == tokens_of(logits[5:], [Sampling(0.8)], [1], [45])[0]
@@ -99,9 +104,9 @@ def test_seeds_repeat_from_run_to_run_and_differ_between_completions_and_prompts
     assert len({seed_of([1, 2, 3], 1), seed_of([1, 2, 3], 2), seed_of([1, 2, 4], 1)}) == 3
 
 
-def told(**filters: float) -> Dice:
+def told(**filters: float) -> SeededSampling:
     """Dice of a target that wants to know what a token was drawn from."""
-    return Dice(**{"seed": 0, "temperature": 1.0, **filters}, probabilities=True)  # type: ignore[arg-type]
+    return SeededSampling(**{"seed": 0, "temperature": 1.0, **filters}, probabilities=True)  # type: ignore[arg-type]
 
 
 def test_a_told_token_is_drawn_from_just_what_is_told() -> None:
@@ -144,9 +149,9 @@ def test_told_draws_repeat_neither_with_the_seed_nor_with_torchs() -> None:
 def test_told_rows_are_beside_others_and_of_no_number_there_is_a_token_too() -> None:
     logits = torch.randn(4, 500)
     logits[3] = torch.nan
-    chosen = choose(logits, [GREEDY, told(), Dice(7, 0.9), told()], [0] * 4, [9] * 4)
+    chosen = choose(logits, [GREEDY, told(), SeededSampling(7, 0.9), told()], [0] * 4, [9] * 4)
     assert sorted(chosen.candidates) == [1, 3]
     assert chosen.token_ids[0] == int(logits[0].argmax())
-    assert chosen.token_ids[2] == tokens_of(logits[2:3], [Dice(7, 0.9)], [0], [9])[0]
+    assert chosen.token_ids[2] == tokens_of(logits[2:3], [SeededSampling(7, 0.9)], [0], [9])[0]
     assert chosen.candidates[3].probs == [1.0]
     assert chosen.candidates[3].token_ids == [chosen.token_ids[3]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import SeededSampling
 from test.sidecar.desk import ONE, TWO, Desk
 from test.sidecar.scripted import ScriptedModel
 
@@ -20,7 +20,7 @@ def undecided() -> ScriptedModel:
 def alone(seed: int) -> list[int]:
     """The completion that a request with dice of this seed is likeliest to follow."""
     desk = Desk(undecided())
-    desk.submit("a", [1, 2, 3], completions=1, dice=Dice(seed, 1.0))
+    desk.submit("a", [1, 2, 3], completions=1, seeded=SeededSampling(seed, 1.0))
     desk.run()
     return desk.told[ONE, "a", 0]
 
@@ -28,7 +28,7 @@ def alone(seed: int) -> list[int]:
 def test_n_answers_to_a_prompt_are_drafted_for_at_the_price_of_one() -> None:
     desk = Desk(undecided())
     for seed, rid in enumerate(NAMES):
-        desk.submit(rid, [1, 2, 3], completions=4, dice=Dice(seed, 1.0))
+        desk.submit(rid, [1, 2, 3], completions=4, seeded=SeededSampling(seed, 1.0))
     desk.run()
     assert desk.drafter.drafted_tokens == 4 * 10
     for seed, rid in enumerate(NAMES):
@@ -41,7 +41,7 @@ def test_n_answers_to_a_prompt_are_drafted_for_at_the_price_of_one() -> None:
 def test_a_prompt_has_sampled_completions_beside_those_of_its_requests() -> None:
     desk = Desk(undecided())
     for seed, rid in enumerate("ab"):
-        desk.submit(rid, [1, 2, 3], completions=4, dice=Dice(seed, 1.0))
+        desk.submit(rid, [1, 2, 3], completions=4, seeded=SeededSampling(seed, 1.0))
     desk.run()
     assert desk.drafter.drafted_tokens == 4 * 10
     told = {rid: [desk.told[ONE, rid, number] for number in NUMBERS] for rid in "ab"}
@@ -54,9 +54,9 @@ def test_a_prompt_has_sampled_completions_beside_those_of_its_requests() -> None
 @pytest.mark.parametrize("steps", [1, 2, 5, 30])
 def test_one_that_comes_late_gets_a_completion_of_its_own_and_all_that_is_there(steps: int) -> None:
     desk = Desk(undecided(), share=True)
-    desk.submit("a", [1, 2, 3], completions=3, dice=Dice(0, 1.0))
+    desk.submit("a", [1, 2, 3], completions=3, seeded=SeededSampling(0, 1.0))
     desk.step(min(steps, 11))
-    desk.submit("b", [1, 2, 3], peer=TWO, completions=3, dice=Dice(1, 1.0))
+    desk.submit("b", [1, 2, 3], peer=TWO, completions=3, seeded=SeededSampling(1, 1.0))
     desk.run()
     assert desk.told[TWO, "b", 0] == alone(1)
     assert desk.told[ONE, "a", 0] == alone(0)
@@ -71,7 +71,7 @@ def test_siblings_may_leave_in_any_order() -> None:
     for order in ("abcd", "dcba", "bdac"):
         desk = Desk(undecided())
         for seed, rid in enumerate(NAMES):
-            desk.submit(rid, [1, 2, 3], completions=2, dice=Dice(seed, 1.0))
+            desk.submit(rid, [1, 2, 3], completions=2, seeded=SeededSampling(seed, 1.0))
         for rid in order:
             desk.step(2)
             desk.close(rid)
@@ -82,7 +82,7 @@ def test_siblings_may_leave_in_any_order() -> None:
 def test_equal_dice_share_one_completion() -> None:
     desk = Desk(undecided())
     for rid in "ab":
-        desk.submit(rid, [1, 2, 3], completions=1, dice=Dice(5, 1.0))
+        desk.submit(rid, [1, 2, 3], completions=1, seeded=SeededSampling(5, 1.0))
     desk.run()
     assert desk.drafter.drafted_tokens == 10
     assert desk.told[ONE, "a", 0] == desk.told[ONE, "b", 0] == alone(5)

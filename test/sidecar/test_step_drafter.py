@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Dice, Drafted
+from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Drafted, SeededSampling
 from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.verify.race import race
 from test.sidecar.desk import ONE, Desk
@@ -215,8 +215,8 @@ def alike(desk: Desk, seed: int, prompt: list[int], output: list[int], count: in
 def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
     desk = Desk(ScriptedModel())
     desk.model.certainty = 7.0  # about as likely as all other tokens together
-    desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0))
-    desk.submit("b", [1, 2, 3], dice=Dice(6, 1.0))
+    desk.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0))
+    desk.submit("b", [1, 2, 3], seeded=SeededSampling(6, 1.0))
     desk.run()
     for rid, seed in (("a", 5), ("b", 6)):
         assert desk.told[ONE, rid, 0] == alike(desk, seed, [1, 2, 3], [], 10)
@@ -235,7 +235,7 @@ def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
 def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() -> None:
     desk = Desk(ScriptedModel())
     desk.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
-    desk.submit("a", [1, 2, 3], dice=Dice(0, 1.0, probabilities=True))
+    desk.submit("a", [1, 2, 3], seeded=SeededSampling(0, 1.0, probabilities=True))
     desk.run()
     assert desk.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
     desk.admit("a")
@@ -263,7 +263,7 @@ def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relie
     greedy_first: bool,
 ) -> None:
     desk = Desk(ScriptedModel())
-    desk.submit("a", [1, 2, 3], dice=Dice(5, 1.0), greedy_first=greedy_first)
+    desk.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0), greedy_first=greedy_first)
     desk.run()
     desk.admit("a")
     desk.commit("a", 0, [4, 5], max_new_tokens=8)

@@ -7,7 +7,15 @@ import random
 import pytest
 
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import MAX_SUBMISSIONS, Commit, Commits, Declined, Dice, Drafted, Submit
+from sglang_qspec.messages import (
+    MAX_SUBMISSIONS,
+    Commit,
+    Commits,
+    Declined,
+    Drafted,
+    SeededSampling,
+    Submit,
+)
 from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 from sglang_qspec.sidecar.quota import Quota
 from test.sidecar.desk import ONE, TWO, Desk
@@ -24,8 +32,8 @@ def undecided() -> ScriptedModel:
 
 def test_a_draft_drawn_with_one_servers_seed_reaches_no_other_server() -> None:
     desk = Desk(undecided())
-    desk.submit("a", PROMPT, dice=Dice(5, 1.0))
-    desk.submit("b", PROMPT, peer=TWO, dice=Dice(6, 1.0))
+    desk.submit("a", PROMPT, seeded=SeededSampling(5, 1.0))
+    desk.submit("b", PROMPT, peer=TWO, seeded=SeededSampling(6, 1.0))
     desk.run()
     own = tuple(desk.told[ONE, "a", 0])
     others = {tuple(desk.told[TWO, "b", number]) for number in range(3)}
@@ -244,9 +252,12 @@ def test_whatever_servers_do_drafts_are_right_and_nothing_is_left(seed: int) -> 
         if action == "submit":
             start = rng.randrange(4) * 100
             prompt = list(range(start, start + rng.choice([1, 3, 20])))
-            dice = rng.choice([None, Dice(rng.randrange(5), 0.01)])
+            seeded = rng.choice([None, SeededSampling(rng.randrange(5), 0.01)])
             prompts[peer, number] = prompt
-            drafter.submit(peer, Submit(number, prompt, 0, 9, rng.randrange(5), 0.6, dice=dice))
+            drafter.submit(
+                peer,
+                Submit(number, prompt, 0, 9, rng.randrange(5), 0.6, seeded=seeded),
+            )
         elif action == "step":
             drafter.step()
         elif action == "commit":

@@ -12,8 +12,8 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import provenance, speculator
-from sglang_qspec.engine.dice import dice_of
 from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.sampling_seeds import seeded_of
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -40,7 +40,7 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
             ignore_eos=params.ignore_eos,
             custom_params=params.custom_params,
             rank=rank(scheduler, req),
-            dice=dice_of(req),
+            seeded=seeded_of(req),
         )
 
 

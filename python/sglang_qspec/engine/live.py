@@ -12,7 +12,7 @@ from sglang_qspec.messages import (
     MAX_STOP_TOKENS,
     MIN_TEMPERATURE,
     Commit,
-    Dice,
+    SeededSampling,
     Submit,
 )
 from sglang_qspec.trie import RequestTrie, Source
@@ -91,7 +91,7 @@ class Live:
     """A step draft has come since the latest submission: the sidecar has read the prompt."""
     rests: bool = False
     """Its step draft goes no further until more is committed."""
-    dice: Dice | None = None
+    seeded: SeededSampling | None = None
     """Sampling seed and filters of the request; None for a greedy request."""
     credit: Credit = field(default_factory=Credit)
     """Of its drafts against their scores."""
@@ -100,7 +100,7 @@ class Live:
     @property
     def wants_candidates(self) -> bool:
         """Whether its target accepts step drafts by what they were drawn from."""
-        return self.dice is not None and self.dice.probabilities
+        return self.seeded is not None and self.seeded.probabilities
 
     def part(self) -> None:
         """Its submission is over, and what is still under way for it comes too late."""
@@ -134,7 +134,7 @@ class Live:
             top_p=self.controls.top_p,
             greedy_first=self.controls.greedy_first,
             rank=self.rank,
-            dice=self.dice,
+            seeded=self.seeded,
         )
 
     def commit_since(self, number: int, output_len: int, wanted: int) -> Commit:

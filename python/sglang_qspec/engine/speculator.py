@@ -24,7 +24,7 @@ from sglang_qspec.engine.live import Live, Tally, sources_of
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.engine.wishes import read_controls, read_guesses
 from sglang_qspec.link import Link
-from sglang_qspec.messages import Dice, Drafted
+from sglang_qspec.messages import Drafted, SeededSampling
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
@@ -77,13 +77,13 @@ class Speculator:
         ignore_eos: bool = False,
         custom_params: Mapping[str, Any] | None = None,
         rank: tuple[int, int] = (0, 0),
-        dice: Dice | None = None,
+        seeded: SeededSampling | None = None,
     ) -> None:
         """A request joined the queue; `output_ids` is not empty if it was retracted from decoding.
 
         A retracted request keeps its trie, and drafts are asked for anew from its longer prefix.
         Requests of a smaller `rank` are served sooner, and those of one rank as they come.
-        `dice` are those with which the target draws its tokens, if it does.
+        `seeded` are those with which the target draws its tokens, if it does.
         """
         wanted = self.knobs.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
@@ -106,7 +106,7 @@ class Speculator:
                 stop_token_ids,
                 ignore_eos,
                 self._clock(),
-                dice=dice,
+                seeded=seeded,
             )
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)

@@ -32,11 +32,11 @@ from sglang_qspec import config
 from sglang_qspec.budget import Course, Pilot
 from sglang_qspec.engine import (
     compat,
-    dice,
     hooks,
     internal_state,
     parts,
     provenance,
+    sampling_seeds,
     speculator,
 )
 from sglang_qspec.engine.cpu.penalties import read_outputs
@@ -74,7 +74,7 @@ class QSpecWorker(BaseSpecWorker):
         internal_state.expose(self._speculator)
         speculator.activate(self._speculator)
         if self._on_cpu:
-            dice.install(reject=settings.acceptance == "reject")
+            sampling_seeds.install(reject=settings.acceptance == "reject")
 
     # What SGLang asks of an NGRAM-like worker.
 
@@ -186,7 +186,7 @@ class QSpecWorker(BaseSpecWorker):
                     self._speculator.admit(req.rid)
         if self._on_cpu:
             read_outputs(batch)
-        with dice.rolled(batch, self._proposals(batch)):
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         with guarded("tokens were traced"):
             provenance.extend(batch.reqs)
@@ -207,7 +207,7 @@ class QSpecWorker(BaseSpecWorker):
         batch.seq_lens_sum = None
         if self._on_cpu:
             read_outputs(batch)
-        with dice.rolled(batch, self._proposals(batch)):
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
@@ -226,7 +226,7 @@ class QSpecWorker(BaseSpecWorker):
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         sample = cpu_eagle_sample if self._on_cpu else eagle_utils.eagle_sample
         grammar_mask = self._grammar_mask(batch, trees, verify_input)
-        with dice.rolled(batch, self._proposals(batch, trees)):
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
             predict, accept_lens, accept_index = sample(
                 verify_input, batch, result.logits_output, grammar_mask
             )

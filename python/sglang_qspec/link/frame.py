@@ -28,7 +28,6 @@ from sglang_qspec.messages import (
     Commit,
     Commits,
     Declined,
-    Dice,
     Drafted,
     FromSidecar,
     Gap,
@@ -36,6 +35,7 @@ from sglang_qspec.messages import (
     Hello,
     Ping,
     Refusal,
+    SeededSampling,
     Submit,
     ToSidecar,
     Welcome,
@@ -199,8 +199,8 @@ def _check_submit(submit: Submit, vocab_size: int) -> None:
     if submit.temperature:
         _check_temperature("Submit.temperature", submit.temperature)
     _check_share("Submit.top_p", submit.top_p)
-    if submit.dice is not None:
-        _check_dice(submit.dice)
+    if submit.seeded is not None:
+        _check_seeded(submit.seeded)
 
 
 def _check_commit(commit: Commit, vocab_size: int) -> None:
@@ -267,12 +267,12 @@ def _check_heartbeat(message: Heartbeat) -> None:
         _check_range("a time in Heartbeat.step_times", seconds, 0)
 
 
-def _check_dice(dice: Dice) -> None:
-    _check_range("Dice.seed", dice.seed, -(1 << 63), (1 << 63) - 1)
-    _check_range("Dice.top_k", dice.top_k, 1, MAX_LENGTH)
-    _check_share("Dice.top_p", dice.top_p)
-    _check_share("Dice.min_p", dice.min_p)
-    _check_temperature("Dice.temperature", dice.temperature)
+def _check_seeded(seeded: SeededSampling) -> None:
+    _check_range("SeededSampling.seed", seeded.seed, -(1 << 63), (1 << 63) - 1)
+    _check_range("SeededSampling.top_k", seeded.top_k, 1, MAX_LENGTH)
+    _check_share("SeededSampling.top_p", seeded.top_p)
+    _check_share("SeededSampling.min_p", seeded.min_p)
+    _check_temperature("SeededSampling.temperature", seeded.temperature)
 
 
 def _check_size(frame: bytes, max_bytes: int) -> None:

@@ -14,8 +14,8 @@ from sglang_qspec.messages import (
     MAX_DRAFTED_TOKENS,
     MAX_DRAWN_TOKENS,
     Candidates,
-    Dice,
     Drafted,
+    SeededSampling,
     Submit,
 )
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
@@ -71,7 +71,7 @@ class Completion:
     prompt: Prompt
     index: int
     """A number that no other completion of the prompt ever has; the first one's is 0."""
-    sampling: Sampling | Dice
+    sampling: Sampling | SeededSampling
     seed: int
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     candidates: list[Candidates] = field(default_factory=list)
@@ -93,14 +93,14 @@ class Completion:
     def kind(self) -> Kind:
         if self.prompt.parent is not None:
             return Kind.STEP
-        likely = self.index == 0 or isinstance(self.sampling, Dice)
+        likely = self.index == 0 or isinstance(self.sampling, SeededSampling)
         return Kind.FIRST if likely else Kind.OTHER
 
     @property
     def position(self) -> int:
         """What its next draw depends on besides its seed."""
         # The target numbers its draws by the position of the token before.
-        return len(self) - 1 if isinstance(self.sampling, Dice) else len(self.token_ids)
+        return len(self) - 1 if isinstance(self.sampling, SeededSampling) else len(self.token_ids)
 
     def tail(self, start: int, count: int) -> list[int]:
         """At most `count` tokens of prompt and completion from position `start` on."""
@@ -130,7 +130,7 @@ class Subscription:
     base_len: int
     place: Place | None
     """None: it is served already."""
-    dice: Dice | None = None
+    seeded: SeededSampling | None = None
     """How its step drafts are drawn; None takes the likeliest tokens."""
     shares: list[Share] = field(default_factory=list)
     output_ids: array[int] = field(default_factory=lambda: array("i"))
@@ -172,7 +172,7 @@ class Prompt:
         token_ids: array[int],
         stops: frozenset[int],
         limit: int,
-        samplings: Sequence[Sampling | Dice],
+        samplings: Sequence[Sampling | SeededSampling],
         *,
         owner: Peer,
         parent: Prompt | None = None,
@@ -198,7 +198,7 @@ class Prompt:
         """Completions that there have been."""
         self._wanted = len(samplings)
         """Completions that each request gets."""
-        self._drawn = bool(samplings) and isinstance(samplings[0], Dice)
+        self._drawn = bool(samplings) and isinstance(samplings[0], SeededSampling)
         """Whether each request follows a completion of its own."""
         self._without_own: dict[Subscriber, None] = {}
         """Requests that follow none of their own, as the prompt has too many; the oldest first."""
@@ -213,7 +213,9 @@ class Prompt:
     ) -> Prompt:
         """The prompt of a request, with the completions that it asks for."""
         count = min(submit.completions, MAX_COMPLETIONS)
-        samplings: list[Sampling | Dice] = [Sampling(submit.temperature, submit.top_p)] * count
+        samplings: list[Sampling | SeededSampling] = [
+            Sampling(submit.temperature, submit.top_p)
+        ] * count
         if submit.greedy_first:
             samplings[:1] = [_likely(submit)] * len(samplings[:1])
         return cls(key, tokens_of(submit.token_ids), stops, limit, samplings, owner=owner)
@@ -243,12 +245,12 @@ class Prompt:
         subscriber: Subscriber,
         base_len: int,
         place: Place | None,
-        dice: Dice | None = None,
+        seeded: SeededSampling | None = None,
     ) -> None:
         """Let a request have completions: one of its own if it draws, and the oldest others."""
-        subscription = Subscription(base_len, place, dice)
+        subscription = Subscription(base_len, place, seeded)
         self.subscriptions[subscriber] = subscription
-        own = self._own(dice) if self._drawn and dice is not None else None
+        own = self._own(seeded) if self._drawn and seeded is not None else None
         if own is not None:
             subscription.shares.append(own.give_to(subscriber, 0))
         elif self._drawn:
@@ -281,8 +283,8 @@ class Prompt:
             subscriber = next(iter(self._without_own))
             del self._without_own[subscriber]
             subscription = self.subscriptions[subscriber]
-            if subscription.dice is not None and subscription.place is not None:
-                completion = self._add(subscription.dice)
+            if subscription.seeded is not None and subscription.place is not None:
+                completion = self._add(subscription.seeded)
                 subscription.shares.insert(0, completion.give_to(subscriber, 0))
                 begun.append(completion)
         return begun
@@ -334,21 +336,21 @@ class Prompt:
             assert all(subscriber in s.completion.shares for s in subscription.shares)
         assert len(self.completions) <= MAX_PROMPT_COMPLETIONS
 
-    def _own(self, dice: Dice) -> Completion | None:
+    def _own(self, seeded: SeededSampling) -> Completion | None:
         """The completion for a request with these dice; None if the prompt has too many."""
         for completion in self.completions:
-            if completion.sampling == dice:
+            if completion.sampling == seeded:
                 return completion
         for completion in reversed(self.completions):
             if completion.kind is Kind.OTHER and not (completion.token_ids or completion.finished):
-                completion.sampling, completion.seed = dice, dice.seed
+                completion.sampling, completion.seed = seeded, seeded.seed
                 return completion
         if len(self.completions) >= MAX_PROMPT_COMPLETIONS:
             return None
-        return self._add(dice)
+        return self._add(seeded)
 
-    def _add(self, sampling: Sampling | Dice) -> Completion:
-        if isinstance(sampling, Dice):
+    def _add(self, sampling: Sampling | SeededSampling) -> Completion:
+        if isinstance(sampling, SeededSampling):
             seed = sampling.seed
         elif sampling == GREEDY:
             seed = 0
@@ -388,13 +390,13 @@ def prompt_key(submit: Submit, limit: int, sharers: Hashable) -> PromptKey:
         submit.temperature,
         submit.top_p,
         submit.greedy_first,
-        isinstance(_likely(submit), Dice),
+        isinstance(_likely(submit), SeededSampling),
         frozenset(submit.stop_token_ids),
         submit.ignore_eos,
         limit,
     )
 
 
-def _likely(submit: Submit) -> Sampling | Dice:
+def _likely(submit: Submit) -> Sampling | SeededSampling:
     """How the completion is chosen that its target is likeliest to follow."""
-    return GREEDY if submit.dice is None or submit.dice.probabilities else submit.dice
+    return GREEDY if submit.seeded is None or submit.seeded.probabilities else submit.seeded

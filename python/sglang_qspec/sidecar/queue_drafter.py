@@ -150,7 +150,7 @@ class QueueDrafter:
             prompt = Prompt.submitted(key, message, stops, limit, peer)
             self._turns.add(prompt)
         place = (message.rank, next(self._arrivals))
-        prompt.subscribe(subscriber, message.base_len, place, message.dice)
+        prompt.subscribe(subscriber, message.base_len, place, message.seeded)
         self._turns.arrange(prompt)
         self._wanted[subscriber] = prompt
         self._quota.open(peer, len(message.token_ids))

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_qspec.messages import MAX_CANDIDATES, Candidates, Dice
+from sglang_qspec.messages import MAX_CANDIDATES, Candidates, SeededSampling
 from sglang_qspec.verify.sample import Draws, likeliest_left, sample_targets
 
 BLOCK = 64
@@ -86,7 +86,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
 
 def choose(
     logits: torch.Tensor,
-    samplings: Sequence[Sampling | Dice],
+    samplings: Sequence[Sampling | SeededSampling],
     seeds: Sequence[int],
     positions: Sequence[int],
 ) -> Choices:
@@ -94,14 +94,14 @@ def choose(
 
     A greedy row gives what `argmax` does, the lowest id among equals. A drawn row depends on its
     own logits, sampling, `seeds[i]` and `positions[i]`, and on no other row; with
-    `Dice.probabilities` also on chance.
+    `SeededSampling.probabilities` also on chance.
     """
     settled: list[int] = []
     drawn: dict[int, Sampling] = {}
-    alike: dict[int, Dice] = {}
-    told: dict[int, Dice] = {}
+    alike: dict[int, SeededSampling] = {}
+    told: dict[int, SeededSampling] = {}
     for i, sampling in enumerate(samplings):
-        if isinstance(sampling, Dice):
+        if isinstance(sampling, SeededSampling):
             (told if sampling.probabilities else alike)[i] = sampling
         elif sampling.temperature > 0:
             drawn[i] = sampling
@@ -135,19 +135,23 @@ def choose(
     return Choices(tokens, candidates)
 
 
-def _draw_alike(logits: torch.Tensor, dice: list[Dice], positions: list[int]) -> torch.Tensor:
+def _draw_alike(
+    logits: torch.Tensor, seeded: list[SeededSampling], positions: list[int]
+) -> torch.Tensor:
     """Draw as the target would, were these its logits, float [n, vocab]: int64 [n]."""
-    seeds = _column(dice, "seed", torch.int64)
-    draws = _filters(dice)._replace(seeds=seeds, positions=torch.tensor(positions))
-    temperatures = _temperatures([each.temperature for each in dice])
+    seeds = _column(seeded, "seed", torch.int64)
+    draws = _filters(seeded)._replace(seeds=seeds, positions=torch.tensor(positions))
+    temperatures = _temperatures([each.temperature for each in seeded])
     return sample_targets(logits.cpu(), temperatures, draws)
 
 
-def _draw_from_told(logits: torch.Tensor, dice: list[Dice]) -> list[tuple[int, Candidates]]:
+def _draw_from_told(
+    logits: torch.Tensor, seeded: list[SeededSampling]
+) -> list[tuple[int, Candidates]]:
     """Draw from the likeliest tokens that the target's filters leave, and tell of them all."""
-    temperatures = _temperatures([each.temperature for each in dice])
+    temperatures = _temperatures([each.temperature for each in seeded])
     probs = torch.softmax(logits.cpu().float() / temperatures.view(-1, 1), dim=-1)
-    token_ids, left = likeliest_left(probs, _filters(dice), MAX_CANDIDATES)
+    token_ids, left = likeliest_left(probs, _filters(seeded), MAX_CANDIDATES)
     left[(left > 0).sum(1) == 0, 0] = 1.0  # of a row that is not a number there is no draw
     rows = zip(token_ids.numpy(), left.double().numpy(), strict=True)
     return [_draw_from(ids[weights > 0], weights[weights > 0]) for ids, weights in rows]
@@ -164,16 +168,16 @@ def _draw_from(
     return int(token_ids[place]), Candidates(token_ids.tolist(), probs.tolist())
 
 
-def _filters(dice: list[Dice]) -> Draws:
+def _filters(seeded: list[SeededSampling]) -> Draws:
     return Draws(
-        _column(dice, "top_k", torch.int64),
-        _column(dice, "top_p", torch.float32),
-        _column(dice, "min_p", torch.float32),
+        _column(seeded, "top_k", torch.int64),
+        _column(seeded, "top_p", torch.float32),
+        _column(seeded, "min_p", torch.float32),
     )
 
 
-def _column(dice: list[Dice], name: str, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor([getattr(each, name) for each in dice], dtype=dtype)
+def _column(seeded: list[SeededSampling], name: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([getattr(each, name) for each in seeded], dtype=dtype)
 
 
 def _temperatures(wanted: Sequence[float]) -> torch.Tensor:

@@ -72,7 +72,7 @@ class StepDrafter:
                 self._extend(step, wanted - ahead)
                 return
         for completion in (share.completion for share in subscription.shares):
-            if completion.sampling != subscription.dice and subscription.dice is not None:
+            if completion.sampling != subscription.seeded and subscription.seeded is not None:
                 continue
             ahead = _ahead(completion, prompt, subscription.output_ids)
             if ahead and (ahead >= wanted or completion.token_ids[-1] in prompt.stops):
@@ -106,12 +106,12 @@ class StepDrafter:
             prompt.token_ids + subscription.output_ids,
             prompt.stops,
             wanted,
-            [subscription.dice or GREEDY],
+            [subscription.seeded or GREEDY],
             owner=subscriber[0],
             parent=prompt,
             number=MAX_COMPLETIONS + subscription.step_drafts,
         )
-        step.subscribe(subscriber, subscription.known_len, None, subscription.dice)
+        step.subscribe(subscriber, subscription.known_len, None, subscription.seeded)
         if subscription.step_draft is not None:
             self._tenancy.hand_over(subscription.step_draft, step)
         self.withdraw(subscription)

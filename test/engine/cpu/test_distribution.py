@@ -193,7 +193,7 @@ def root_alone(
     penalize(logits, penalty, output_ids, draft_ids, path)
 
 
-def dice_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
+def seeds_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
     """All nodes of a tree are drawn with the numbers of its root."""
     roots = positions.view(-1, width)[:, :1].expand(-1, width).flatten()
     return draws_of(info, roots, width)
@@ -210,7 +210,7 @@ draws_of = sample.draws_of
         ("verify.sample.sample_near", always_ready, "reject"),
         ("verify.rejection._left_over", nothing_taken_off, "reject"),
         ("engine.cpu.sample.verify_tree_greedy_func", first_child_wins, "match"),
-        ("engine.cpu.sample.draws_of", dice_of_the_root, "match"),
+        ("engine.cpu.sample.draws_of", seeds_of_the_root, "match"),
         ("engine.cpu.penalties.penalize", root_alone, "match"),
         ("engine.cpu.penalties.penalize", root_alone, "reject"),
     ],

@@ -19,7 +19,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
-from sglang_qspec.engine import dice
+from sglang_qspec.engine import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.verify_input import verify_input_of
@@ -47,10 +47,10 @@ Rule = Callable[[Proposals, DraftTrees | None], Proposals | None]
 @pytest.fixture(autouse=True)
 def rolling() -> Iterator[None]:
     sample_from_probs = Sampler._sample_from_probs
-    dice.install(reject=True)
+    sampling_seeds.install(reject=True)
     yield
     Sampler._sample_from_probs = sample_from_probs
-    dice._rolling = dice._rejecting = False
+    sampling_seeds._seeded = sampling_seeds._rejecting = False
 
 
 class Req:
@@ -134,7 +134,7 @@ def verified(
     )
     logits: Any = SimpleNamespace(next_token_logits=TABLE[verify_input.draft_token])
     group = SimpleNamespace(world_size=1)
-    with dice.rolled(batch, proposals), get_parallel().override(tp_group=group):
+    with sampling_seeds.seeded_draws(batch, proposals), get_parallel().override(tp_group=group):
         predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)
     tokens = predict[accept_index.clamp(min=0)].tolist()
     return [row[:length] for row, length in zip(tokens, accept_lens.tolist(), strict=True)]
@@ -144,7 +144,7 @@ def decoded(reqs: list[Req], last: Tensor, proposals: Proposals | None, top_k: i
     """The token that a plain pass gives behind each of `last`."""
     info = info_of(len(reqs), top_k)
     batch: Any = SimpleNamespace(reqs=reqs, sampling_info=info)
-    with dice.rolled(batch, proposals):
+    with sampling_seeds.seeded_draws(batch, proposals):
         probs = torch.softmax(TABLE[last], -1)
         positions = torch.full((len(last),), 10)
         tokens, _ = Sampler._sample_from_probs(None, probs, info, positions, False)

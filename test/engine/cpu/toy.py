@@ -26,7 +26,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
-from sglang_qspec.engine import dice
+from sglang_qspec.engine import sampling_seeds
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.drawn import DrawnDrafts
@@ -114,7 +114,7 @@ def engine() -> Iterator[None]:
     ):
         yield
     Sampler._sample_from_probs = sample_from_probs
-    dice._rolling = dice._rejecting = False
+    sampling_seeds._seeded = sampling_seeds._rejecting = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Case:
 def speculate(case: Case, count: int) -> Tensor:
     """How often each of `TEXTS` has come out of so many requests: int64 [VOCAB ** LENGTH]."""
     torch.manual_seed(12)
-    dice.install(reject=case.reject)
+    sampling_seeds.install(reject=case.reject)
     reqs = [Request(case.params, number) for number in range(count)]
     sidecar = _Sidecar(case)
     turn = 0
@@ -201,7 +201,7 @@ def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     trees = _trees(batch, sidecar.ahead(batch), case)
     verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
     logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.draft_token])
-    with dice.rolled(batch, sidecar.proposals(batch, trees)):  # type: ignore[arg-type]
+    with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch, trees)):  # type: ignore[arg-type]
         predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)  # type: ignore[arg-type]
     tokens = predict[accept_index.clamp(min=0)].tolist()
     _commit(batch, [row[:n] for row, n in zip(tokens, accept_lens.tolist(), strict=True)])
@@ -211,7 +211,7 @@ def _decode(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     """As `QSpecWorker._decode`, without a model."""
     read_outputs(batch)  # type: ignore[arg-type]
     sidecar.ahead(batch)
-    with dice.rolled(batch, sidecar.proposals(batch)):  # type: ignore[arg-type]
+    with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch)):  # type: ignore[arg-type]
         _commit(batch, _sampled(batch).unsqueeze(1).tolist())
 
 
@@ -270,7 +270,7 @@ class _Sidecar:
     def ahead(self, batch: Batch) -> Tensor:
         """Three tokens behind each output: int64 [bs, 3]."""
         if not self._case.reject:
-            return self._with_the_same_dice(batch)
+            return self._with_the_same_seeds(batch)
         texts = self._with_numbers_of_its_own(batch.last)
         rows = []
         for req, text in zip(batch.reqs, texts.tolist(), strict=True):
@@ -285,7 +285,7 @@ class _Sidecar:
         rids, outputs = zip(*((req.rid, req.output_ids) for req in batch.reqs), strict=True)
         return self._drawn.proposals(rids, outputs, trees)
 
-    def _with_the_same_dice(self, batch: Batch) -> Tensor:
+    def _with_the_same_seeds(self, batch: Batch) -> Tensor:
         params = self._case.params
         seeds = torch.tensor([req.sampling_params.sampling_seed for req in batch.reqs])
         sharp = self._probs.pow(1 / params["temperature"])

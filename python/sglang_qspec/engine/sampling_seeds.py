@@ -22,14 +22,14 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import SeededSampling
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
 
 _seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Of SGLang's requests, which keep their object when they are retracted. A rid would not do: a
 client may use it again, and is to get another sample then."""
-_rolling = False
+_seeded = False
 _rejecting = False
 _proposals: Proposals | None = None
 """Of the pass that is being made."""
@@ -40,11 +40,11 @@ def install(*, reject: bool = False) -> None:
 
     With `reject`, drafts are accepted by the probabilities that they were drawn with.
     """
-    global _rolling, _rejecting
+    global _seeded, _rejecting
     _rejecting = reject
-    if _rolling:
+    if _seeded:
         return
-    _rolling = True
+    _seeded = True
     sample_without = Sampler._sample_from_probs
 
     def sample(
@@ -61,13 +61,13 @@ def install(*, reject: bool = False) -> None:
     Sampler._sample_from_probs = sample
 
 
-def dice_of(req: Any) -> Dice | None:
+def seeded_of(req: Any) -> SeededSampling | None:
     """Those of a request; None if it is greedy, or where no dice are rolled."""
     params = req.sampling_params
-    if not _rolling or params.top_k == 1:
+    if not _seeded or params.top_k == 1:
         return None
     told = _rejecting and params.sampling_seed is None
-    return Dice(
+    return SeededSampling(
         seed=0 if told else _seed_of(req),
         temperature=params.temperature,
         top_k=min(params.top_k, TOP_K_ALL),
@@ -78,15 +78,15 @@ def dice_of(req: Any) -> Dice | None:
 
 
 @contextmanager
-def rolled(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
-    """All draws of a pass over `batch` are made with its requests' dice, or near `proposals`.
+def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
+    """All draws of a pass over `batch` are made with its requests' seeded, or near `proposals`.
 
     These are of all the nodes that the pass draws at.
     """
     global _proposals
     info = batch.sampling_info
     if (
-        not _rolling
+        not _seeded
         or info is None
         or info.is_all_greedy
         or info.sampling_mask_batch_indices is not None  # which tell of SGLang's own draw

@@ -14,10 +14,10 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-from sglang_qspec.engine import dice
+from sglang_qspec.engine import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.verify_input import verify_input_of
-from sglang_qspec.messages import Dice
+from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
@@ -32,10 +32,10 @@ TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2)) * 
 def rolling() -> Iterator[None]:
     """Dice are rolled for the length of a test."""
     sample_from_probs = Sampler._sample_from_probs
-    dice.install()
+    sampling_seeds.install()
     yield
     Sampler._sample_from_probs = sample_from_probs
-    dice._rolling = dice._rejecting = False
+    sampling_seeds._seeded = sampling_seeds._rejecting = False
 
 
 class Req:
@@ -70,36 +70,38 @@ def batch_of(reqs: list[Req], **fields: Any) -> Any:
 
 
 def test_a_greedy_request_has_no_dice_and_another_those_of_its_parameters() -> None:
-    assert dice.dice_of(Req(temperature=0)) is None
+    assert sampling_seeds.seeded_of(Req(temperature=0)) is None
     asked = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05, sampling_seed=-3)
-    assert dice.dice_of(asked) == Dice(-3, 0.7, 20, 0.9, 0.05)
-    plain = dice.dice_of(Req(temperature=1.5))
+    assert sampling_seeds.seeded_of(asked) == SeededSampling(-3, 0.7, 20, 0.9, 0.05)
+    plain = sampling_seeds.seeded_of(Req(temperature=1.5))
     assert plain is not None
-    assert plain == Dice(plain.seed, 1.5)
+    assert plain == SeededSampling(plain.seed, 1.5)
 
 
 def test_a_secret_seed_is_of_one_request_and_stays_with_it() -> None:
     one, other = Req(temperature=1), Req(temperature=1)
-    first, second = dice.dice_of(one), dice.dice_of(other)
+    first, second = sampling_seeds.seeded_of(one), sampling_seeds.seeded_of(other)
     assert first is not None
     assert second is not None
     assert first.seed != second.seed
-    assert dice.dice_of(one) == first
+    assert sampling_seeds.seeded_of(one) == first
 
 
 def test_where_drafts_are_rejected_by_probability_the_sidecar_does_not_learn_the_seed() -> None:
-    dice.install(reject=True)
+    sampling_seeds.install(reject=True)
     told = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05)
-    assert dice.dice_of(told) == Dice(0, 0.7, 20, 0.9, 0.05, probabilities=True)
-    assert dice.dice_of(Req(temperature=0.7, sampling_seed=3)) == Dice(3, 0.7)
-    assert dice.dice_of(Req(temperature=0)) is None
+    assert sampling_seeds.seeded_of(told) == SeededSampling(
+        0, 0.7, 20, 0.9, 0.05, probabilities=True
+    )
+    assert sampling_seeds.seeded_of(Req(temperature=0.7, sampling_seed=3)) == SeededSampling(3, 0.7)
+    assert sampling_seeds.seeded_of(Req(temperature=0)) is None
 
 
 def test_nothing_is_rolled_where_the_worker_has_not_asked_for_it() -> None:
-    dice._rolling = False
-    assert dice.dice_of(Req(temperature=1, sampling_seed=1)) is None
+    sampling_seeds._seeded = False
+    assert sampling_seeds.seeded_of(Req(temperature=1, sampling_seed=1)) is None
     batch = batch_of([Req(temperature=1, sampling_seed=1)])
-    with dice.rolled(batch):
+    with sampling_seeds.seeded_draws(batch):
         assert batch.sampling_info.sampling_seed is None
 
 
@@ -107,7 +109,7 @@ def test_a_batch_has_seeds_for_the_length_of_a_pass_even_one_that_fails() -> Non
     batch = batch_of([Req(temperature=1, sampling_seed=7), Req(temperature=0)])
 
     def fail() -> None:
-        with dice.rolled(batch):
+        with sampling_seeds.seeded_draws(batch):
             assert batch.sampling_info.sampling_seed[0] == 7
             raise ZeroDivisionError
 
@@ -125,22 +127,22 @@ def test_a_pass_draws_near_its_proposals_and_the_next_one_does_not() -> None:
     )
     batch = batch_of([Req(temperature=1, sampling_seed=7), Req(temperature=1, sampling_seed=8)])
     probs = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
-    with dice.rolled(batch, certain):
-        draws = dice.draws_of(batch.sampling_info, torch.zeros(2))
+    with sampling_seeds.seeded_draws(batch, certain):
+        draws = sampling_seeds.draws_of(batch.sampling_info, torch.zeros(2))
         assert draws.proposals is certain
         tokens, _ = Sampler._sample_from_probs(
             None, probs, batch.sampling_info, torch.tensor([4, 4]), True
         )
     assert tokens.tolist() == [2, 1]
-    with dice.rolled(batch):
-        assert dice.draws_of(batch.sampling_info, torch.zeros(2)).proposals is None
+    with sampling_seeds.seeded_draws(batch):
+        assert sampling_seeds.draws_of(batch.sampling_info, torch.zeros(2)).proposals is None
 
 
 def test_greedy_batches_and_those_that_show_sglangs_own_draw_are_left_alone() -> None:
     greedy, shown = batch_of([Req(temperature=0)]), batch_of([Req(temperature=1)])
     shown.sampling_info.sampling_mask_batch_indices = torch.tensor([0])
     for batch in (greedy, shown):
-        with dice.rolled(batch):
+        with sampling_seeds.seeded_draws(batch):
             assert batch.sampling_info.sampling_seed is None
 
 
@@ -150,7 +152,7 @@ def test_sglangs_own_sampler_rolls_the_dice_in_passes_without_drafts(params: Any
     batch = batch_of(reqs)
     probs = torch.softmax(0.3 * TABLE[0].expand(50, -1), -1)
     positions = torch.arange(50) + 100
-    with dice.rolled(batch):
+    with sampling_seeds.seeded_draws(batch):
         info = batch.sampling_info
         simple = not params
         tokens, _ = Sampler._sample_from_probs(None, probs, info, positions, simple)
@@ -175,7 +177,7 @@ def verify(reqs: list[Req], tree: DraftTree, committed: int) -> list[list[int]]:
     verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch = batch_of(reqs, forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=seq_lens)
     logits = SimpleNamespace(next_token_logits=TABLE[verify_input.draft_token])
-    with dice.rolled(batch), get_parallel_of_one():
+    with sampling_seeds.seeded_draws(batch), get_parallel_of_one():
         predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)  # type: ignore[arg-type]
     return [
         predict[indices[:length].long()].tolist()
