@@ -33,7 +33,7 @@ from benchmark.demo import render
 from benchmark.prompts import PROMPTS
 from benchmark.queueing.machine import machine, versions
 from sglang_qspec.models import demo_models
-from sglang_qspec.verify.race import race
+from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 
 BLOCK = 64
 BLOCKS = (8, 32)
@@ -160,7 +160,7 @@ def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
     alike = torch.zeros(len(p))
     for seed in range(rolls):
         seeds = torch.full((len(p),), seed)
-        alike += race(p, seeds, positions) == race(q, seeds, positions)
+        alike += gumbel_argmax(p, seeds, positions) == gumbel_argmax(q, seeds, positions)
     return alike / rolls
 
 

@@ -8,7 +8,7 @@ import torch
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Drafted, SeededSampling
 from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
-from sglang_qspec.verify.race import race
+from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 from test.sidecar.desk import ONE, Desk
 from test.sidecar.scripted import ScriptedModel
 
@@ -208,7 +208,7 @@ def alike(desk: Desk, seed: int, prompt: list[int], output: list[int], count: in
         logits[0, desk.model.script(text)] = desk.model.certainty
         # SGLang numbers a draw by the position of the token before it.
         at = torch.tensor([len(text) - 1])
-        drawn.append(int(race(torch.softmax(logits, -1), torch.tensor([seed]), at)))
+        drawn.append(int(gumbel_argmax(torch.softmax(logits, -1), torch.tensor([seed]), at)))
     return drawn
 
 

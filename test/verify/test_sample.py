@@ -5,7 +5,7 @@ import torch
 
 from sglang_qspec.cpu.tree_links import links_from_parents
 from sglang_qspec.verify.accept import accept
-from sglang_qspec.verify.race import race
+from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, distributions, sample_targets
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
@@ -116,11 +116,13 @@ def test_a_race_has_the_winner_of_the_gumbel_maximum(sharpness: float) -> None:
     weights[::3, 40:] = 0.0
     seeds = torch.randint(-(2**63), 2**63 - 1, (400,), generator=generator)
     at = torch.arange(400) * 7
-    assert torch.equal(race(weights, seeds, at), _gumbel_maxima(weights, seeds, at))
+    assert torch.equal(gumbel_argmax(weights, seeds, at), _gumbel_maxima(weights, seeds, at))
 
 
 def test_a_race_of_what_are_no_numbers_ends() -> None:
-    assert len(race(torch.full((1, 9), torch.nan), torch.tensor([1]), torch.tensor([1]))) == 1
+    assert (
+        len(gumbel_argmax(torch.full((1, 9), torch.nan), torch.tensor([1]), torch.tensor([1]))) == 1
+    )
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])

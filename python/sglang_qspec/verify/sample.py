@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 from sglang_qspec.verify.inverse import draw_columns
 from sglang_qspec.verify.likeliest import likeliest
-from sglang_qspec.verify.race import race
 from sglang_qspec.verify.rejection import Proposals, sample_near
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
@@ -187,5 +187,5 @@ def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
 def _draw(weights: Tensor, draws: Draws) -> Tensor:
     """Draw a column of each row of `weights` [N, R] >= 0 in proportion to its weight."""
     if draws.seeds is not None and draws.positions is not None:
-        return race(weights, draws.seeds, draws.positions)
+        return gumbel_argmax(weights, draws.seeds, draws.positions)
     return draw_columns(weights)

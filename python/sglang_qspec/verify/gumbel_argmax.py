@@ -22,7 +22,7 @@ _SLACK = np.float32(1 - 1e-5)
 """More than what rounding to float32 can do to the bound."""
 
 
-def race(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def gumbel_argmax(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw a column of each row of `weights` float32 [n, m] >= 0, on a CPU: int64 [n].
 
     It is the column that `multinomial_with_seed` of SGLang's sampler draws from the same weights
