@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_qspec.engine import fuse
+from sglang_qspec.engine import failsafe
 from sglang_qspec.engine.hooks import Hook, OnError
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _Report:
         hook = self._hook
         what = f"the hook {hook.function.__name__} on {hook.target.rpartition('.')[2]}"
         if hook.on_error is OnError.END_SPECULATION:
-            fuse.end_speculation(what)
+            failsafe.end_speculation(what)
             return
         level = logging.DEBUG if self._told else logging.ERROR
         self._told = True

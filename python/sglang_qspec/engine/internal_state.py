@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_qspec import config
 from sglang_qspec.engine import knobs, speculator
-from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import RequestError
 

@@ -12,7 +12,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import provenance, speculator
-from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.sampling_seeds import seeded_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_qspec.engine import provenance, speculator
-from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.failsafe import guarded
 
 KEY = "qspec"
 

@@ -41,7 +41,7 @@ from sglang_qspec.engine import (
 )
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.halves import Halves
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer

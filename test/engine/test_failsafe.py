@@ -14,7 +14,7 @@ from benchmark.demo import render
 from benchmark.prompts import PROMPTS
 from benchmark.server import Server
 from sglang_qspec.engine import lifecycle, speculator
-from sglang_qspec.engine.fuse import guarded
+from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
