@@ -21,8 +21,8 @@ from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.live import Live, Tally, sources_of
+from sglang_qspec.engine.request_options import read_controls, read_guesses
 from sglang_qspec.engine.totals import Totals
-from sglang_qspec.engine.wishes import read_controls, read_guesses
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Drafted, SeededSampling
 from sglang_qspec.sidecar.process import SidecarProcess
