@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_qspec.engine.courier import MAX_REPAIRS
+from sglang_qspec.engine.sidecar_client import MAX_REPAIRS
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commits, Declined, Gap
 from test.engine.sidecar_in_process import pair

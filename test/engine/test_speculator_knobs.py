@@ -38,7 +38,7 @@ def test_a_full_narrow_tree_awaits_no_more(link: FakeSidecarLink) -> None:
     trees = active.propose(["a"], [[8]], 6)
     live = active._live["a"]
     live.steps, live.rests = True, False
-    assert active._courier.awaits(live)
+    assert active._sidecar.awaits(live)
     assert not active.awaited(["a"], trees).any()
     assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (active.lead < 2)
 
@@ -90,7 +90,7 @@ def test_a_new_sidecar_of_a_server_that_is_switched_off_is_asked_for_nothing(
     poll(active)
     link.revive()
     poll(active)
-    assert active._courier.ready
+    assert active._sidecar.ready
     assert len(link.submits) == asked
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_qspec.engine.courier import MAX_REPAIRS
+from sglang_qspec.engine.sidecar_client import MAX_REPAIRS
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.frame import decode_from_sidecar
 from sglang_qspec.messages import SeededSampling
@@ -166,11 +166,11 @@ class ServerEnd:
         described = storm.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0
         assert described["requests_in_flight"] == 0
-        courier = storm.active._courier
-        assert not courier._open
-        assert not courier._rids
-        assert not courier._unsent
-        assert not courier._unclosed
-        assert not courier._followed._told
-        assert courier._open_tokens == 0
+        sidecar_client = storm.active._sidecar
+        assert not sidecar_client._open
+        assert not sidecar_client._rids
+        assert not sidecar_client._unsent
+        assert not sidecar_client._unclosed
+        assert not sidecar_client._followed._told
+        assert sidecar_client._open_tokens == 0
         assert not len(storm.active.drawn)

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from sglang_qspec.budget import FirstTokens, Sources
 from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
-from sglang_qspec.engine.courier import Courier
 from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.live import Live, Tally, sources_of
 from sglang_qspec.engine.request_options import read_controls, read_guesses
+from sglang_qspec.engine.sidecar_client import SidecarClient
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Drafted, SeededSampling
@@ -63,7 +63,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, Live] = {}
-        self._courier = Courier(settings, self._live, link, sidecar, self.sources, clock)
+        self._sidecar = SidecarClient(settings, self._live, link, sidecar, self.sources, clock)
         self._steps_taken = 0
 
     def enqueue(
@@ -90,7 +90,7 @@ class Speculator:
             return
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
-            self._courier.forget(live)
+            self._sidecar.forget(live)
             live.waits = True
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
@@ -111,7 +111,7 @@ class Speculator:
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
-        self._courier.submit(live)
+        self._sidecar.submit(live)
 
     def _open_trie(self, rid: str, prompt_ids: list[int], wanted: Controls) -> RequestTrie:
         return self._tries.open(
@@ -132,7 +132,7 @@ class Speculator:
         live = self._live.get(rid)
         if live is not None and live.waits:
             live.waits = False
-            self._courier.admit(live)
+            self._sidecar.admit(live)
 
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
         """The request is over, however it ended. None if nothing was drafted for it.
@@ -144,7 +144,7 @@ class Speculator:
             return None
         self._tries.close(rid)
         self.drawn.end(rid)
-        self._courier.forget(live)
+        self._sidecar.forget(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
         return live.tally
@@ -152,14 +152,14 @@ class Speculator:
     def poll(self) -> None:
         """Take in what the sidecar sent, and send what could not be sent before."""
         began = self._clock()
-        self._courier.keep_alive()
+        self._sidecar.keep_alive()
         self._exchange()
         self.talk_seconds += self._clock() - began
 
     def _exchange(self) -> None:
-        for live, drafted in self._courier.receive():
+        for live, drafted in self._sidecar.receive():
             self._take(live, drafted)
-        self._courier.catch_up()
+        self._sidecar.catch_up()
 
     def _take(self, live: Live, drafted: Drafted) -> None:
         is_step = MAX_COMPLETIONS <= drafted.completion < STREAMS_PER_SUBMISSION
@@ -171,7 +171,7 @@ class Speculator:
         self._steps_taken += is_step
         if is_step:
             live.steps = True
-            live.rests = drafted.finished and self._courier.knows(live, drafted.known_len)
+            live.rests = drafted.finished and self._sidecar.knows(live, drafted.known_len)
         elif drafted.finished:
             live.unfinished.discard(drafted.completion)
         if not drafted.token_ids:
@@ -213,7 +213,7 @@ class Speculator:
 
     def _report(self, rids: Sequence[str]) -> None:
         began = self._clock()
-        self._courier.report(rids)
+        self._sidecar.report(rids)
         self.talk_seconds += self._clock() - began
 
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
@@ -227,7 +227,7 @@ class Speculator:
         Where drafts run further ahead than a pass verifies, only if the tree has room for more.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        if not self._courier.ready or not self.lead:
+        if not self._sidecar.ready or not self.lead:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
@@ -235,12 +235,12 @@ class Speculator:
                 continue
             widest = min(trees.width, live.controls.draft_token_num)
             if size < widest or self.lead < widest:
-                awaited[row] = self._courier.awaits(live)
+                awaited[row] = self._sidecar.awaits(live)
         return awaited
 
     def stepping(self, rids: Sequence[str]) -> int:
         """How many of these requests are drafted for while they are served."""
-        if not self._courier.ready or Source.STEP in self.sources.paused:
+        if not self._sidecar.ready or Source.STEP in self.sources.paused:
             return 0
         return sum(rid in self._live and self._live[rid].steps for rid in rids)
 
@@ -313,39 +313,39 @@ class Speculator:
         For those that wait, drafts are asked for anew.
         """
         for rid, live in self._live.items():
-            self._courier.forget(live)  # what is under way is of no use either
+            self._sidecar.forget(live)  # what is under way is of no use either
             live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
             if live.waits:
-                self._courier.submit(live)
+                self._sidecar.submit(live)
 
     def turn(self, name: str, value: float) -> None:
         """Turn a knob, as `Knobs.set`. All drafting stops and begins with `enabled`."""
         before = self.knobs.enabled
         self.knobs.set(name, value)
         if before and not self.knobs.enabled:
-            self._courier.stop()
+            self._sidecar.stop()
         elif self.knobs.enabled and not before:
-            self._courier.resume()
+            self._sidecar.resume()
 
     @property
     def lead(self) -> int:
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
-        return self._courier.lead
+        return self._sidecar.lead
 
     @lead.setter
     def lead(self, tokens: int) -> None:
-        self._courier.lead = tokens
+        self._sidecar.lead = tokens
 
     @property
     def generation(self) -> int:
         """Counts the sidecars that there have been."""
-        return self._courier.generation
+        return self._sidecar.generation
 
     @property
     def step_times(self) -> list[tuple[float, float]]:
         """(completions, seconds) of the sidecar's passes for steps, from small to large."""
-        heartbeat = self._courier.heartbeat
+        heartbeat = self._sidecar.heartbeat
         return heartbeat.step_times if heartbeat is not None else []
 
     def describe(self) -> dict[str, Any]:
@@ -354,7 +354,7 @@ class Speculator:
         The totals are since the start, `drafted_tokens` since the sidecar's.
         """
         return {
-            **self._courier.describe(),
+            **self._sidecar.describe(),
             "live_requests": len(self._live),
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             **self.totals.describe(),
@@ -370,14 +370,14 @@ class Speculator:
 
     def close(self) -> None:
         """Close the link and end the server's own sidecar, without waiting for its end."""
-        self._courier.close()
+        self._sidecar.close()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if requests, tries and pending messages disagree."""
         self._tries.check_integrity()
         if len(self._tries) != len(self._live) or any(r not in self._tries for r in self._live):
             raise RuntimeError("the open tries are not those of the live requests")
-        self._courier.check_integrity()
+        self._sidecar.check_integrity()
 
 
 _active: Speculator | None = None

@@ -38,7 +38,7 @@ MAX_REPAIRS = 8
 logger = logging.getLogger(__name__)
 
 
-class Courier:
+class SidecarClient:
     """See the module. `link` is None when there is neither a draft model nor an endpoint.
 
     `sidecar` is the one at its other end, where the server has started it and keeps it alive.
