@@ -180,7 +180,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
     held = {ONE: 0, TWO: 0}
     for _ in range(60):
         desk.step()
-    for completion in desk.drafter._tenancy._seated:
+    for completion in desk.drafter._allocator._seated:
         assert completion.row is not None
         held[completion.prompt.owner] += desk.model.length(completion.row)
     assert min(held.values()) > 100, held

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt
+from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.rows import Rows
-from sglang_qspec.sidecar.tenancy import Tenancy
 from sglang_qspec.sidecar.turns import Turns
 
 BESIDE_STEPS = 8
@@ -52,7 +52,7 @@ class Planner:
         self,
         model: Rows,
         turns: Turns,
-        tenancy: Tenancy,
+        allocator: RowAllocator,
         *,
         slots: int,
         prefill_tokens: int,
@@ -61,7 +61,7 @@ class Planner:
         """The settings are as in `QueueDrafter`."""
         self._model = model
         self._turns = turns
-        self._tenancy = tenancy
+        self._allocator = allocator
         self._slots = slots
         self._prefill_tokens = prefill_tokens
         self._apart = apart
@@ -76,7 +76,7 @@ class Planner:
             needed = len(plan.decode) + min(plan.to_read, plan.most_read)
             if plan and needed <= self._model.free_tokens:
                 return plan
-            if not self._tenancy.make_room(self.first(alone)):
+            if not self._allocator.make_room(self.first(alone)):
                 return None
 
     def first(self, alone: Prompt | None) -> Completion:
@@ -104,9 +104,9 @@ class Planner:
                 owner = completion.prompt.owner
                 if plan.to_read_for[owner] >= plan.most_read or self._waits(completion, plan):
                     continue
-                if not self._tenancy.seat(completion, plan.completions, plan.to_read):
+                if not self._allocator.seat(completion, plan.completions, plan.to_read):
                     break
-            missing = self._tenancy.missing(completion)
+            missing = self._allocator.missing(completion)
             if missing == 1:
                 plan.decode.append(completion)
             else:
@@ -121,4 +121,4 @@ class Planner:
         first = completion.prompt.completions[0]
         if completion is not first and not first.finished and not first.token_ids:
             return True  # all completions of a prompt begin when it is read
-        return self._tenancy.will_share(completion, plan.prefill)
+        return self._allocator.will_share(completion, plan.prefill)

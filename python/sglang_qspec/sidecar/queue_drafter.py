@@ -31,11 +31,11 @@ from sglang_qspec.messages import (
 from sglang_qspec.sidecar.planner import Plan, Planner
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Share, Subscriber, prompt_key
 from sglang_qspec.sidecar.quota import Quota
+from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import GREEDY, choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.step_times import StepTimes
-from sglang_qspec.sidecar.tenancy import Tenancy
 from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4
@@ -68,16 +68,16 @@ class QueueDrafter:
         self._share = share
         self._quota = Quota(min(model.context_len, model.total_tokens), max_server_tokens)
         self._turns = Turns(apart=apart)
-        self._tenancy = Tenancy(model, self._turns, share=share)
+        self._allocator = RowAllocator(model, self._turns, share=share)
         self._planner = Planner(
             model,
             self._turns,
-            self._tenancy,
+            self._allocator,
             slots=slots,
             prefill_tokens=prefill_tokens,
             apart=apart,
         )
-        self._steps = StepDrafter(model, self._turns, self._tenancy)
+        self._steps = StepDrafter(model, self._turns, self._allocator)
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
         self._suspects: dict[Prompt, dict[Completion, int]] = {}
@@ -304,7 +304,7 @@ class QueueDrafter:
         """A pass has failed: give back the rows of its prompts, and find the one that fails."""
         reach = {completion: len(completion) for completion in plan.completions}
         for prompt in {completion.prompt: None for completion in reach}:
-            self._tenancy.clear(prompt)
+            self._allocator.clear(prompt)
             self._suspects.setdefault(prompt, {})
         for completion, size in reach.items():
             self._suspects[completion.prompt][completion] = size
@@ -355,7 +355,7 @@ class QueueDrafter:
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, completions and rows belong together."""
         self._turns.check_integrity()
-        self._tenancy.check_integrity()
+        self._allocator.check_integrity()
         self._quota.check_integrity()
         prompts = self._turns.prompts.values()
         assert set(self._wanted.values()) == set(prompts)
@@ -379,9 +379,9 @@ class QueueDrafter:
         self._quota.close(subscriber[0], text_tokens)
         for completion in dropped:
             self._quota.add_drafts(prompt.owner, -len(completion.token_ids))
-            self._tenancy.drop(completion)
+            self._allocator.drop(completion)
         if not prompt.subscriptions:
-            self._tenancy.clear(prompt)
+            self._allocator.clear(prompt)
             self._turns.remove(prompt)
             return
         for share in subscription.shares:
@@ -410,7 +410,7 @@ class QueueDrafter:
             budget -= len(part)
             left[owner] -= len(part)
             self._computed[owner] += len(part)
-            if len(part) == self._tenancy.missing(completion):
+            if len(part) == self._allocator.missing(completion):
                 complete.append((len(rows), completion))
             rows.append(completion.row)
             parts.append(part)
@@ -429,7 +429,7 @@ class QueueDrafter:
         """A prompt is read, with `logits` [1, vocab] at its end: begin all its completions."""
         others = [c for c in first.prompt.completions[1:] if not c.finished and not c.token_ids]
         if others and first.row is not None:
-            self._tenancy.keep(first.prompt, first)
+            self._allocator.keep(first.prompt, first)
             self._append(others, logits.expand(len(others), -1))
 
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
@@ -458,5 +458,5 @@ class QueueDrafter:
 
     def _finish(self, completion: Completion) -> None:
         self._turns.finish(completion)
-        self._tenancy.vacate(completion)
+        self._allocator.vacate(completion)
         self._outbox += completion.prompt.news(completion)

@@ -8,9 +8,9 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
 from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription, tokens_of
+from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import GREEDY
-from sglang_qspec.sidecar.tenancy import Tenancy
 from sglang_qspec.sidecar.turns import Turns
 
 
@@ -23,10 +23,10 @@ class StepDrafter:
     target is, and otherwise drawn with the target's own dice, or sent with what it was drawn from.
     """
 
-    def __init__(self, model: Rows, turns: Turns, tenancy: Tenancy) -> None:
+    def __init__(self, model: Rows, turns: Turns, allocator: RowAllocator) -> None:
         self._model = model
         self._turns = turns
-        self._tenancy = tenancy
+        self._allocator = allocator
 
     def follow(
         self, subscriber: Subscriber, prompt: Prompt, commit: Commit, *, draft: bool = True
@@ -84,7 +84,7 @@ class StepDrafter:
         """End the request's step draft and give back its KV."""
         step, subscription.step_draft = subscription.step_draft, None
         if step is not None:
-            self._tenancy.clear(step)
+            self._allocator.clear(step)
             self._turns.withdraw(step)
             self._turns.live_steps[step.owner] -= 1
 
@@ -96,7 +96,7 @@ class StepDrafter:
         step.limit = len(completion.token_ids) + missing
         if completion.finished:
             completion.finished = False
-            self._tenancy.take_back(step)
+            self._allocator.take_back(step)
             self._turns.begin(step)
 
     def _begin(self, subscriber: Subscriber, prompt: Prompt, wanted: int) -> None:
@@ -113,7 +113,7 @@ class StepDrafter:
         )
         step.subscribe(subscriber, subscription.known_len, None, subscription.seeded)
         if subscription.step_draft is not None:
-            self._tenancy.hand_over(subscription.step_draft, step)
+            self._allocator.hand_over(subscription.step_draft, step)
         self.withdraw(subscription)
         subscription.step_draft = step
         subscription.step_drafts += 1

@@ -23,7 +23,7 @@ HEADROOM = 16
 """A completion is seated only if all that are advanced can grow by so many tokens."""
 
 
-class Tenancy:
+class RowAllocator:
     """Owns the model's rows: each belongs to a completion, or keeps a prompt for its completions.
 
     The row of a prompt's first completion is kept for the prompt when the completion is finished: a
