@@ -7,7 +7,7 @@ import torch
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Drafted, SeededSampling
-from sglang_qspec.sidecar.planner import BESIDE_STEPS, READ_BESIDE_STEPS
+from sglang_qspec.sidecar.batch_scheduler import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 from test.sidecar.desk import ONE, Desk
 from test.sidecar.scripted import ScriptedModel

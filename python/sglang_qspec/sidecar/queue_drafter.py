@@ -28,7 +28,7 @@ from sglang_qspec.messages import (
     Submit,
     ToSidecar,
 )
-from sglang_qspec.sidecar.planner import Plan, Planner
+from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Share, Subscriber, prompt_key
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
@@ -69,7 +69,7 @@ class QueueDrafter:
         self._quota = Quota(min(model.context_len, model.total_tokens), max_server_tokens)
         self._turns = Turns(apart=apart)
         self._allocator = RowAllocator(model, self._turns, share=share)
-        self._planner = Planner(
+        self._scheduler = BatchScheduler(
             model,
             self._turns,
             self._allocator,
@@ -283,10 +283,10 @@ class QueueDrafter:
     def _plan(self, suspect: Prompt | None) -> Plan | None:
         """The next pass. A completion too large for its server's KV ends with what it has."""
         while not self.idle and (suspect is None or suspect in self._turns):
-            plan = self._planner.plan(suspect)
+            plan = self._scheduler.plan(suspect)
             if plan is not None:
                 return plan
-            self._finish(self._planner.first(suspect))
+            self._finish(self._scheduler.first(suspect))
         return None
 
     def _advance(self, plan: Plan) -> None:

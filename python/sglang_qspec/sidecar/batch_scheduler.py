@@ -45,7 +45,7 @@ class Plan:
         return [*self.prefill, *self.decode]
 
 
-class Planner:
+class BatchScheduler:
     """Fills passes with the most urgent completions that can be advanced."""
 
     def __init__(
