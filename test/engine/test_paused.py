@@ -8,7 +8,7 @@ from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted
 from sglang_qspec.trie import Source
-from test.engine.test_followed import commits, decode
+from test.engine.test_commit_reporter import commits, decode
 from test.engine.test_speculator import VOCAB, Clock, counting, enqueue, make, poll, tree_of
 
 

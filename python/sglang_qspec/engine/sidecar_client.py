@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sglang_qspec.budget import Sources
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.followed import Followed
+from sglang_qspec.engine.commit_reporter import CommitReporter
 from sglang_qspec.engine.live import Live
 from sglang_qspec.link import Delivery, Faults, Link, LinkState
 from sglang_qspec.messages import (
@@ -82,7 +82,7 @@ class SidecarClient:
         """Submissions whose Close the link has not taken yet."""
         self._declined = 0
         self._faults = Faults(logger, clock, owner="sidecar")
-        self._followed = Followed()
+        self._reporter = CommitReporter()
         self._stopped = False
 
     @property
@@ -128,7 +128,7 @@ class SidecarClient:
 
     def _repair(self, live: Live, gap: Gap) -> None:
         """Send the sidecar what it lacks of a request, from the next report on or all anew."""
-        if gap.known_len is not None and not self._followed.rewind(gap.submission, gap.known_len):
+        if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
             return  # it has been told since
         live.repairs += 1
         if live.repairs > MAX_REPAIRS:
@@ -237,7 +237,7 @@ class SidecarClient:
         number = live.submission = message.submission
         self._open[number], self._rids[number] = len(message.token_ids), live.rid
         self._open_tokens += self._open[number]
-        self._followed.begin(number, message.base_len)
+        self._reporter.begin(number, message.base_len)
         live.unfinished = set(range(message.completions))
         del self._unsent[live.rid]
         if not live.waits:
@@ -267,7 +267,7 @@ class SidecarClient:
         if live.submission is not None:
             self._open_tokens -= self._open.pop(live.submission)
             del self._rids[live.submission]
-            self._followed.end(live.submission)
+            self._reporter.end(live.submission)
         live.part()
 
     def _close_unclosed(self) -> None:
@@ -294,7 +294,7 @@ class SidecarClient:
         """Let the sidecar follow what these requests have committed."""
         if self._link is not None and self.ready and self.lead and Source.STEP not in self._paused:
             requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
-            for commit in self._followed.report(requests, self._link, self.lead):
+            for commit in self._reporter.report(requests, self._link, self.lead):
                 # The sidecar keeps the outputs, too. What is sent again counts again, which errs on
                 # the safe side.
                 self._open[commit.submission] += len(commit.token_ids)
@@ -302,11 +302,11 @@ class SidecarClient:
 
     def knows(self, live: Live, output_len: int) -> bool:
         """Whether a sidecar that knows so much of the request's output knows all it was told."""
-        return self._followed.knows(live, output_len)
+        return self._reporter.knows(live, output_len)
 
     def awaits(self, live: Live) -> bool:
         """Whether more of the request's step draft is about to come."""
-        return self._followed.awaits(live)
+        return self._reporter.awaits(live)
 
     def describe(self) -> dict[str, object]:
         """For /server_info and /metrics. What only a sidecar in reach does, is zero without one."""

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_qspec.budget import FirstTokens
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.followed import MAX_TOKENS, TRY_AFTER
+from sglang_qspec.engine.commit_reporter import MAX_TOKENS, TRY_AFTER
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import MAX_COMMIT_TOKENS, Commit, Drafted

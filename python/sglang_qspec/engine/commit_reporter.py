@@ -18,7 +18,7 @@ TRY_AFTER = 32
 """Committed tokens between two tries."""
 
 
-class Followed:
+class CommitReporter:
     """Reports what requests have committed, so that their step drafts follow.
 
     Best effort: a report that the link does not take is not repeated, but the next one says all
