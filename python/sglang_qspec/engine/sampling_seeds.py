@@ -5,7 +5,7 @@ Every draw of such a request, in whatever pass, takes its numbers from its seed 
 `sampling_seed` gets the same text again.
 
 Where step drafts are accepted by rejection sampling, a request without a `sampling_seed` keeps its
-dice to itself, and is drawn near what was drafted where anything was (`engine.drawn`).
+dice to itself, and is drawn near what was drafted where anything was (`engine.step_proposals`).
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from sglang_qspec.budget import FirstTokens, Sources
 from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
-from sglang_qspec.engine.drawn import DrawnDrafts
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.live import Live, Tally, sources_of
 from sglang_qspec.engine.request_options import read_controls, read_guesses
 from sglang_qspec.engine.sidecar_client import SidecarClient
+from sglang_qspec.engine.step_proposals import StepProposals
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Drafted, SeededSampling
@@ -55,7 +55,7 @@ class Speculator:
         self.knobs = knobs or Knobs.of(settings, MAX_DRAFT_TOKENS, graphs=False)
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
-        self.drawn = DrawnDrafts()
+        self.drawn = StepProposals()
         self.sources = Sources(clock)
         self.talk_seconds = 0.0
         """Spent on what goes to the sidecar and comes from it, but for waits."""

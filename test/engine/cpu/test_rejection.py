@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sglang_qspec.engine import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.drawn import DrawnDrafts
+from sglang_qspec.engine.step_proposals import StepProposals
 from sglang_qspec.engine.verify_input import verify_input_of
 from sglang_qspec.messages import Candidates, Drafted
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -70,9 +70,9 @@ def candidates(drafter: Tensor) -> Candidates:
     return Candidates(token_ids.tolist(), drafter[token_ids].tolist())
 
 
-def drafted(drafter: Tensor) -> DrawnDrafts:
+def drafted(drafter: Tensor) -> StepProposals:
     """A request for each pair of tokens that may be drafted behind token 0."""
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     for one, two in PAIRS:
         told = [candidates(drafter[0]), candidates(drafter[one])]
         rid = str((one, two))

@@ -29,7 +29,7 @@ from torch import Tensor
 from sglang_qspec.engine import sampling_seeds
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.drawn import DrawnDrafts
+from sglang_qspec.engine.step_proposals import StepProposals
 from sglang_qspec.engine.verify_input import verify_input_of
 from sglang_qspec.messages import Candidates, Drafted
 from sglang_qspec.trie import DraftTrees, Source
@@ -263,7 +263,7 @@ class _Sidecar:
         self._case = case
         self._probs = DRAFTERS[case.drafter]
         self._candidates = [_candidates(probs.double()) for probs in self._probs]
-        self._drawn = DrawnDrafts()
+        self._drawn = StepProposals()
         self._numbers = torch.Generator().manual_seed(5)
         self._drafts = itertools.count()
 

@@ -42,7 +42,7 @@ MAX_TOKENS = 128
 goes only when the next pass asks."""
 
 
-class Drawn(NamedTuple):
+class DrawnToken(NamedTuple):
     """A token of a step draft, and what it was drawn from."""
 
     token_id: int
@@ -50,7 +50,7 @@ class Drawn(NamedTuple):
     candidate_probs: NDArray[np.float64]
 
     @classmethod
-    def told(cls, token_id: int, candidates: Candidates) -> Drawn:
+    def told(cls, token_id: int, candidates: Candidates) -> DrawnToken:
         probs = np.array(candidates.probs)
         return cls(token_id, np.array(candidates.token_ids), probs / probs.sum())
 
@@ -62,7 +62,7 @@ class _Draft:
         self.name = name
         """Its submission, and its number there."""
         self.received = 0
-        self.tokens: deque[Drawn] = deque()
+        self.tokens: deque[DrawnToken] = deque()
         self._place = base_len
         """Output position of the first of `tokens`."""
 
@@ -77,7 +77,7 @@ class _Draft:
         return True
 
 
-class DrawnDrafts:
+class StepProposals:
     """The drawn step drafts of all requests, by rid."""
 
     def __init__(self) -> None:
@@ -101,13 +101,13 @@ class DrawnDrafts:
             self._drafts[rid] = drafts
         if drafted.start == drafts[-1].received:
             drafts[-1].received += len(drafted.token_ids)
-            drafts[-1].tokens += map(Drawn.told, drafted.token_ids, drafted.candidates)
+            drafts[-1].tokens += map(DrawnToken.told, drafted.token_ids, drafted.candidates)
 
     def end(self, rid: str) -> None:
         """The request is over."""
         self._drafts.pop(rid, None)
 
-    def ahead(self, rid: str, output_ids: Sequence[int]) -> Sequence[Drawn]:
+    def ahead(self, rid: str, output_ids: Sequence[int]) -> Sequence[DrawnToken]:
         """The tokens drawn for the places behind the committed output, in order."""
         drafts = self._drafts.get(rid)
         while drafts:
@@ -128,7 +128,7 @@ class DrawnDrafts:
         if not self._drafts:
             return None
         width = trees.width if trees is not None else 1
-        placed: dict[int, Drawn] = {}
+        placed: dict[int, DrawnToken] = {}
         for row, (rid, output_ids) in enumerate(zip(rids, outputs, strict=True)):
             node = 0
             for drawn in self.ahead(rid, output_ids):
@@ -147,7 +147,7 @@ def _child(trees: DraftTrees, row: int, parent: int, token_id: int) -> int | Non
     return 1 + int(found.argmax()) if found.any() else None
 
 
-def _proposals(placed: dict[int, Drawn], nodes: int) -> Proposals:
+def _proposals(placed: dict[int, DrawnToken], nodes: int) -> Proposals:
     most = max(len(drawn.candidate_ids) for drawn in placed.values())
     token_ids = np.zeros(nodes, np.int64)
     candidate_ids = np.zeros((nodes, most), np.int64)

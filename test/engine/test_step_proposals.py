@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_qspec.engine.drawn import MAX_TOKENS, DrawnDrafts
+from sglang_qspec.engine.step_proposals import MAX_TOKENS, StepProposals
 from sglang_qspec.messages import Candidates, Drafted
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -24,12 +24,12 @@ def chunk(
     return Drafted(submission, number, base_len, start, token_ids, candidates=candidates)
 
 
-def ahead(drawn: DrawnDrafts, output_ids: list[int], rid: str = "a") -> list[int]:
+def ahead(drawn: StepProposals, output_ids: list[int], rid: str = "a") -> list[int]:
     return [token.token_id for token in drawn.ahead(rid, output_ids)]
 
 
 def test_a_draft_counts_behind_the_output_until_its_place_is_decided() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 6]))
     drawn.take("a", chunk([7], start=2))
     assert ahead(drawn, [1, 2]) == [5, 6, 7]
@@ -40,7 +40,7 @@ def test_a_draft_counts_behind_the_output_until_its_place_is_decided() -> None:
 
 
 def test_a_draft_that_the_target_has_left_counts_nowhere_again() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 6, 7]))
     assert ahead(drawn, [1, 2, 9]) == []
     drawn.take("a", chunk([8], start=3))
@@ -49,7 +49,7 @@ def test_a_draft_that_the_target_has_left_counts_nowhere_again() -> None:
 
 
 def test_a_token_that_comes_after_its_place_is_decided_is_dropped() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5]))
     assert ahead(drawn, [1, 2, 5, 6]) == []
     drawn.take("a", chunk([6, 7], start=1))
@@ -60,7 +60,7 @@ def test_a_token_that_comes_after_its_place_is_decided_is_dropped() -> None:
 
 
 def test_a_new_draft_counts_once_the_earlier_one_is_left_or_used_up() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 6]))
     drawn.take("a", chunk([50, 60, 70], number=SECOND, base_len=3))
     assert ahead(drawn, [1, 2]) == [5, 6]
@@ -74,14 +74,14 @@ def test_a_new_draft_counts_once_the_earlier_one_is_left_or_used_up() -> None:
 
 @pytest.mark.parametrize("start", [0, 1, 3])
 def test_what_does_not_join_on_to_the_draft_is_ignored(start: int) -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 6]))
     drawn.take("a", chunk([9, 9], start=start))
     assert ahead(drawn, [1, 2]) == [5, 6]
 
 
 def test_tokens_without_candidates_are_a_gap() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", Drafted(1, FIRST, 2, 0, [5]))
     drawn.take("a", chunk([6], start=1))
     assert ahead(drawn, [1, 2]) == []
@@ -89,13 +89,13 @@ def test_tokens_without_candidates_are_a_gap() -> None:
 
 
 def test_a_draft_that_begins_behind_the_output_counts_nowhere() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 6], base_len=3))
     assert ahead(drawn, [1, 2]) == []
 
 
 def test_no_more_than_so_many_tokens_are_kept_and_none_of_a_request_that_is_over() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     for number in range(3):
         drawn.take("a", chunk([5] * 60, number=FIRST + number))
     assert ahead(drawn, [1, 2]) == [5] * 60
@@ -114,7 +114,7 @@ def tree(token_ids: tuple[int, ...], parents: tuple[int, ...]) -> DraftTree:
 
 
 def test_every_node_on_the_drafts_own_path_has_its_next_token_in_the_tree_or_not() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 6, 7]))
     drawn.take("c", chunk([5]))
     trees = DraftTrees.of(
@@ -139,7 +139,7 @@ def test_every_node_on_the_drafts_own_path_has_its_next_token_in_the_tree_or_not
 
 
 def test_padding_is_no_node_of_a_draft() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", chunk([5, 5, 5]))
     proposals = drawn.proposals(["a"], [[1, 2]], DraftTrees.of([tree((2, 5), (0, 0))], 4))
     assert proposals is not None
@@ -147,14 +147,14 @@ def test_padding_is_no_node_of_a_draft() -> None:
 
 
 def test_where_nothing_is_drawn_there_is_nothing_to_draw_near() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     assert drawn.proposals(["a"], [[1, 2]]) is None
     drawn.take("a", chunk([5]))
     assert drawn.proposals(["a"], [[1, 2, 4]]) is None
 
 
 def test_candidates_are_made_to_sum_to_one_and_filled_up_to_a_common_number() -> None:
-    drawn = DrawnDrafts()
+    drawn = StepProposals()
     drawn.take("a", Drafted(1, FIRST, 0, 0, [5], candidates=[Candidates([5, 4], [0.25, 0.7495])]))
     drawn.take("b", Drafted(2, FIRST, 0, 0, [3], candidates=[Candidates([3], [1.0])]))
     proposals = drawn.proposals(["a", "b"], [[], []])
