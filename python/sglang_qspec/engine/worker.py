@@ -31,10 +31,10 @@ from sglang.srt.speculative.spec_utils import (
 from sglang_qspec import config
 from sglang_qspec.budget import Course, Pilot
 from sglang_qspec.engine import (
+    batch_split,
     compat,
     hooks,
     internal_state,
-    parts,
     provenance,
     sampling_seeds,
     speculator,
@@ -106,8 +106,8 @@ class QSpecWorker(BaseSpecWorker):
         course, halves = self._plan(batch)
         if not halves:
             return self._pass(batch, course)
-        results = [self._pass(parts.take(batch, half), course) for half in halves]
-        return parts.join(halves, results)
+        results = [self._pass(batch_split.take(batch, half), course) for half in halves]
+        return batch_split.join(halves, results)
 
     @property
     def _speculates(self) -> bool:
@@ -144,7 +144,7 @@ class QSpecWorker(BaseSpecWorker):
             )
         if course.pipeline == "halves" and not (
             len(rids) > 1
-            and parts.can_split(batch)
+            and batch_split.can_split(batch)
             and 2 * self._speculator.stepping(rids) >= len(rids)
         ):
             return Course("ahead", widest)
@@ -291,7 +291,7 @@ def _finished(
     seq_lens: torch.Tensor,
     width: int,
 ) -> GenerationBatchResult:
-    return parts.finished(
+    return batch_split.finished(
         result.logits_output,
         next_token_ids,
         accept_lens,
