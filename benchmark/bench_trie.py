@@ -37,7 +37,7 @@ CHUNK = 4
 """Tokens in one message of a sidecar."""
 
 
-class Live:
+class LiveRequest:
     """A request that is decoded: what was recorded of it, and how far it is."""
 
     _numbers = itertools.count()
@@ -62,13 +62,13 @@ class Contender(Protocol):
 
     name: str
 
-    def open(self, live: Live) -> None:
+    def open(self, live: LiveRequest) -> None:
         """Take in a request with all of its completions."""
 
-    def close(self, live: Live) -> None:
+    def close(self, live: LiveRequest) -> None:
         """Forget it."""
 
-    def step(self, batch: Sequence[Live]) -> Any:
+    def step(self, batch: Sequence[LiveRequest]) -> Any:
         """Follow what is fresh in each request, and propose for all."""
 
 
@@ -78,14 +78,14 @@ class Ours:
     def __init__(self) -> None:
         self.store = TrieStore(TrieLimits(vocab_size=VOCAB, max_total_tokens=1 << 26))
 
-    def open(self, live: Live) -> None:
+    def open(self, live: LiveRequest) -> None:
         self.begin(live)
         self.insert(live)
 
-    def begin(self, live: Live) -> None:
+    def begin(self, live: LiveRequest) -> None:
         self.store.open(live.rid, live.recorded.prompt_ids)
 
-    def insert(self, live: Live, chunk: int | None = None) -> None:
+    def insert(self, live: LiveRequest, chunk: int | None = None) -> None:
         trie = self.store.get(live.rid)
         assert trie is not None
         for number, draft in enumerate(live.recorded.draft_ids):
@@ -102,10 +102,10 @@ class Ours:
                     greedy=number == 0,
                 )
 
-    def close(self, live: Live) -> None:
+    def close(self, live: LiveRequest) -> None:
         self.store.close(live.rid)
 
-    def step(self, batch: Sequence[Live]) -> Any:
+    def step(self, batch: Sequence[LiveRequest]) -> Any:
         for live in batch:
             self.store.commit(live.rid, live.fresh)
         rids = [live.rid for live in batch]
@@ -125,14 +125,14 @@ class Corpus:
             max_trie_depth=self.depth, draft_token_num=WIDTH, capacity=1 << 24
         )
 
-    def open(self, live: Live) -> None:
+    def open(self, live: LiveRequest) -> None:
         self.corpus.batch_put([live.recorded.prompt_ids, *live.recorded.draft_ids])
         self.corpus.synchronize()
 
-    def close(self, live: Live) -> None:
+    def close(self, live: LiveRequest) -> None:
         self.corpus.erase_match_state([live.rid])
 
-    def step(self, batch: Sequence[Live]) -> Any:
+    def step(self, batch: Sequence[LiveRequest]) -> Any:
         tails = [self._tail(live) for live in batch]
         lengths = [len(live.recorded.prompt_ids) + live.done for live in batch]
         found = self.corpus.batch_get([live.rid for live in batch], tails, lengths)
@@ -140,7 +140,7 @@ class Corpus:
         self.corpus.synchronize()
         return found
 
-    def _tail(self, live: Live) -> list[int]:
+    def _tail(self, live: LiveRequest) -> list[int]:
         text = live.recorded.target_ids[max(0, live.done - self.depth) : live.done]
         missing = self.depth - len(text)
         return (live.recorded.prompt_ids[-missing:] if missing else []) + text
@@ -160,16 +160,16 @@ class Arctic:
         self.tree = SuffixTree
         self.trees: dict[str, Any] = {}
 
-    def open(self, live: Live) -> None:
+    def open(self, live: LiveRequest) -> None:
         tree = self.trees[live.rid] = self.tree(self.depth)
         for number, draft in enumerate(live.recorded.draft_ids):
             tree.extend(number, draft)
         tree.extend(self.own, live.recorded.prompt_ids)
 
-    def close(self, live: Live) -> None:
+    def close(self, live: LiveRequest) -> None:
         del self.trees[live.rid]
 
-    def step(self, batch: Sequence[Live]) -> Any:
+    def step(self, batch: Sequence[LiveRequest]) -> Any:
         drafts = []
         for live in batch:
             tree = self.trees[live.rid]
@@ -237,7 +237,7 @@ def steps(
                 if live.ended:
                     for contender in contenders:
                         contender.close(live)
-                    batch[row] = Live(next(supply))
+                    batch[row] = LiveRequest(next(supply))
                     for contender in contenders:
                         contender.open(batch[row])
         for contender in contenders:
@@ -247,15 +247,15 @@ def steps(
     return medians
 
 
-def _started(recorded: Recorded, offset: int) -> Live:
+def _started(recorded: Recorded, offset: int) -> LiveRequest:
     """A request that is somewhere in its output, as in a server that has been running."""
-    live = Live(recorded)
+    live = LiveRequest(recorded)
     live.done = 1 + offset * 7 % max(1, len(recorded.target_ids) - 1)
     live.fresh = live.output_ids
     return live
 
 
-def _advance(live: Live, trees: Any, row: int) -> None:
+def _advance(live: LiveRequest, trees: Any, row: int) -> None:
     target = live.recorded.target_ids
     size = trees.sizes[row]
     nodes = accepted(trees.token_ids[row], trees.parents[row], size, target, live.done)
@@ -269,7 +269,7 @@ def insertion(requests: list[Recorded], rounds: int = 5) -> tuple[float, float]:
     for _ in range(rounds):
         for chunk, found in rates.items():
             ours = Ours()
-            batch = [Live(recorded) for recorded in requests]
+            batch = [LiveRequest(recorded) for recorded in requests]
             for live in batch:
                 ours.begin(live)
             began = time.perf_counter()
@@ -285,7 +285,7 @@ def bytes_per_token(requests: list[Recorded]) -> float:
     ours = Ours()
     used = tokens = 0
     for recorded in requests:
-        live = Live(recorded)
+        live = LiveRequest(recorded)
         ours.begin(live)
         trie = ours.store.get(live.rid)
         assert trie is not None
@@ -325,7 +325,7 @@ def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, float]]:
 def _peer_bytes(peer: type[Contender], requests: list[Recorded]) -> float:
     """Bytes for each draft token: by its own account if it has one, else by the process's size."""
     contender = peer()
-    batch = [Live(recorded) for recorded in requests * max(1, 64 // len(requests))]
+    batch = [LiveRequest(recorded) for recorded in requests * max(1, 64 // len(requests))]
     process = psutil.Process()
     before = process.memory_info().rss
     for live in batch:

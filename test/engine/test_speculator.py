@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.engine.live import Tally
+from sglang_qspec.engine.live_request import Tally
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, SeededSampling, Submit

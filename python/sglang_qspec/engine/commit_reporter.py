@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_qspec.engine.live import Live
+from sglang_qspec.engine.live_request import LiveRequest
 from sglang_qspec.link import Link
 from sglang_qspec.messages import MAX_COMMITS, Commit, Commits
 
@@ -46,7 +46,7 @@ class CommitReporter:
         self._told[submission] = output_len
         return True
 
-    def report(self, requests: Sequence[Live], link: Link, lead: int) -> list[Commit]:
+    def report(self, requests: Sequence[LiveRequest], link: Link, lead: int) -> list[Commit]:
         """Tell of all that these requests have committed; drafts are to run `lead` tokens ahead.
 
         Where one report does not hold all, the next begins with what was left. Returns what the
@@ -72,7 +72,7 @@ class CommitReporter:
             self._told[commit.submission] = commit.base_len + len(commit.token_ids)
         return commits
 
-    def _commit_of(self, request: Live, lead: int) -> Commit | None:
+    def _commit_of(self, request: LiveRequest, lead: int) -> Commit | None:
         """What the sidecar is to be told of one request; None for nothing."""
         number = request.submission
         told = self._told.get(number) if number is not None else None
@@ -85,11 +85,11 @@ class CommitReporter:
             return None
         return request.commit_since(number, told, useful)
 
-    def knows(self, live: Live, output_len: int) -> bool:
+    def knows(self, live: LiveRequest, output_len: int) -> bool:
         """Whether the sidecar that says it knows so much of the output knows all it was told."""
         return live.submission is not None and self._told.get(live.submission) == output_len
 
-    def awaits(self, live: Live) -> bool:
+    def awaits(self, live: LiveRequest) -> bool:
         """Whether more of the request's step draft is about to come."""
         return (
             live.steps

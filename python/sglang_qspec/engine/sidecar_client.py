@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from sglang_qspec.budget import Sources
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.commit_reporter import CommitReporter
-from sglang_qspec.engine.live import Live
+from sglang_qspec.engine.live_request import LiveRequest
 from sglang_qspec.link import Delivery, Faults, Link, LinkState
 from sglang_qspec.messages import (
     MAX_SUBMISSIONS,
@@ -52,7 +52,7 @@ class SidecarClient:
     def __init__(
         self,
         settings: QSpecConfig,
-        live: Mapping[str, Live],
+        live: Mapping[str, LiveRequest],
         link: Link | None,
         sidecar: SidecarProcess | None,
         sources: Sources,
@@ -100,7 +100,7 @@ class SidecarClient:
         if self._sidecar is not None:
             self._sidecar.keep_alive()
 
-    def receive(self) -> list[tuple[Live, Drafted]]:
+    def receive(self) -> list[tuple[LiveRequest, Drafted]]:
         """What the sidecar has drafted, each with its request; what comes too late is left out."""
         messages = self._link.receive(MESSAGES_PER_POLL) if self._link is not None else ()
         drafted = []
@@ -121,12 +121,12 @@ class SidecarClient:
                 self._decline(live, message.reason)
         return drafted
 
-    def _live_of(self, submission: int) -> Live | None:
+    def _live_of(self, submission: int) -> LiveRequest | None:
         """The request of an open submission."""
         rid = self._rids.get(submission)
         return self._live.get(rid) if rid is not None else None
 
-    def _repair(self, live: Live, gap: Gap) -> None:
+    def _repair(self, live: LiveRequest, gap: Gap) -> None:
         """Send the sidecar what it lacks of a request, from the next report on or all anew."""
         if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
             return  # it has been told since
@@ -136,7 +136,7 @@ class SidecarClient:
         elif gap.known_len is None:
             self._ask_anew(live)
 
-    def _decline(self, live: Live, reason: str) -> None:
+    def _decline(self, live: LiveRequest, reason: str) -> None:
         """Go on without the sidecar's drafts for a request, until there is another sidecar."""
         live.declined = True
         self._declined += 1
@@ -172,28 +172,28 @@ class SidecarClient:
             elif live.submission is None:
                 self._ask_anew(live)
 
-    def _ask_anew(self, live: Live) -> None:
+    def _ask_anew(self, live: LiveRequest) -> None:
         self.forget(live)
         if live.waits or self._on_admission != "stop":
             self._want(live)
 
-    def submit(self, live: Live) -> None:
+    def submit(self, live: LiveRequest) -> None:
         """Ask for the request's drafts, now or as soon as that can be sent."""
         self._want(live)
         self._submit_unsent()
 
-    def _want(self, live: Live) -> None:
+    def _want(self, live: LiveRequest) -> None:
         if self._asks(live):
             self._unsent[live.rid] = None
 
-    def _asks(self, live: Live) -> bool:
+    def _asks(self, live: LiveRequest) -> bool:
         """Whether anything that the sidecar drafts may be used for the request."""
         if self._stopped or live.declined or live.controls.draft_token_num < 2:
             return False
         steps = self.lead > 0 and self._may(live, Source.STEP)
         return steps or self._may(live, Source.QUEUE)
 
-    def _may(self, live: Live, source: Source) -> bool:
+    def _may(self, live: LiveRequest, source: Source) -> bool:
         return source.name.lower() in live.controls.sources and source not in self._paused
 
     def _submit_unsent(self) -> None:
@@ -218,12 +218,12 @@ class SidecarClient:
                 case Delivery.TAKEN:
                     self._note_open(live, message)
 
-    def _fits_context(self, live: Live) -> bool:
+    def _fits_context(self, live: LiveRequest) -> bool:
         """Whether the draft model takes the request's text and a token behind it."""
         sidecar = self._link.sidecar if self._link is not None else None
         return sidecar is None or live.text_len < sidecar.context_len
 
-    def _has_room(self, live: Live) -> bool:
+    def _has_room(self, live: LiveRequest) -> bool:
         """Whether the sidecar keeps the request's text beside those of the open submissions."""
         sidecar = self._link.sidecar if self._link is not None else None
         if sidecar is None or not self._open:
@@ -232,7 +232,7 @@ class SidecarClient:
         submissions = len(self._open) + len(self._unclosed)
         return submissions < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
 
-    def _note_open(self, live: Live, message: Submit) -> None:
+    def _note_open(self, live: LiveRequest, message: Submit) -> None:
         """The sidecar works on a request from now on."""
         number = live.submission = message.submission
         self._open[number], self._rids[number] = len(message.token_ids), live.rid
@@ -243,7 +243,7 @@ class SidecarClient:
         if not live.waits:
             self.admit(live)
 
-    def admit(self, live: Live) -> None:
+    def admit(self, live: LiveRequest) -> None:
         """The request waits no longer. What the sidecar does about it is a setting.
 
         Best effort: if it cannot be sent now, the drafts only come in another order.
@@ -254,7 +254,7 @@ class SidecarClient:
             assert self._link is not None
             self._link.send(Admit(live.submission))
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: LiveRequest) -> None:
         """Nothing more is to be drafted for the request. A Close that is not taken waits."""
         self._unsent.pop(live.rid, None)
         if live.submission is not None:
@@ -262,7 +262,7 @@ class SidecarClient:
         self._part(live)
         self._close_unclosed()
 
-    def _part(self, live: Live) -> None:
+    def _part(self, live: LiveRequest) -> None:
         """The request's submission is over at this end."""
         if live.submission is not None:
             self._open_tokens -= self._open.pop(live.submission)
@@ -300,11 +300,11 @@ class SidecarClient:
                 self._open[commit.submission] += len(commit.token_ids)
                 self._open_tokens += len(commit.token_ids)
 
-    def knows(self, live: Live, output_len: int) -> bool:
+    def knows(self, live: LiveRequest, output_len: int) -> bool:
         """Whether a sidecar that knows so much of the request's output knows all it was told."""
         return self._reporter.knows(live, output_len)
 
-    def awaits(self, live: Live) -> bool:
+    def awaits(self, live: LiveRequest) -> bool:
         """Whether more of the request's step draft is about to come."""
         return self._reporter.awaits(live)
 

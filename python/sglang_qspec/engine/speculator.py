@@ -18,7 +18,7 @@ from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
 from sglang_qspec.engine.knobs import Knobs
-from sglang_qspec.engine.live import Live, Tally, sources_of
+from sglang_qspec.engine.live_request import LiveRequest, Tally, sources_of
 from sglang_qspec.engine.request_options import read_controls, read_guesses
 from sglang_qspec.engine.sidecar_client import SidecarClient
 from sglang_qspec.engine.step_proposals import StepProposals
@@ -62,7 +62,7 @@ class Speculator:
         self._clock = clock
         self._vocab_size = vocab_size
         self._tries = tries
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._sidecar = SidecarClient(settings, self._live, link, sidecar, self.sources, clock)
         self._steps_taken = 0
 
@@ -95,7 +95,7 @@ class Speculator:
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
             self.end(rid)
-            live = Live(
+            live = LiveRequest(
                 rid,
                 self._open_trie(rid, prompt_ids, wanted),
                 wanted,
@@ -119,7 +119,7 @@ class Speculator:
         )
 
     def _insert_guesses(
-        self, rid: str, live: Live, custom_params: Mapping[str, Any] | None
+        self, rid: str, live: LiveRequest, custom_params: Mapping[str, Any] | None
     ) -> None:
         if "guess" not in live.controls.sources:
             return
@@ -161,7 +161,7 @@ class Speculator:
             self._take(live, drafted)
         self._sidecar.catch_up()
 
-    def _take(self, live: Live, drafted: Drafted) -> None:
+    def _take(self, live: LiveRequest, drafted: Drafted) -> None:
         is_step = MAX_COMPLETIONS <= drafted.completion < STREAMS_PER_SUBMISSION
         if not is_step and drafted.completion >= live.controls.completions:
             return  # nobody asked for it
@@ -263,7 +263,7 @@ class Speculator:
         self._commit(rid, live, output_ids[len(live.output_ids) :])
         return live.max_new_tokens - len(output_ids) > 1
 
-    def _commit(self, rid: str, live: Live, fresh: Sequence[int]) -> None:
+    def _commit(self, rid: str, live: LiveRequest, fresh: Sequence[int]) -> None:
         if fresh:
             live.rests = False
             live.output_ids += fresh

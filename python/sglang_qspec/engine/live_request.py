@@ -62,7 +62,7 @@ class Tally:
 
 
 @dataclass
-class Live:
+class LiveRequest:
     """A request between its enqueueing and its end."""
 
     rid: str
