@@ -126,7 +126,7 @@ def front() -> tuple[Hook, ...]:
 
 def scheduler() -> tuple[Hook, ...]:
     """Hooks of the scheduler's process."""
-    from sglang_qspec.engine import endings, internal_state, lifecycle, metrics, report, row_width
+    from sglang_qspec.engine import endings, internal_state, kv_reserve, lifecycle, metrics, report
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -156,7 +156,7 @@ def scheduler() -> tuple[Hook, ...]:
         # Without wider rows a request could write to the KV slots of another.
         Hook(
             "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
-            row_width.widened,
+            kv_reserve.reserve_columns,
             AFTER,
             OnError.STOP_START,
         ),

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.runtime_context import get_spec
 
 
-def widened(extra: int) -> int:
+def reserve_columns(extra: int) -> int:
     """After `get_req_to_token_extra_context_len`: columns of a row behind the model's context."""
     if get_spec().speculative_algorithm != "QSPEC":
         return extra
