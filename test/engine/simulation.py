@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_qspec.budget import Course
+from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
@@ -95,8 +95,8 @@ class Simulation:
             for rid in rids
         ]
         batch: Any = SimpleNamespace(reqs=reqs, sampling_info=SAMPLING)
-        course = Course("ahead", self.width)
-        trees = self.proposer.propose(batch, course)
+        plan = PipelinePlan("ahead", self.width)
+        trees = self.proposer.propose(batch, plan)
         self.rows += len(trees) * trees.width
         self.clock.now += self.cost(len(trees), trees.width)
         accepted, bonus_ids = [], []
@@ -107,7 +107,7 @@ class Simulation:
             bonus_ids.append(left[len(nodes)])
             outputs[rid] += left[: len(nodes) + 1]
         self.active.settle(rids, trees, accepted, bonus_ids)
-        self.proposer.end_pass(rids, course, trees, accepted, bonus_ids)
+        self.proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
 
 
 def walk(tree: DraftTree, text: Sequence[int]) -> list[int]:

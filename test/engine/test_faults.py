@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.budget import Course
+from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
@@ -172,5 +172,5 @@ def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None
         reqs=[SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)], sampling_info=info
     )
     before = link.left
-    assert proposer.propose(batch, Course(pipeline, 8)).width == 1
+    assert proposer.propose(batch, PipelinePlan(pipeline, 8)).width == 1
     assert 0 < link.left < before

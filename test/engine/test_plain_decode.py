@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_qspec.budget import Course
+from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
@@ -43,7 +43,7 @@ def drafted(batch: Any, *, on_cpu: bool) -> int:
         "a", prompt_ids=[7, 8, 9] * 5, output_ids=[], max_new_tokens=100, stop_token_ids=[]
     )
     proposer = Proposer(active, Knobs.of(config, 8, graphs=False), on_cpu=on_cpu)
-    return int(proposer.propose(batch, Course("ahead", 8)).sizes[0]) - 1
+    return int(proposer.propose(batch, PipelinePlan("ahead", 8)).sizes[0]) - 1
 
 
 PLAIN: dict[str, Any] = {"temperature": 1.0}

@@ -2,7 +2,7 @@
 
 from sglang_qspec.budget.credit import Credit, FirstTokens
 from sglang_qspec.budget.pass_times import PassCost, PassTimes
-from sglang_qspec.budget.pilot import Course, Pilot
+from sglang_qspec.budget.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.budget.sources import Sources
 from sglang_qspec.budget.waiting import Patience, Punctuality, with_next_steps
 from sglang_qspec.budget.width import LADDER, Choice, WidthPolicy

@@ -13,10 +13,10 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.budget import (
     Choice,
-    Course,
     FirstTokens,
     PassTimes,
     Patience,
+    PipelinePlan,
     Punctuality,
     WidthPolicy,
     with_next_steps,
@@ -58,7 +58,7 @@ class Proposer:
         self._offered: DraftTrees | None = None
         """What the pass that runs has chosen from."""
 
-    def propose(self, batch: ScheduleBatch, course: Course) -> DraftTrees:
+    def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> DraftTrees:
         """A tree for each request, of the width that the pass is to have.
 
         Width 1 is plain decoding. Step drafts that are just being made are waited for: in `ahead`
@@ -76,7 +76,7 @@ class Proposer:
         if self._knobs.draft_token_num != self._width.max_width:
             self._width.limit(self._knobs.draft_token_num)
         self._width.fixed = self._knobs.fixed_width
-        widest = min(self._width.max_width, course.width)
+        widest = min(self._width.max_width, plan.width)
         if not self._knobs.enabled or widest == 1 or self._needs_plain_decode(batch):
             return self._speculator.propose(rids, outputs, 1, drafts=False)
         if not self._on_cpu and _is_penalized(batch):
@@ -89,7 +89,7 @@ class Proposer:
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
             choice = self._width.choose(trees.scores, factors)
-            left = self._wait(rids, trees, choice, factors, course.pipeline, left)
+            left = self._wait(rids, trees, choice, factors, plan.pipeline, left)
             if left <= 0.0:
                 self._offered = trees
                 return trees.best(choice.width)
@@ -97,7 +97,7 @@ class Proposer:
     def end_pass(
         self,
         rids: Sequence[str],
-        course: Course,
+        plan: PipelinePlan,
         trees: DraftTrees,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
@@ -108,7 +108,7 @@ class Proposer:
         rows = len(trees) * trees.width
         seconds = now - self._pass_ended - self._waited
         self.times.observe(len(trees), trees.width, seconds)
-        self._speculator.totals.note_pass(course.pipeline, len(trees), rows, seconds, self._waited)
+        self._speculator.totals.note_pass(plan.pipeline, len(trees), rows, seconds, self._waited)
         self._judge(rids, trees, accepted, bonus_ids)
         self._pass_ended, self._waited = now, 0.0
 

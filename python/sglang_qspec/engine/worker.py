@@ -29,7 +29,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.budget import Course, Pilot
+from sglang_qspec.budget import PipelinePlan, PipelineSelector
 from sglang_qspec.engine import (
     batch_split,
     compat,
@@ -69,7 +69,7 @@ class QSpecWorker(BaseSpecWorker):
         self._knobs = Knobs.of(settings, self._draft_token_num, graphs=not self._on_cpu)
         self._speculator = open_speculator(settings, self._knobs, gpu_id, target_worker)
         self._proposer = Proposer(self._speculator, self._knobs, on_cpu=self._on_cpu)
-        self._pilot = Pilot(self._proposer.times)
+        self._selector = PipelineSelector(self._proposer.times)
         self._halves = Halves()
         internal_state.expose(self._speculator)
         speculator.activate(self._speculator)
@@ -103,10 +103,10 @@ class QSpecWorker(BaseSpecWorker):
         """
         if not batch.forward_mode.is_decode():
             return self._extend(batch)
-        course, halves = self._plan(batch)
+        plan, halves = self._plan(batch)
         if not halves:
-            return self._pass(batch, course)
-        results = [self._pass(batch_split.take(batch, half), course) for half in halves]
+            return self._pass(batch, plan)
+        results = [self._pass(batch_split.take(batch, half), plan) for half in halves]
         return batch_split.join(halves, results)
 
     @property
@@ -114,27 +114,27 @@ class QSpecWorker(BaseSpecWorker):
         """Whether nothing has failed so far."""
         return speculator.active() is not None
 
-    def _plan(self, batch: ScheduleBatch) -> tuple[Course, Sequence[Sequence[int]]]:
+    def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
         """The course of this round, and the rows of each half if it has halves."""
-        course = Course("queue", self._knobs.draft_token_num)
+        plan = PipelinePlan("queue", self._knobs.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
             with guarded("a round was planned"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                course = self._course(batch, rids)
-                self._speculator.totals.pipeline = course.pipeline
-                self._speculator.lead = self._knobs.lead(course.pipeline, course.width)
-                if course.pipeline == "halves":
+                plan = self._course(batch, rids)
+                self._speculator.totals.pipeline = plan.pipeline
+                self._speculator.lead = self._knobs.lead(plan.pipeline, plan.width)
+                if plan.pipeline == "halves":
                     halves = self._halves.split(rids)
-        return course, halves
+        return plan, halves
 
-    def _course(self, batch: ScheduleBatch, rids: Sequence[str]) -> Course:
+    def _course(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
         """Of this round. A batch that has no halves, or no drafts for them, is drafted ahead."""
         widest = self._knobs.draft_token_num
-        course = Course(self._knobs.mode if self._knobs.enabled else "queue", widest)
-        if course.pipeline == "auto":
-            course = self._pilot.choose(
+        plan = PipelinePlan(self._knobs.mode if self._knobs.enabled else "queue", widest)
+        if plan.pipeline == "auto":
+            plan = self._selector.choose(
                 len(rids),
                 widest=widest,
                 fixed=self._knobs.fixed_width,
@@ -142,21 +142,21 @@ class QSpecWorker(BaseSpecWorker):
                 agreement=self._speculator.totals.agreement,
                 step_times=self._speculator.step_times,
             )
-        if course.pipeline == "halves" and not (
+        if plan.pipeline == "halves" and not (
             len(rids) > 1
             and batch_split.can_split(batch)
             and 2 * self._speculator.stepping(rids) >= len(rids)
         ):
-            return Course("ahead", widest)
-        return course
+            return PipelinePlan("ahead", widest)
+        return plan
 
-    def _pass(self, batch: ScheduleBatch, course: Course) -> GenerationBatchResult:
+    def _pass(self, batch: ScheduleBatch, plan: PipelinePlan) -> GenerationBatchResult:
         """One pass of the target over a decoding batch; what it commits is drafted on from."""
         trees: DraftTrees | None = None
         verify_input: NgramVerifyInput | None = None
         if self._speculates:
             with guarded("drafts were proposed"):
-                trees = self._proposer.propose(batch, course)
+                trees = self._proposer.propose(batch, plan)
                 if trees.width > 1:
                     verify_input = verify_input_of(
                         trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
@@ -171,7 +171,7 @@ class QSpecWorker(BaseSpecWorker):
             rids = [req.rid for req in batch.reqs]
             with guarded("a pass was taken stock of"):
                 self._speculator.settle(rids, trees, accepted, bonus_ids)
-                self._proposer.end_pass(rids, course, trees, accepted, bonus_ids)
+                self._proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
         with guarded("tokens were traced"):
             provenance.settle(batch.reqs, trees, accepted)
         return result

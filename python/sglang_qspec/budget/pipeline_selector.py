@@ -21,7 +21,7 @@ VOTES = 3
 
 
 @dataclass(frozen=True)
-class Course:
+class PipelinePlan:
     """How the next round of a batch is served."""
 
     pipeline: str
@@ -42,7 +42,7 @@ class _Log:
     votes: int = 0
 
 
-class Pilot:
+class PipelineSelector:
     """Weighs the pipelines by the formulas of `sglang_qspec.theory`.
 
     V comes from the passes of the target (`PassTimes`), D from those of the sidecar, and how good
@@ -64,7 +64,7 @@ class Pilot:
         lead: int,
         agreement: float,
         step_times: Sequence[tuple[float, float]],
-    ) -> Course:
+    ) -> PipelinePlan:
         """The course for the next round of so many requests.
 
         Passes have at most `widest` tokens for each, or exactly so many if that is `fixed`, and
@@ -72,7 +72,7 @@ class Pilot:
         (requests, seconds) of the sidecar's steps.
         """
         if requests < 2 or widest < 2 or not step_times:
-            return Course(FIRST, widest)
+            return PipelinePlan(FIRST, widest)
         log = self._logs.setdefault(requests.bit_length(), _Log())
         log.rounds += 1
         if log.rounds % PERIOD == 0:
@@ -80,7 +80,7 @@ class Pilot:
             step = Curve.through(step_times)
             _steer(log, self._expected(requests, widths, lead, agreement, step))
         ahead = log.pipeline == "ahead"
-        return Course(log.pipeline, widest if ahead else min(log.width, widest))
+        return PipelinePlan(log.pipeline, widest if ahead else min(log.width, widest))
 
     def _expected(
         self, requests: int, widths: Sequence[int], lead: int, agreement: float, step: Curve
