@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import internal_state, knobs
+from sglang_qspec.engine import internal_state, runtime_settings
 from sglang_qspec.engine.metrics import DraftMetrics
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.trie import TrieLimits, TrieStore
@@ -54,4 +54,4 @@ def test_the_documented_settings_are_those_that_can_be_changed(
 ) -> None:
     settings = first_column("| setting | in `server_args` | allowed |")
     assert settings == shown(monkeypatch)["settings"].keys()
-    assert {"qspec_" + name for name in settings} == set(knobs.NAMES)
+    assert {"qspec_" + name for name in settings} == set(runtime_settings.NAMES)

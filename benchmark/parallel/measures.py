@@ -104,7 +104,7 @@ class Row:
         pipeline = PIPELINES.get(self.cell.config)
         if pipeline is None or self.cell.k is None:
             return None
-        return pipeline.knobs(self.cell.k)["qspec_step_tokens"]
+        return pipeline.runtime(self.cell.k)["qspec_step_tokens"]
 
     def record(self) -> dict[str, Any]:
         """For JSON."""

@@ -34,7 +34,7 @@ class Pipeline:
     doubled: bool = False
     """Whether drafts run up to two passes ahead of what is committed."""
 
-    def knobs(self, k: int) -> dict[str, int]:
+    def runtime(self, k: int) -> dict[str, int]:
         """For the server: `k` draft tokens of a request in a pass, at most."""
         return {
             "qspec_mode": self.mode,

@@ -106,7 +106,7 @@ def serve(server: Server, task: Task) -> CellRun:
     speculating = task.config in PIPELINES
     turn(server, {"pp_max_micro_batch_size": task.running})
     if speculating:
-        turn(server, PIPELINES[task.config].knobs(task.k))
+        turn(server, PIPELINES[task.config].runtime(task.k))
         await_drafts(server, lambda: _warm_up(server, task))
     else:
         _warm_up(server, task)
@@ -179,10 +179,10 @@ def prefill_seconds(answers: Sequence[Mapping[str, Any]]) -> float:
     return total
 
 
-def turn(server: Server, knobs: Mapping[str, int]) -> None:
+def turn(server: Server, runtime: Mapping[str, int]) -> None:
     """Set a running server. Raises ServerError if it does not take it."""
-    if server.post("/set_internal_state", {"server_args": dict(knobs)}) != [True]:
-        raise ServerError(f"the server refused {dict(knobs)}")
+    if server.post("/set_internal_state", {"server_args": dict(runtime)}) != [True]:
+        raise ServerError(f"the server refused {dict(runtime)}")
 
 
 def _warm_up(server: Server, task: Task) -> None:

@@ -90,13 +90,13 @@ class Client:
     def _set_up(self, server: Server, block: Block, config: str) -> None:
         fixed = width_of(config)
         assert fixed is not None or config == ADAPTIVE
-        knobs = {
+        runtime = {
             "qspec_mode": MODE,
             "qspec_step_tokens": LEAD,
             "qspec_draft_token_num": fixed or self._width,
             "qspec_fixed_width": int(fixed is not None),
         }
-        turn(server, knobs)
+        turn(server, runtime)
         if not BY_NAME[block.case].misled:
             prompts = [f"Chapter {number}." for number in range(block.running + 2)]
             body = {"text": prompts, "sampling_params": sampling(0.0, WARM_UP_TOKENS)}

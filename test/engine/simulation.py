@@ -9,8 +9,8 @@ from typing import Any
 
 from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Link
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
@@ -50,8 +50,8 @@ class Simulation:
         config = QSpecConfig(max_request_tokens=4096, max_total_tokens=1 << 20)
         tries = TrieStore(TrieLimits(VOCAB, 4096, max_total_tokens=1 << 20))
         self.active = Speculator(config, VOCAB, tries, self.link, self.clock)
-        knobs = Knobs.of(config, self.width, graphs=False)
-        self.proposer = Proposer(self.active, knobs, on_cpu=True, clock=self.clock)
+        runtime_settings = RuntimeSettings.of(config, self.width, graphs=False)
+        self.proposer = Proposer(self.active, runtime_settings, on_cpu=True, clock=self.clock)
         self.rows = 0
         """Tokens that passes had."""
 

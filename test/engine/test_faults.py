@@ -9,8 +9,8 @@ import pytest
 
 from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import STREAMS_PER_SUBMISSION, Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
@@ -159,7 +159,7 @@ def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None
     active.enqueue("a", prompt_ids=[5], output_ids=[], max_new_tokens=100, stop_token_ids=[])
     active.poll()
     active.poll()
-    proposer = Proposer(active, Knobs.of(config, 8, graphs=False), on_cpu=True)
+    proposer = Proposer(active, RuntimeSettings.of(config, 8, graphs=False), on_cpu=True)
     info = SimpleNamespace(
         has_custom_logit_processor=False,
         has_watermark_candidates=False,

@@ -58,8 +58,8 @@ def generate(server: Server, prompts: list[str], **params: Any) -> list[dict[str
     return answers
 
 
-def turn(server: Server, **knobs: int) -> None:
-    values = {f"qspec_{name}": value for name, value in knobs.items()}
+def turn(server: Server, **runtime: int) -> None:
+    values = {f"qspec_{name}": value for name, value in runtime.items()}
     assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 

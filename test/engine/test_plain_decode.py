@@ -10,8 +10,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.trie import TrieLimits, TrieStore
 
@@ -42,7 +42,7 @@ def drafted(batch: Any, *, on_cpu: bool) -> int:
     active.enqueue(
         "a", prompt_ids=[7, 8, 9] * 5, output_ids=[], max_new_tokens=100, stop_token_ids=[]
     )
-    proposer = Proposer(active, Knobs.of(config, 8, graphs=False), on_cpu=on_cpu)
+    proposer = Proposer(active, RuntimeSettings.of(config, 8, graphs=False), on_cpu=on_cpu)
     return int(proposer.propose(batch, PipelinePlan("ahead", 8)).sizes[0]) - 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_qspec import config
-from sglang_qspec.engine import knobs, speculator
+from sglang_qspec.engine import runtime_settings, speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import RequestError
@@ -26,7 +26,7 @@ def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
         state[KEY] = {
             "failed": speculator.active() is None,
             **_exposed.describe(),
-            "settings": vars(_exposed.knobs),
+            "settings": vars(_exposed.runtime_settings),
         }
 
 
@@ -35,7 +35,7 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
     from sglang.srt.managers.scheduler_components.internal_state import _UpdateHandler
 
     if _exposed is not None:
-        handlers.update(dict.fromkeys(knobs.NAMES, _UpdateHandler(_validate, _turn)))
+        handlers.update(dict.fromkeys(runtime_settings.NAMES, _UpdateHandler(_validate, _turn)))
 
 
 def _validate(name: str, value: float) -> None:
@@ -50,7 +50,7 @@ def _validate(name: str, value: float) -> None:
     if active is None:
         raise UpdateRejected(f"{name} cannot be set: speculation has failed and is off")
     try:
-        knobs.check(
+        runtime_settings.check(
             {name: value},
             active.settings,
             get_spec().speculative_num_draft_tokens,
@@ -78,6 +78,6 @@ def check_update(manager: Any, obj: Any) -> None:
     fixed = not str(args.device).startswith("cpu")
     settings, widest = config.from_environment(), get_spec().speculative_num_draft_tokens
     try:
-        knobs.check(obj.server_args, settings, widest, graphs=fixed)
+        runtime_settings.check(obj.server_args, settings, widest, graphs=fixed)
     except RequestError as error:
         raise HTTPException(400, str(error)) from None

@@ -21,7 +21,7 @@ from sglang_qspec.budget import (
     WidthPolicy,
     with_next_steps,
 )
-from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.theory import Curve
 from sglang_qspec.trie import DraftTrees, Source
@@ -36,17 +36,17 @@ class Proposer:
     def __init__(
         self,
         active: Speculator,
-        knobs: Knobs,
+        runtime_settings: RuntimeSettings,
         *,
         on_cpu: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.times = PassTimes()
         self._speculator = active
-        self._knobs = knobs
+        self._runtime = runtime_settings
         self._on_cpu = on_cpu
         self._clock = clock
-        self._width = WidthPolicy(knobs.draft_token_num, times=self.times)
+        self._width = WidthPolicy(runtime_settings.draft_token_num, times=self.times)
         self._patience = Patience()
         self._punctuality = Punctuality()
         self._generation = active.generation
@@ -73,11 +73,11 @@ class Proposer:
             self._patience, self._punctuality = Patience(), Punctuality()
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]
-        if self._knobs.draft_token_num != self._width.max_width:
-            self._width.limit(self._knobs.draft_token_num)
-        self._width.fixed = self._knobs.fixed_width
+        if self._runtime.draft_token_num != self._width.max_width:
+            self._width.limit(self._runtime.draft_token_num)
+        self._width.fixed = self._runtime.fixed_width
         widest = min(self._width.max_width, plan.width)
-        if not self._knobs.enabled or widest == 1 or self._needs_plain_decode(batch):
+        if not self._runtime.enabled or widest == 1 or self._needs_plain_decode(batch):
             return self._speculator.propose(rids, outputs, 1, drafts=False)
         if not self._on_cpu and _is_penalized(batch):
             trees = self._speculator.propose(rids, outputs, widest, drafts=False)

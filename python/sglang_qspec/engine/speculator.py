@@ -17,9 +17,9 @@ from sglang_qspec.budget import FirstTokens, Sources
 from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
-from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.live_request import LiveRequest, Tally, sources_of
 from sglang_qspec.engine.request_options import read_controls, read_guesses
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.sidecar_client import SidecarClient
 from sglang_qspec.engine.step_proposals import StepProposals
 from sglang_qspec.engine.totals import Totals
@@ -49,10 +49,12 @@ class Speculator:
         clock: Callable[[], float] = time.monotonic,
         *,
         sidecar: SidecarProcess | None = None,
-        knobs: Knobs | None = None,
+        runtime_settings: RuntimeSettings | None = None,
     ) -> None:
         self.settings = settings
-        self.knobs = knobs or Knobs.of(settings, MAX_DRAFT_TOKENS, graphs=False)
+        self.runtime_settings = runtime_settings or RuntimeSettings.of(
+            settings, MAX_DRAFT_TOKENS, graphs=False
+        )
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
         self.drawn = StepProposals()
@@ -85,7 +87,7 @@ class Speculator:
         Requests of a smaller `rank` are served sooner, and those of one rank as they come.
         `seeded` are those with which the target draws its tokens, if it does.
         """
-        wanted = self.knobs.grant(read_controls(custom_params, self.settings))
+        wanted = self.runtime_settings.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
             return
         live = self._live.get(rid)
@@ -320,12 +322,12 @@ class Speculator:
                 self._sidecar.submit(live)
 
     def turn(self, name: str, value: float) -> None:
-        """Turn a knob, as `Knobs.set`. All drafting stops and begins with `enabled`."""
-        before = self.knobs.enabled
-        self.knobs.set(name, value)
-        if before and not self.knobs.enabled:
+        """Turn a knob, as `RuntimeSettings.set`. All drafting stops and begins with `enabled`."""
+        before = self.runtime_settings.enabled
+        self.runtime_settings.set(name, value)
+        if before and not self.runtime_settings.enabled:
             self._sidecar.stop()
-        elif self.knobs.enabled and not before:
+        elif self.runtime_settings.enabled and not before:
             self._sidecar.resume()
 
     @property

@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_model, get_serving, get_spec
 
 from sglang_qspec.config import QSpecConfig, flag
 from sglang_qspec.engine import compat
-from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
@@ -34,7 +34,7 @@ HANDSHAKE_SECONDS = 5.0
 
 
 def open_speculator(
-    settings: QSpecConfig, knobs: Knobs, gpu_id: int, target_worker: Any
+    settings: QSpecConfig, runtime_settings: RuntimeSettings, gpu_id: int, target_worker: Any
 ) -> Speculator:
     """Open the link, starting a sidecar first if the server has a draft model of its own.
 
@@ -56,7 +56,14 @@ def open_speculator(
     elif draft_model is not None:
         hello = _hello()
         link, sidecar = _start_own(settings, draft_model, hello, gpu_id)
-    return Speculator(settings, vocab_size, TrieStore(limits), link, sidecar=sidecar, knobs=knobs)
+    return Speculator(
+        settings,
+        vocab_size,
+        TrieStore(limits),
+        link,
+        sidecar=sidecar,
+        runtime_settings=runtime_settings,
+    )
 
 
 def _hello() -> Hello:

@@ -43,8 +43,8 @@ from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.halves import Halves
-from sglang_qspec.engine.knobs import Knobs
 from sglang_qspec.engine.proposer import Proposer
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.startup import open_speculator
 from sglang_qspec.engine.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTrees
@@ -66,9 +66,9 @@ class QSpecWorker(BaseSpecWorker):
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
-        self._knobs = Knobs.of(settings, self._draft_token_num, graphs=not self._on_cpu)
-        self._speculator = open_speculator(settings, self._knobs, gpu_id, target_worker)
-        self._proposer = Proposer(self._speculator, self._knobs, on_cpu=self._on_cpu)
+        self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=not self._on_cpu)
+        self._speculator = open_speculator(settings, self._runtime, gpu_id, target_worker)
+        self._proposer = Proposer(self._speculator, self._runtime, on_cpu=self._on_cpu)
         self._selector = PipelineSelector(self._proposer.times)
         self._halves = Halves()
         internal_state.expose(self._speculator)
@@ -116,7 +116,7 @@ class QSpecWorker(BaseSpecWorker):
 
     def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
         """The course of this round, and the rows of each half if it has halves."""
-        plan = PipelinePlan("queue", self._knobs.draft_token_num)
+        plan = PipelinePlan("queue", self._runtime.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
             with guarded("a round was planned"):
@@ -124,21 +124,21 @@ class QSpecWorker(BaseSpecWorker):
                 rids = [req.rid for req in batch.reqs]
                 plan = self._course(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
-                self._speculator.lead = self._knobs.lead(plan.pipeline, plan.width)
+                self._speculator.lead = self._runtime.lead(plan.pipeline, plan.width)
                 if plan.pipeline == "halves":
                     halves = self._halves.split(rids)
         return plan, halves
 
     def _course(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
         """Of this round. A batch that has no halves, or no drafts for them, is drafted ahead."""
-        widest = self._knobs.draft_token_num
-        plan = PipelinePlan(self._knobs.mode if self._knobs.enabled else "queue", widest)
+        widest = self._runtime.draft_token_num
+        plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
         if plan.pipeline == "auto":
             plan = self._selector.choose(
                 len(rids),
                 widest=widest,
-                fixed=self._knobs.fixed_width,
-                lead=self._knobs.step_tokens,
+                fixed=self._runtime.fixed_width,
+                lead=self._runtime.step_tokens,
                 agreement=self._speculator.totals.agreement,
                 step_times=self._speculator.step_times,
             )

@@ -77,15 +77,17 @@ def test_prompts_that_are_too_few_are_served_once_in_a_cell() -> None:
 
 
 def test_pipelines_are_compared_with_the_drafts_and_the_width_that_are_theirs() -> None:
-    assert PIPELINES["sequential"].knobs(4) == {
+    assert PIPELINES["sequential"].runtime(4) == {
         "qspec_mode": 1,
         "qspec_draft_token_num": 5,
         "qspec_step_tokens": 16,
         "qspec_fixed_width": 1,
     }
-    assert PIPELINES["ahead"].knobs(4)["qspec_step_tokens"] == 9
-    assert PIPELINES["sequential"].knobs(24)["qspec_step_tokens"] == 24
-    fixed = {name for name, pipeline in PIPELINES.items() if pipeline.knobs(1)["qspec_fixed_width"]}
+    assert PIPELINES["ahead"].runtime(4)["qspec_step_tokens"] == 9
+    assert PIPELINES["sequential"].runtime(24)["qspec_step_tokens"] == 24
+    fixed = {
+        name for name, pipeline in PIPELINES.items() if pipeline.runtime(1)["qspec_fixed_width"]
+    }
     assert fixed == {"sequential", "sequential-half", "halves", "ahead"}
     assert {name for name in PIPELINES if PIPELINES[name].sources == ("step",)} == {
         *fixed,

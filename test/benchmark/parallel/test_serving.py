@@ -90,10 +90,10 @@ def run(server: Any, task: Task = TASK) -> serving.CellRun:
 def test_a_pipeline_is_set_warmed_up_and_served_with_an_empty_cache() -> None:
     server = FakeServer()
     run(server)
-    (_, slots), (_, knobs), (warm_up, first), (flush, _), (path, last) = server.asked
+    (_, slots), (_, runtime), (warm_up, first), (flush, _), (path, last) = server.asked
     assert slots == {"server_args": {"pp_max_micro_batch_size": 2}}
-    assert knobs["server_args"]["qspec_mode"] == 2
-    assert knobs["server_args"]["qspec_draft_token_num"] == 5
+    assert runtime["server_args"]["qspec_mode"] == 2
+    assert runtime["server_args"]["qspec_draft_token_num"] == 5
     assert (warm_up, flush[:12], path) == ("/generate", "/flush_cache", "/generate")
     assert len(first["text"]) > 2
     assert last["text"] == ["Who?", "Where?", "When?"]

@@ -77,19 +77,19 @@ def test_a_request_may_have_narrower_passes_or_no_drafts(
 
 
 @contextmanager
-def turned(server: Server, **knobs: int) -> Iterator[None]:
+def turned(server: Server, **runtime: int) -> Iterator[None]:
     """Some knobs at these values, and then all as they were before."""
     before = state(server)["settings"]
-    turn(server, **knobs)
+    turn(server, **runtime)
     try:
         yield
     finally:
-        turn(server, **{name: int(before[name]) for name in knobs})
+        turn(server, **{name: int(before[name]) for name in runtime})
     assert state(server)["settings"] == before
 
 
-def turn(server: Server, **knobs: int) -> None:
-    values = {f"qspec_{name}": value for name, value in knobs.items()}
+def turn(server: Server, **runtime: int) -> None:
+    values = {f"qspec_{name}": value for name, value in runtime.items()}
     assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 

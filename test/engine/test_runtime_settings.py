@@ -5,8 +5,8 @@ import pytest
 from sglang_qspec import controls
 from sglang_qspec.config import MODES, QSpecConfig
 from sglang_qspec.controls import SOURCES
-from sglang_qspec.engine import knobs
-from sglang_qspec.engine.knobs import Knobs
+from sglang_qspec.engine import runtime_settings
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.errors import RequestError
 
 SETTINGS = QSpecConfig()
@@ -14,38 +14,40 @@ SETTINGS = QSpecConfig()
 
 def check(given: dict[str, float], *, graphs: bool = False) -> None:
     """As a server does that was started with the defaults and passes of 8."""
-    knobs.check(given, SETTINGS, 8, graphs=graphs)
+    runtime_settings.check(given, SETTINGS, 8, graphs=graphs)
 
 
 def test_they_start_as_the_server_s_settings() -> None:
-    started = Knobs.of(QSpecConfig(mode="halves", step_tokens=5, completions=3), 8, graphs=False)
-    assert started == Knobs("halves", 5, 8, fixed_width=False, completions=3)
+    started = RuntimeSettings.of(
+        QSpecConfig(mode="halves", step_tokens=5, completions=3), 8, graphs=False
+    )
+    assert started == RuntimeSettings("halves", 5, 8, fixed_width=False, completions=3)
     assert started.enabled
     assert started.sources == set(SOURCES)
-    assert Knobs.of(QSpecConfig(width="fixed"), 8, graphs=False).fixed_width
-    assert Knobs.of(QSpecConfig(), 8, graphs=True).fixed_width
+    assert RuntimeSettings.of(QSpecConfig(width="fixed"), 8, graphs=False).fixed_width
+    assert RuntimeSettings.of(QSpecConfig(), 8, graphs=True).fixed_width
 
 
 def test_a_mode_is_set_by_its_place_and_a_switch_by_a_number() -> None:
-    current = Knobs.of(QSpecConfig(), 8, graphs=False)
+    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
     given = {"qspec_mode": 2, "qspec_step_tokens": 3.0, "qspec_draft_token_num": 4}
     switched = {"qspec_fixed_width": 1, "qspec_enabled": 0.0, "qspec_source_step": 0}
     check({**given, **switched, "qspec_completions": 2})
     for name, value in {**given, **switched, "qspec_completions": 2}.items():
         current.set(name, value)
-    assert current == Knobs(
+    assert current == RuntimeSettings(
         MODES[2], 3, 4, fixed_width=True, enabled=False, completions=2, source_step=False
     )
     assert current.sources == {"queue", "guess", "prompt", "output"}
 
 
 def test_every_knob_can_be_set_and_no_other() -> None:
-    check(dict.fromkeys(knobs.NAMES, 1))
-    assert {f"qspec_source_{source}" for source in SOURCES} <= set(knobs.NAMES)
+    check(dict.fromkeys(runtime_settings.NAMES, 1))
+    assert {f"qspec_source_{source}" for source in SOURCES} <= set(runtime_settings.NAMES)
 
 
 def test_a_request_gets_what_it_wants_as_far_as_the_knobs_go() -> None:
-    current = Knobs.of(QSpecConfig(), 8, graphs=False)
+    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
     wanted = controls.read({"qspec_completions": 5, "qspec_sources": ["queue", "step"]}, SETTINGS)
     assert current.grant(wanted) == wanted
     current.completions, current.source_step = 3, False
@@ -57,7 +59,7 @@ def test_a_request_gets_what_it_wants_as_far_as_the_knobs_go() -> None:
 
 
 def test_steps_run_ahead_only_where_that_is_of_use() -> None:
-    current = Knobs("auto", 16, 5, fixed_width=False)
+    current = RuntimeSettings("auto", 16, 5, fixed_width=False)
     leads = {pipeline: current.lead(pipeline, width=5) for pipeline in MODES[:-1]}
     assert leads == {"queue": 0, "sequential": 4, "halves": 4, "ahead": 16}
 

@@ -18,7 +18,7 @@ PREFIX = "qspec_"
 
 
 @dataclass
-class Knobs:
+class RuntimeSettings:
     """The values in force. Owned by the worker; its speculator reads and turns them.
 
     The first five count from the next pass on, the others for requests that come from then on.
@@ -40,7 +40,7 @@ class Knobs:
     source_output: bool = True
 
     @classmethod
-    def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> Knobs:
+    def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> RuntimeSettings:
         """As the server was started; with captured `graphs` there is one width."""
         return cls(
             settings.mode,
@@ -85,7 +85,7 @@ class Knobs:
             setattr(self, field, type(getattr(self, field))(value))
 
 
-NAMES = tuple(PREFIX + field.name for field in fields(Knobs))
+NAMES = tuple(PREFIX + field.name for field in fields(RuntimeSettings))
 
 
 def check(
