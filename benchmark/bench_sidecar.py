@@ -139,12 +139,12 @@ class Bench:
         from sglang_qspec.messages import Submit
 
         # As a module that something is put into for a while.
-        queue_drafter: Any = importlib.import_module("sglang_qspec.sidecar.queue_drafter")
+        queue_drafter: Any = importlib.import_module("sglang_qspec.sidecar.drafter")
 
         model_s = Timed(self.model.step)
         sample_s = Timed(queue_drafter.choose)
         self.model.step, queue_drafter.choose = model_s, sample_s
-        drafter = queue_drafter.QueueDrafter(self.model, max_completion_tokens=self.tokens)
+        drafter = queue_drafter.Drafter(self.model, max_completion_tokens=self.tokens)
         peer = Peer("bench", b"")
         for number in range(-(-rows // 8)):
             submit = Submit(number, self.prompt(), 0, self.tokens, min(rows, 8), 0.6)

@@ -63,12 +63,12 @@ def complete(
     from sglang_qspec.link import Peer
     from sglang_qspec.messages import Drafted, Submit
     from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
-    from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+    from sglang_qspec.sidecar.drafter import Drafter
 
     model = DraftModel(
         DraftModelOptions(model_path, device=options.device, max_total_tokens=64 * 1024)
     )
-    drafter = QueueDrafter(model, max_completion_tokens=options.max_new_tokens)
+    drafter = Drafter(model, max_completion_tokens=options.max_new_tokens)
     for number, prompt_ids in enumerate(prompts):
         drafter.submit(
             Peer("record", b""),

@@ -30,9 +30,9 @@ def _light_seconds(model: Any, servers: int, size: int, tokens: int, requests: i
     """Seconds from a light request's submission to its completion, on average."""
     from sglang_qspec.link import Peer
     from sglang_qspec.messages import Close, Submit
-    from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+    from sglang_qspec.sidecar.drafter import Drafter
 
-    drafter = QueueDrafter(model, max_completion_tokens=512, apart=model.device == "cpu")
+    drafter = Drafter(model, max_completion_tokens=512, apart=model.device == "cpu")
     numbers, rng = itertools.count(1), random.Random(servers)
     light, greedy = Peer("light", b"l"), [Peer(f"g{n}", bytes([n])) for n in range(servers - 1)]
 

@@ -28,11 +28,11 @@ def measure(model: Any, live: int, *, one_prompt: bool, size: int, tokens: int) 
     from sglang_qspec.messages import Close, SeededSampling, Submit
 
     # As a module that something is put into for a while.
-    queue_drafter: Any = importlib.import_module("sglang_qspec.sidecar.queue_drafter")
+    queue_drafter: Any = importlib.import_module("sglang_qspec.sidecar.drafter")
 
     passes, choose = Passes(model), queue_drafter.choose
     queue_drafter.choose = passes.timed(choose)
-    drafter = queue_drafter.QueueDrafter(passes, max_completion_tokens=tokens, apart=True)
+    drafter = queue_drafter.Drafter(passes, max_completion_tokens=tokens, apart=True)
     peer, numbers = Peer("bench", b""), itertools.count(1)
 
     def submit() -> int:

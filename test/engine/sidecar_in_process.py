@@ -10,7 +10,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import LinkServer, PrivateEndpoint, SidecarLink
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
-from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.trie import TrieLimits, TrieStore
 from test.link.wire import FINGERPRINT, until
 from test.sidecar.scripted import ScriptedModel
@@ -23,7 +23,7 @@ class Pair:
 
     def __init__(self, endpoint: str, max_text_tokens: int = 1 << 20) -> None:
         self.model = ScriptedModel(vocab_size=VOCAB, context_len=256)
-        self.drafter = QueueDrafter(self.model, max_server_tokens=2 * max_text_tokens)
+        self.drafter = Drafter(self.model, max_server_tokens=2 * max_text_tokens)
         welcome = Welcome(PROTOCOL, "scripted", VOCAB, 256, max_text_tokens=max_text_tokens)
         self.server = LinkServer(
             endpoint, welcome, FINGERPRINT, lambda: Heartbeat(self.drafter.requests, 0, 0, 0)

@@ -26,8 +26,8 @@ from sglang_qspec.messages import (
     ToSidecar,
     max_to_sidecar_bytes,
 )
+from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
-from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
 from test.fuzz.frames import Record
 from test.sidecar.scripted import ScriptedModel
@@ -61,7 +61,7 @@ class Model(ScriptedModel):
         return super()._say(rows, slots, token_ids)
 
 
-class WatchedDrafter(QueueDrafter):
+class WatchedDrafter(Drafter):
     """Keeps the first exception that no record asked for; the loop would only log it."""
 
     unexpected: Exception | None = None

@@ -15,7 +15,7 @@ from sglang_qspec.messages import (
     SeededSampling,
     Submit,
 )
-from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from sglang_qspec.sidecar.drafter import Drafter
 from test.sidecar.scripted import ScriptedModel
 
 ONE, TWO = Peer("one", b"1"), Peer("two", b"2")
@@ -32,7 +32,7 @@ class Desk:
         """Why nothing is kept of a request."""
         self.gaps: list[tuple[str, int | None]] = []
         """Requests whose commits did not fit, and the output length that is known."""
-        self.drafter = QueueDrafter(model, **options)
+        self.drafter = Drafter(model, **options)
         self.told: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
         self.finished: list[tuple[Peer, str, int]] = []
         self.base_lens: dict[str, int] = {}

@@ -22,8 +22,8 @@ from sglang_qspec.messages import (
     Submit,
     ToSidecar,
 )
+from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
-from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 from test.sidecar.desk import ONE, TWO, Desk
 from test.sidecar.scripted import ScriptedModel
 
@@ -34,7 +34,7 @@ POISON = 990
 class Scripted:
     """A wire with messages to come; ends the loop when it is idle and all have been read."""
 
-    def __init__(self, drafter: QueueDrafter, *messages: tuple[Peer, ToSidecar]) -> None:
+    def __init__(self, drafter: Drafter, *messages: tuple[Peer, ToSidecar]) -> None:
         self.drafter = drafter
         self.coming = deque(messages)
         self.sent: list[tuple[Peer, FromSidecar]] = []
@@ -102,7 +102,7 @@ class FailsTogether(ScriptedModel):
 
 
 def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
-    drafter = QueueDrafter(Fragile())
+    drafter = Drafter(Fragile())
     bad = [(ONE, submit(number, [POISON, number])) for number in range(20)]
     wire = Scripted(drafter, *bad, (TWO, submit(1, [50, 51])))
     wire.run()
@@ -113,7 +113,7 @@ def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
 
 def test_a_prompt_that_fails_behind_its_first_piece_is_found_too() -> None:
     """Its passes succeed alone at first; others must not lose their KV to it for ever."""
-    drafter = QueueDrafter(Fragile(), prefill_tokens=8)
+    drafter = Drafter(Fragile(), prefill_tokens=8)
     long = [*range(100, 140), POISON, 5]
     wire = Scripted(
         drafter,
@@ -127,14 +127,14 @@ def test_a_prompt_that_fails_behind_its_first_piece_is_found_too() -> None:
 
 
 def test_passes_that_fail_only_together_end_the_process() -> None:
-    drafter = QueueDrafter(FailsTogether())
+    drafter = Drafter(FailsTogether())
     wire = Scripted(drafter, *((ONE, single(number)) for number in range(1, 30)))
     with pytest.raises(DraftModelError, match="in a row"):
         wire.run()
 
 
 def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
-    drafter = QueueDrafter(Fragile())
+    drafter = Drafter(Fragile())
     wire = Scripted(
         drafter,
         (ONE, submit(1, [1, 2, 3])),
@@ -199,7 +199,7 @@ def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
 def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    drafter = QueueDrafter(Dead())
+    drafter = Drafter(Dead())
     messages = [(ONE, submit(number, [7, number])) for number in range(40)]
     wire = Scripted(drafter, *messages)
     with caplog.at_level(logging.WARNING), pytest.raises(DraftModelError, match="in a row"):
@@ -212,7 +212,7 @@ def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_line
 def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafter = QueueDrafter(ScriptedModel())
+    drafter = Drafter(ScriptedModel())
     failing: Callable[..., None] = drafter._follow
 
     def follow(subscriber, prompt, commit, *, draft):  # type: ignore[no-untyped-def]
@@ -237,7 +237,7 @@ def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
 
 def test_messages_that_once_ended_a_sidecar_are_declined() -> None:
     """An empty text, and a commit of nothing: no pass is made over no tokens."""
-    drafter = QueueDrafter(ScriptedModel())
+    drafter = Drafter(ScriptedModel())
     wire = Scripted(
         drafter,
         (ONE, Submit(1, [], 0, 8, 0, 0.6)),

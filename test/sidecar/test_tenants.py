@@ -16,7 +16,7 @@ from sglang_qspec.messages import (
     SeededSampling,
     Submit,
 )
-from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.quota import Quota
 from test.sidecar.desk import ONE, TWO, Desk
 from test.sidecar.scripted import ScriptedModel
@@ -90,7 +90,7 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     """By a clock on which a pass takes a second, and with `apart` one more for each eight rows."""
     desk = Desk(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
     now = [0.0]
-    monkeypatch.setattr("sglang_qspec.sidecar.queue_drafter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", lambda: now[0])
     step, extend = desk.model.step, desk.model.extend
 
     def spend(rows: int) -> None:
@@ -128,7 +128,7 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
         now[0] += 0.5
         return now[0]
 
-    monkeypatch.setattr("sglang_qspec.sidecar.queue_drafter.time.monotonic", clock)
+    monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", clock)
     desk.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
     desk.run()  # which is idle now, after a hundred passes
     desk.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
@@ -189,7 +189,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
 
 def test_texts_over_a_servers_share_are_declined_and_others_are_not() -> None:
     model = ScriptedModel(context_len=200)
-    drafter = QueueDrafter(model, max_server_tokens=250)
+    drafter = Drafter(model, max_server_tokens=250)
 
     def declined(peer: Peer, number: int, size: int) -> list[str]:
         drafter.submit(peer, Submit(number, [7] * size, 0, 8, 1, 0.5))
@@ -236,7 +236,7 @@ def test_whatever_servers_do_drafts_are_right_and_nothing_is_left(seed: int) -> 
     """Three servers send anything, valid or not, in any order, with much or little KV."""
     rng = random.Random(seed)
     model = ScriptedModel(tokens=rng.choice([60, 200, 4096]), rows=rng.choice([4, 16, 64]))
-    drafter = QueueDrafter(
+    drafter = Drafter(
         model,
         slots=rng.choice([2, 8, 64]),
         apart=rng.random() < 0.5,

@@ -51,8 +51,8 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
     from sglang_qspec.link import LinkServer, keys
     from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
     from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+    from sglang_qspec.sidecar.drafter import Drafter
     from sglang_qspec.sidecar.loop import serve
-    from sglang_qspec.sidecar.queue_drafter import QueueDrafter
 
     began = time.monotonic()
     key_pair = keys.load(options.key_file) if options.key_file else None
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    drafter = QueueDrafter(
+    drafter = Drafter(
         model,
         slots=options.slots,
         max_completion_tokens=options.max_completion_tokens,

@@ -58,7 +58,7 @@ class BatchScheduler:
         prefill_tokens: int,
         apart: bool,
     ) -> None:
-        """The settings are as in `QueueDrafter`."""
+        """The settings are as in `Drafter`."""
         self._model = model
         self._turns = turns
         self._allocator = allocator

@@ -11,7 +11,7 @@ from typing import Protocol
 from sglang_qspec.errors import DraftModelError, PromptError
 from sglang_qspec.link import Faults, Peer
 from sglang_qspec.messages import FromSidecar, ToSidecar
-from sglang_qspec.sidecar.queue_drafter import QueueDrafter
+from sglang_qspec.sidecar.drafter import Drafter
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Wire(Protocol):
     def send(self, peer: Peer, message: FromSidecar) -> bool: ...
 
 
-def serve(drafter: QueueDrafter, wire: Wire, stopping: Callable[[], bool]) -> None:
+def serve(drafter: Drafter, wire: Wire, stopping: Callable[[], bool]) -> None:
     """Draft until `stopping`. Waits for messages only when there is nothing to draft.
 
     This is the place that decides what an exception means. One in a message costs the requests
@@ -76,7 +76,7 @@ def serve(drafter: QueueDrafter, wire: Wire, stopping: Callable[[], bool]) -> No
                 drafter.undelivered(peer, answer)
 
 
-def _handle(drafter: QueueDrafter, peer: Peer, message: ToSidecar, faults: Faults) -> None:
+def _handle(drafter: Drafter, peer: Peer, message: ToSidecar, faults: Faults) -> None:
     try:
         drafter.handle(peer, message)
     except Exception as error:

@@ -44,7 +44,7 @@ RETRY_S = 0.1
 """Time after which messages that a server's full queue did not take are sent again."""
 
 
-class QueueDrafter:
+class Drafter:
     """Turns requests into drafts with a model. One thread calls it."""
 
     def __init__(
