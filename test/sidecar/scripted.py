@@ -19,7 +19,7 @@ def count_on(sequence: tuple[int, ...]) -> int:
 
 
 class ScriptedModel:
-    """`Rows` that say what `script` tells, with KV for `tokens` tokens in `rows` rows.
+    """`DraftKV` that say what `script` tells, with KV for `tokens` tokens in `rows` rows.
 
     Every pass is noted in `passes`, as (verb, rows, tokens).
     """

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.turns import Turns
 
 BESIDE_STEPS = 8
@@ -50,7 +50,7 @@ class BatchScheduler:
 
     def __init__(
         self,
-        model: Rows,
+        model: DraftKV,
         turns: Turns,
         allocator: RowAllocator,
         *,

@@ -45,7 +45,7 @@ class DraftModelOptions:
 
 
 class DraftModel:
-    """`Rows` over a model that SGLang loads. Not thread-safe."""
+    """`DraftKV` over a model that SGLang loads. Not thread-safe."""
 
     def __init__(self, options: DraftModelOptions) -> None:
         """Load the model; takes seconds.

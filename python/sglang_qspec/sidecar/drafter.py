@@ -29,10 +29,10 @@ from sglang_qspec.messages import (
     ToSidecar,
 )
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
+from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Share, Subscriber, prompt_key
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import GREEDY, choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.step_times import StepTimes
@@ -49,7 +49,7 @@ class Drafter:
 
     def __init__(
         self,
-        model: Rows,
+        model: DraftKV,
         *,
         slots: int = 64,
         max_completion_tokens: int = 512,

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.prompt import Completion, Prompt
-from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.turns import Turns
 
 SHARED_PREFIX = 16
@@ -35,7 +35,7 @@ class RowAllocator:
     KV is shared among prompts of one server, and with `share` among those of all.
     """
 
-    def __init__(self, model: Rows, turns: Turns, *, share: bool = False) -> None:
+    def __init__(self, model: DraftKV, turns: Turns, *, share: bool = False) -> None:
         self._model = model
         self._turns = turns
         self._share = share

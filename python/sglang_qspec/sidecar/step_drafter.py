@@ -7,9 +7,9 @@ from array import array
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
+from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription, tokens_of
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.rows import Rows
 from sglang_qspec.sidecar.sampling import GREEDY
 from sglang_qspec.sidecar.turns import Turns
 
@@ -23,7 +23,7 @@ class StepDrafter:
     target is, and otherwise drawn with the target's own dice, or sent with what it was drawn from.
     """
 
-    def __init__(self, model: Rows, turns: Turns, allocator: RowAllocator) -> None:
+    def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
         self._model = model
         self._turns = turns
         self._allocator = allocator

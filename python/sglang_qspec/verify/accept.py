@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Rows = Sequence[Sequence[int]]
+DraftKV = Sequence[Sequence[int]]
 """[bs][D]: of each request, one number a node."""
 
 
 def accept(
-    draft_tokens: Rows, first_children: Rows, next_siblings: Rows, targets: Rows, max_len: int
+    draft_tokens: DraftKV,
+    first_children: DraftKV,
+    next_siblings: DraftKV,
+    targets: DraftKV,
+    max_len: int,
 ) -> list[list[int]]:
     """Of each request the nodes on the accepted path, the root (node 0) first.
 

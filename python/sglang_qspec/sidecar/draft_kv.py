@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 
-class Rows(Protocol):
+class DraftKV(Protocol):
     """A causal language model that keeps the KV of many token sequences, one to a row.
 
     A row is a small number. Its length is how many tokens its KV covers. Rows made by `fork`
