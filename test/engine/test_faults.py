@@ -66,7 +66,7 @@ def test_a_storm_has_mishaps_of_every_kind() -> None:
             for key, count in described[name].items():
                 totals[key] = totals.get(key, 0) + count
         totals["evictions"] = totals.get("evictions", 0) + described["evictions"]
-        totals["generations"] = totals.get("generations", 0) + storm.link.generation
+        totals["generations"] = totals.get("generations", 0) + storm.link.session_count
     expected = ("queue", "step", "guess", "prompt", "output", "ahead", "gap", "conflict", "full")
     others = ("evictions", "malformed", "to_sidecar", "generations")
     assert all(totals[name] > 0 for name in (*expected, *others)), sorted(totals.items())

@@ -157,7 +157,7 @@ class ServerEnd:
         storm.check()
         trees = len(storm.requests)
         # Each sidecar is asked once for a request, and again as often as it may ask for repairs.
-        repairs = storm.link.generation * trees * (MAX_REPAIRS + 1)
+        repairs = storm.link.session_count * trees * (MAX_REPAIRS + 1)
         assert len(storm.link.submits) <= storm.handed_over + repairs, "asked without an end"
         assert all(request.output_ids == request.text for request in storm.finished), "other text"
 

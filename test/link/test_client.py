@@ -46,7 +46,7 @@ def test_a_link_waits_for_a_sidecar_that_comes_later(wire: Wire) -> None:
         assert link.receive() == []
     assert link.state is LinkState.CONNECTING
     ready(link, wire.serve())
-    assert link.generation == 1
+    assert link.session_count == 1
 
 
 def test_nothing_that_was_sent_to_a_dead_sidecar_waits_for_its_successor(wire: Wire) -> None:
@@ -57,7 +57,7 @@ def test_nothing_that_was_sent_to_a_dead_sidecar_waits_for_its_successor(wire: W
     for _ in range(100):
         link.send(SUBMIT)
     server = wire.serve()
-    until(lambda: link.generation == 2, link.receive, lambda: server.receive(0))
+    until(lambda: link.session_count == 2, link.receive, lambda: server.receive(0))
     assert server.unserved == 0
 
 
@@ -83,7 +83,7 @@ def test_a_sidecar_that_is_killed_can_be_started_again_at_the_same_socket(key_fi
             with subprocess.Popen([sys.executable, "-c", SIDECAR, wire.endpoint]) as sidecar:
                 try:
                     until(lambda: link.state is LinkState.READY, link.receive)
-                    assert link.generation == life
+                    assert link.session_count == life
                 finally:
                     sidecar.kill()
             until(lambda: link.state is LinkState.LOST, link.receive)
@@ -108,7 +108,7 @@ def test_a_silent_sidecar_is_lost_and_comes_back_with_the_work(wire: Wire) -> No
         link.receive,
     )
     assert [message for _, message in received] == [Close(1)]
-    assert link.generation == 1
+    assert link.session_count == 1
     assert server.departed() == []
 
 
@@ -127,7 +127,7 @@ def test_a_busy_scheduler_does_not_take_its_own_absence_for_the_sidecars_death(w
         assert link.state is LinkState.READY
         # It asks as soon as it is back, and is answered.
         until(partial(answered, heartbeat), link.receive, lambda: server.receive(0))
-    assert link.generation == 1
+    assert link.session_count == 1
 
 
 def test_a_link_that_was_forgotten_learns_that_its_work_is_gone(wire: Wire) -> None:
@@ -148,7 +148,7 @@ def test_a_link_that_was_forgotten_learns_that_its_work_is_gone(wire: Wire) -> N
         # It asks at once, and need not take the sidecar for lost first.
         assert link.state is LinkState.READY
 
-    until(lambda: link.generation == 2, poll)
+    until(lambda: link.session_count == 2, poll)
     assert server.peers != (before,)
 
 
@@ -199,7 +199,7 @@ def test_a_sidecar_opens_a_session_only_when_it_is_asked_to(
         sidecar.send_multipart([frames[0][0], encode(DRAFT)])
         received: list[FromSidecar] = []
         until(lambda: received, lambda: received.extend(link.receive()))
-        assert link.generation <= len(frames) + len(waiting(sidecar))
+        assert link.session_count <= len(frames) + len(waiting(sidecar))
         for number in range(400):
             sidecar.send_multipart([frames[0][0], encode(Refusal(f"reason {number}"))])
         until(lambda: link.refusal == "reason 399", link.receive)
@@ -292,7 +292,7 @@ def test_a_connection_that_zmq_gave_up_is_made_anew(wire: Wire) -> None:
             until(lambda: link.state is LinkState.READY, link.receive, greet)
             sidecar.send_multipart([greeted[-1], OVERSIZED])
             until(lambda: link.state is LinkState.LOST, link.receive)
-        assert link.generation >= 3
+        assert link.session_count >= 3
 
 
 def test_a_sidecar_that_does_not_read_costs_a_bounded_number_of_bytes(wire: Wire) -> None:
@@ -323,5 +323,5 @@ def test_a_new_connection_starts_with_an_empty_window(wire: Wire) -> None:
         pass
     server.close()
     server = wire.serve()
-    until(lambda: link.generation == 2, link.receive, lambda: server.receive(0))
+    until(lambda: link.session_count == 2, link.receive, lambda: server.receive(0))
     assert link.send(long)

@@ -83,7 +83,7 @@ def test_a_flood_of_silent_connections_keeps_no_server_out(transport: str, tmp_p
             opened = flood.opened
             until(lambda: flood.opened > opened + SILENT, *steps)
         assert [link.state for link in links] == [LinkState.READY] * 4
-        assert [link.generation for link in links] == [1] * 4
+        assert [link.session_count for link in links] == [1] * 4
 
 
 def test_silent_connections_leave_the_sidecar_idle(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_only_connections_without_a_server_are_closed(
         for step in steps:
             step()
     assert sum(map(closed, silent)) == 19
-    assert [link.generation for link in links] == [1] * 4
+    assert [link.session_count for link in links] == [1] * 4
     for one in silent:
         one.close()
 

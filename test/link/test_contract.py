@@ -42,7 +42,7 @@ def ends(request: pytest.FixtureRequest, key_file: Keys) -> Iterator[Ends]:
 
 def test_nothing_is_taken_before_the_sidecar_has_answered(ends: Ends) -> None:
     assert ends.link.state is LinkState.CONNECTING
-    assert ends.link.generation == 0
+    assert ends.link.session_count == 0
     assert ends.link.sidecar is None
     assert not ends.link.send(submit(1))
     assert ends.link.dropped == 1
@@ -50,7 +50,7 @@ def test_nothing_is_taken_before_the_sidecar_has_answered(ends: Ends) -> None:
 
 def test_a_ready_link_knows_its_sidecar(ends: Ends) -> None:
     ready(ends)
-    assert ends.link.generation == 1
+    assert ends.link.session_count == 1
     assert ends.link.refusal is None
     assert ends.link.sidecar is not None
     assert ends.link.sidecar.vocab_size == VOCAB_SIZE
@@ -130,7 +130,7 @@ def test_a_dead_sidecar_is_noticed_and_its_successor_knows_nothing(ends: Ends) -
     assert not ends.link.send(Close(1))
     ends.revive()
     ready(ends)
-    assert ends.link.generation == 2
+    assert ends.link.session_count == 2
     assert ends.link.send(submit(2))
     assert collect(ends, 3) == drafts_of(submit(2))
 
@@ -138,7 +138,7 @@ def test_a_dead_sidecar_is_noticed_and_its_successor_knows_nothing(ends: Ends) -
 def test_a_sidecar_that_is_replaced_at_once_is_a_new_generation(ends: Ends) -> None:
     ready(ends)
     ends.revive()
-    until(lambda: ends.link.generation == 2, ends.step)
+    until(lambda: ends.link.session_count == 2, ends.step)
     ready(ends)
 
 
@@ -152,7 +152,7 @@ def test_a_refused_link_says_why_and_takes_nothing_until_another_sidecar_comes(e
     ends.revive()
     ready(ends)
     assert ends.link.refusal is None
-    assert ends.link.generation == 2
+    assert ends.link.session_count == 2
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_message_that_cannot_go_out_is_not_to_be_tried_again(ends: Ends, messa
     assert ends.link.send(submit(2))
     assert collect(ends, 3) == drafts_of(submit(2))
     assert ends.link.state is LinkState.READY
-    assert ends.link.generation == 1
+    assert ends.link.session_count == 1
 
 
 def test_a_message_about_commits_is_taken(ends: Ends) -> None:

@@ -108,7 +108,7 @@ def test_death_takes_what_was_under_way() -> None:
     assert link.state is LinkState.LOST
     link.revive()
     assert [link.receive() for _ in range(5)] == [[]] * 5
-    assert link.generation == 2
+    assert link.session_count == 2
 
 
 def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_had() -> None:

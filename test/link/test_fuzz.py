@@ -221,7 +221,7 @@ def flood_link(wire: Wire, count: int, seed: int) -> None:
         number = link._hellos
         if link.refusal is None and number:
             welcome = Welcome(PROTOCOL, "any", VOCAB_SIZE, CONTEXT, "new", number + 1)
-            assert link.generation <= number
+            assert link.session_count <= number
             link._greet()
             sidecar.send_multipart([name, encode(welcome)])
             until(lambda: link.state is LinkState.READY, link.receive)

@@ -49,7 +49,7 @@ class Proposer:
         self._width = WidthPolicy(runtime_settings.draft_token_num, times=self.times)
         self._patience = Patience()
         self._punctuality = Punctuality()
-        self._generation = active.generation
+        self._session_count = active.session_count
         """Of the sidecar that the two have learnt from."""
         self._pass_ended: float | None = None
         """When the last decode pass did, or the next one began if there was something between."""
@@ -68,8 +68,8 @@ class Proposer:
         """
         if self._pass_ended is None:
             self._pass_ended = self._clock()
-        if self._generation != self._speculator.generation:
-            self._generation = self._speculator.generation
+        if self._session_count != self._speculator.session_count:
+            self._session_count = self._speculator.session_count
             self._patience, self._punctuality = Patience(), Punctuality()
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]

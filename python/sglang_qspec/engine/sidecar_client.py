@@ -60,7 +60,7 @@ class SidecarClient:
     ) -> None:
         self.lead = settings.step_tokens if settings.mode != "queue" else 0
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
-        self.generation = 0
+        self.session_count = 0
         """Counts the sidecars that have been at the other end."""
         self._on_admission = settings.on_admission
         self._live = live
@@ -147,8 +147,8 @@ class SidecarClient:
         """Send what could not be sent before, and to a new sidecar all that is live."""
         if self._link is None or not self.ready:
             return
-        if self._link.generation != self.generation:
-            self.generation = self._link.generation
+        if self._link.session_count != self.session_count:
+            self.session_count = self._link.session_count
             self._unclosed.clear()
             self._begin_anew()
         if self._sources.paused != self._paused:

@@ -340,9 +340,9 @@ class Speculator:
         self._sidecar.lead = tokens
 
     @property
-    def generation(self) -> int:
+    def session_count(self) -> int:
         """Counts the sidecars that there have been."""
-        return self._sidecar.generation
+        return self._sidecar.session_count
 
     @property
     def step_times(self) -> list[tuple[float, float]]:

@@ -99,7 +99,7 @@ class SidecarLink:
 
         self._session: str | None = None
         self._refusal: str | None = None
-        self._generation = 0
+        self._session_count = 0
         self._sidecar: Welcome | None = None
         self._heartbeat: Heartbeat | None = None
 
@@ -117,13 +117,13 @@ class SidecarLink:
         if self._refusal is not None:
             return LinkState.REFUSED
         if self._session is None:
-            return LinkState.LOST if self._generation else LinkState.CONNECTING
+            return LinkState.LOST if self._session_count else LinkState.CONNECTING
         silent_s = self._listening.seconds - self._heard_at
         return LinkState.LOST if silent_s > self._lost_after_s else LinkState.READY
 
     @property
-    def generation(self) -> int:
-        return self._generation
+    def session_count(self) -> int:
+        return self._session_count
 
     @property
     def refusal(self) -> str | None:
@@ -263,13 +263,13 @@ class SidecarLink:
         self._sidecar = welcome
         if welcome.session != self._session:
             self._session = welcome.session
-            self._generation += 1
+            self._session_count += 1
             if self._faults.is_due("ready"):
                 logger.info(
                     "sidecar ready: draft model %s, context %d, session %d",
                     quote(welcome.model),
                     welcome.context_len,
-                    self._generation,
+                    self._session_count,
                 )
 
     def _refuse(self, reason: str) -> None:

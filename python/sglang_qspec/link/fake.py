@@ -103,7 +103,7 @@ class FakeSidecarLink:
         self._closed = False
         self._refusal: str | None = None
         self._session: int | None = None
-        self._generation = 0
+        self._session_count = 0
         self._sidecar: Welcome | None = None
         self._heartbeat: Heartbeat | None = None
 
@@ -114,12 +114,12 @@ class FakeSidecarLink:
         if self._refusal is not None:
             return LinkState.REFUSED
         if self._session is None:
-            return LinkState.LOST if self._generation else LinkState.CONNECTING
+            return LinkState.LOST if self._session_count else LinkState.CONNECTING
         return LinkState.READY
 
     @property
-    def generation(self) -> int:
-        return self._generation
+    def session_count(self) -> int:
+        return self._session_count
 
     @property
     def refusal(self) -> str | None:
@@ -183,8 +183,8 @@ class FakeSidecarLink:
         if self._closed or not self._alive or self._refusal is not None:
             return []
         if self._session is None:
-            self._generation += 1
-            self._session = self._generation
+            self._session_count += 1
+            self._session = self._session_count
             self._sidecar = msgspec.structs.replace(self._welcome, session=str(self._session))
         received: list[FromSidecar] = []
         for _ in range(limit):

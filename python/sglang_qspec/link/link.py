@@ -43,7 +43,7 @@ class Delivery(enum.Enum):
 class Link(Protocol):
     """The server's end of the wire. One thread owns it; no method blocks or raises.
 
-    Work that was submitted survives as long as `generation` does. When `generation` changes, the
+    Work that was submitted survives as long as `session_count` does. When `session_count` changes, the
     sidecar knows nothing of the earlier `Submit`s: submit again what is still wanted.
     """
 
@@ -51,7 +51,7 @@ class Link(Protocol):
     def state(self) -> LinkState: ...
 
     @property
-    def generation(self) -> int:
+    def session_count(self) -> int:
         """How many sessions a sidecar has opened for us; 0 before the first."""
         ...
 
