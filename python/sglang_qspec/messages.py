@@ -30,7 +30,7 @@ MAX_COMMITS = 256
 """Maximum number of requests in one `Commits`."""
 MAX_COMMIT_TOKENS = 4096
 """Maximum number of tokens in one `Commit`; the rest follows in the next report."""
-MAX_LEAD = 64
+MAX_LOOKAHEAD = 64
 """Maximum number of tokens that a step draft runs ahead of the committed output."""
 MIN_TEMPERATURE = 1e-6
 """Lowest temperature that is not 0. SGLang takes a lower one for greedy decoding."""

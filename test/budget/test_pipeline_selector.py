@@ -26,7 +26,7 @@ def plan(
             requests,
             widest=5,
             fixed=False,
-            lead=16,
+            lookahead=16,
             agreement=agreement,
             step_times=[(1.0, step), (2.0 * requests, 2 * step)],
         ).pipeline
@@ -63,7 +63,9 @@ def test_sizes_of_batches_have_courses_of_their_own() -> None:
 def test_one_request_has_no_halves_and_without_measurements_there_is_no_choice() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
     assert set(plan(selector, 1, BAD, step=0.016)) == {"ahead"}
-    unmeasured = selector.choose(8, widest=5, fixed=False, lead=16, agreement=BAD, step_times=[])
+    unmeasured = selector.choose(
+        8, widest=5, fixed=False, lookahead=16, agreement=BAD, step_times=[]
+    )
     assert unmeasured == PipelinePlan("ahead", 5)
 
 
@@ -75,7 +77,7 @@ def test_halves_are_drafted_for_only_as_far_as_pays_unless_all_passes_have_one_w
                 8,
                 widest=16,
                 fixed=fixed,
-                lead=16,
+                lookahead=16,
                 agreement=BAD,
                 step_times=[(1.0, 0.006), (16.0, 0.016)],
             )

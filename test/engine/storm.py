@@ -255,10 +255,14 @@ class Storm:
     def _foreign(self, submission: int, victim: Request) -> bytes:
         """Under a number of no open submission: a draft that the target follows at first."""
         base_len = len(victim.output_ids)
-        lead = victim.text[base_len : base_len + self.rng.randint(0, 4)]
+        lookahead = victim.text[base_len : base_len + self.rng.randint(0, 4)]
         return encode(
             Drafted(
-                submission, MAX_COMPLETIONS, base_len, 0, [*lead, *self.rng.choices(FOREIGN, k=4)]
+                submission,
+                MAX_COMPLETIONS,
+                base_len,
+                0,
+                [*lookahead, *self.rng.choices(FOREIGN, k=4)],
             )
         )
 

@@ -60,7 +60,7 @@ def test_a_request_gets_what_it_wants_as_far_as_the_knobs_go() -> None:
 
 def test_steps_run_ahead_only_where_that_is_of_use() -> None:
     current = RuntimeSettings("auto", 16, 5, fixed_width=False)
-    leads = {pipeline: current.lead(pipeline, width=5) for pipeline in MODES[:-1]}
+    leads = {pipeline: current.lookahead(pipeline, width=5) for pipeline in MODES[:-1]}
     assert leads == {"queue": 0, "sequential": 4, "halves": 4, "ahead": 16}
 
 

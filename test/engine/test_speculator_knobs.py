@@ -40,7 +40,7 @@ def test_a_full_narrow_tree_awaits_no_more(link: FakeSidecarLink) -> None:
     live.steps, live.rests = True, False
     assert active._sidecar.awaits(live)
     assert not active.awaited(["a"], trees).any()
-    assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (active.lead < 2)
+    assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (active.lookahead < 2)
 
 
 def test_switched_off_all_that_is_live_is_let_go_and_nothing_is_asked_for(

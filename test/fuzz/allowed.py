@@ -13,7 +13,7 @@ from sglang_qspec.messages import (
     MAX_COMMITS,
     MAX_DRAFTED_TOKENS,
     MAX_DRAWN_TOKENS,
-    MAX_LEAD,
+    MAX_LOOKAHEAD,
     MAX_STOP_TOKENS,
     MIN_TEMPERATURE,
     Admit,
@@ -58,7 +58,7 @@ def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
         for commit in message.requests:
             assert 0 <= commit.submission < INT64
             assert 0 <= commit.base_len < INT32
-            assert 0 <= commit.max_new_tokens <= MAX_LEAD
+            assert 0 <= commit.max_new_tokens <= MAX_LOOKAHEAD
             assert 1 <= len(commit.token_ids) <= MAX_COMMIT_TOKENS
             _check_tokens(commit.token_ids, vocab_size)
     elif isinstance(message, Hello):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link.frame import encode
 from sglang_qspec.messages import (
-    MAX_LEAD,
+    MAX_LOOKAHEAD,
     PROTOCOL,
     Admit,
     Candidates,
@@ -165,8 +165,8 @@ class Frames:
     def _commit(self) -> Commit:
         rng = self._rng
         base_len = rng.choice((0, 1, 2, 3, rng.randrange(40), (1 << 31) - 1))
-        lead = rng.choice((0, 1, 4, 9, MAX_LEAD))
-        return Commit(self._submission(), base_len, self._tokens(6), lead)
+        lookahead = rng.choice((0, 1, 4, 9, MAX_LOOKAHEAD))
+        return Commit(self._submission(), base_len, self._tokens(6), lookahead)
 
     def _drafted(self) -> Drafted:
         rng = self._rng

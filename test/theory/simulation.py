@@ -20,7 +20,7 @@ class Drafter:
     chains: list[int]
     """Tokens ahead of what is committed."""
     step: float
-    lead: int
+    lookahead: int
     now: float = 0.0
     under_way: list[int] | None = None
     """Requests whose chains the step under way makes longer."""
@@ -30,14 +30,14 @@ class Drafter:
         """Draft on until then."""
         while True:
             if self.under_way is None:
-                growing = [i for i, length in enumerate(self.chains) if length < self.lead]
+                growing = [i for i, length in enumerate(self.chains) if length < self.lookahead]
                 if not growing:
                     break
                 self.under_way, self.ends = growing, self.now + self.step
             if self.ends > until:
                 break
             for i in self.under_way:
-                self.chains[i] = min(self.lead, self.chains[i] + 1)
+                self.chains[i] = min(self.lookahead, self.chains[i] + 1)
             self.now, self.under_way = self.ends, None
         self.now = max(self.now, until)
 
@@ -81,7 +81,7 @@ def ahead(
     requests: int,
     verify: float,
     step: float,
-    lead: int,
+    lookahead: int,
     *,
     passes: int,
     least: int = 0,
@@ -91,7 +91,7 @@ def ahead(
     A pass waits until every chain has `least` tokens.
     """
     rng = random.Random(2)
-    drafter = Drafter([0] * requests, step, lead)
+    drafter = Drafter([0] * requests, step, lookahead)
     now = 0.0
     tokens = 0
     for _ in range(passes):

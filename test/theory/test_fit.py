@@ -101,8 +101,8 @@ def test_drafts_run_as_far_ahead_as_a_row_says() -> None:
     model = fit(made())
     leads = [2, 3, 7, 16, None]
     rates = [
-        compare(model, [Row("ahead", 3, 1, 100.0, step_tokens=lead)])[0].estimate.rate
-        for lead in leads
+        compare(model, [Row("ahead", 3, 1, 100.0, step_tokens=lookahead)])[0].estimate.rate
+        for lookahead in leads
     ]
     assert rates[0] == rates[1] < rates[2] == rates[4]  # never less than a pass verifies
     assert rates[3] == pytest.approx(rates[2])  # all that two passes need is enough

@@ -61,14 +61,14 @@ class PipelineSelector:
         *,
         widest: int,
         fixed: bool,
-        lead: int,
+        lookahead: int,
         agreement: float,
         step_times: Sequence[tuple[float, float]],
     ) -> PipelinePlan:
         """The course for the next round of so many requests.
 
         Passes have at most `widest` tokens for each, or exactly so many if that is `fixed`, and
-        drafts of `ahead` run up to `lead` ahead; `agreement` is alpha, and `step_times` are
+        drafts of `ahead` run up to `lookahead` ahead; `agreement` is alpha, and `step_times` are
         (requests, seconds) of the sidecar's steps.
         """
         if requests < 2 or widest < 2 or not step_times:
@@ -78,12 +78,12 @@ class PipelineSelector:
         if log.rounds % PERIOD == 0:
             widths = (widest,) if fixed else (*(w for w in LADDER[1:] if w < widest), widest)
             step = Curve.through(step_times)
-            _steer(log, self._expected(requests, widths, lead, agreement, step))
+            _steer(log, self._expected(requests, widths, lookahead, agreement, step))
         ahead = log.pipeline == "ahead"
         return PipelinePlan(log.pipeline, widest if ahead else min(log.width, widest))
 
     def _expected(
-        self, requests: int, widths: Sequence[int], lead: int, agreement: float, step: Curve
+        self, requests: int, widths: Sequence[int], lookahead: int, agreement: float, step: Curve
     ) -> dict[str, tuple[float, int]]:
         """Tokens per second of each pipeline at the width that suits it best, and this width."""
         best = dict.fromkeys(PIPELINES, (0.0, 1))
@@ -95,7 +95,7 @@ class PipelineSelector:
                 requests,
                 self._times.seconds,
                 _drafting(step, k),
-                lead=max(lead, k),
+                lookahead=max(lookahead, k),
             )
             for pipeline in PIPELINES:
                 best[pipeline] = max(best[pipeline], (found[pipeline], width))

@@ -46,8 +46,8 @@ class CommitReporter:
         self._told[submission] = output_len
         return True
 
-    def report(self, requests: Sequence[LiveRequest], link: Link, lead: int) -> list[Commit]:
-        """Tell of all that these requests have committed; drafts are to run `lead` tokens ahead.
+    def report(self, requests: Sequence[LiveRequest], link: Link, lookahead: int) -> list[Commit]:
+        """Tell of all that these requests have committed; drafts are to run `lookahead` tokens ahead.
 
         Where one report does not hold all, the next begins with what was left. Returns what the
         link has taken.
@@ -58,7 +58,7 @@ class CommitReporter:
         first = numbers.index(self._left) if self._left in numbers else 0
         self._left = None
         for request in (*requests[first:], *requests[:first]):
-            commit = self._commit_of(request, lead)
+            commit = self._commit_of(request, lookahead)
             if commit is None:
                 continue
             if len(commits) >= MAX_COMMITS or tokens >= MAX_TOKENS:
@@ -72,7 +72,7 @@ class CommitReporter:
             self._told[commit.submission] = commit.base_len + len(commit.token_ids)
         return commits
 
-    def _commit_of(self, request: LiveRequest, lead: int) -> Commit | None:
+    def _commit_of(self, request: LiveRequest, lookahead: int) -> Commit | None:
         """What the sidecar is to be told of one request; None for nothing."""
         number = request.submission
         told = self._told.get(number) if number is not None else None
@@ -80,7 +80,7 @@ class CommitReporter:
             return None
         if request.credit.factor < NO_CREDIT and len(request.output_ids) - told < TRY_AFTER:
             return None
-        useful = min(lead, request.longest_draft)
+        useful = min(lookahead, request.longest_draft)
         if useful < 1 or "step" not in request.controls.sources:
             return None
         return request.commit_since(number, told, useful)

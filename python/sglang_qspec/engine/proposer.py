@@ -143,7 +143,7 @@ class Proposer:
             )
         else:
             active.sources.judge(offered, first)
-        sidecar = Source.STEP if active.lead else Source.QUEUE
+        sidecar = Source.STEP if active.lookahead else Source.QUEUE
         active.sources.observe(sidecar, 0, 0, cost=self._waited + talked)
 
     def interrupt(self) -> None:

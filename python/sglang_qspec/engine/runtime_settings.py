@@ -64,7 +64,7 @@ class RuntimeSettings:
             sources=wanted.sources & self.sources,
         )
 
-    def lead(self, pipeline: str, width: int) -> int:
+    def lookahead(self, pipeline: str, width: int) -> int:
         """How far step drafts are to run ahead of what is committed, in tokens.
 
         A pass verifies at most `width` tokens of a request.

@@ -58,7 +58,7 @@ class SidecarClient:
         sources: Sources,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lead = settings.step_tokens if settings.mode != "queue" else 0
+        self.lookahead = settings.step_tokens if settings.mode != "queue" else 0
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
         self.session_count = 0
         """Counts the sidecars that have been at the other end."""
@@ -190,7 +190,7 @@ class SidecarClient:
         """Whether anything that the sidecar drafts may be used for the request."""
         if self._stopped or live.declined or live.controls.draft_token_num < 2:
             return False
-        steps = self.lead > 0 and self._may(live, Source.STEP)
+        steps = self.lookahead > 0 and self._may(live, Source.STEP)
         return steps or self._may(live, Source.QUEUE)
 
     def _may(self, live: LiveRequest, source: Source) -> bool:
@@ -292,9 +292,14 @@ class SidecarClient:
 
     def report(self, rids: Iterable[str]) -> None:
         """Let the sidecar follow what these requests have committed."""
-        if self._link is not None and self.ready and self.lead and Source.STEP not in self._paused:
+        if (
+            self._link is not None
+            and self.ready
+            and self.lookahead
+            and Source.STEP not in self._paused
+        ):
             requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
-            for commit in self._reporter.report(requests, self._link, self.lead):
+            for commit in self._reporter.report(requests, self._link, self.lookahead):
                 # The sidecar keeps the outputs, too. What is sent again counts again, which errs on
                 # the safe side.
                 self._open[commit.submission] += len(commit.token_ids)

@@ -229,14 +229,14 @@ class Speculator:
         Where drafts run further ahead than a pass verifies, only if the tree has room for more.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        if not self._sidecar.ready or not self.lead:
+        if not self._sidecar.ready or not self.lookahead:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
             if live is None:
                 continue
             widest = min(trees.width, live.controls.draft_token_num)
-            if size < widest or self.lead < widest:
+            if size < widest or self.lookahead < widest:
                 awaited[row] = self._sidecar.awaits(live)
         return awaited
 
@@ -331,13 +331,13 @@ class Speculator:
             self._sidecar.resume()
 
     @property
-    def lead(self) -> int:
+    def lookahead(self) -> int:
         """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
-        return self._sidecar.lead
+        return self._sidecar.lookahead
 
-    @lead.setter
-    def lead(self, tokens: int) -> None:
-        self._sidecar.lead = tokens
+    @lookahead.setter
+    def lookahead(self, tokens: int) -> None:
+        self._sidecar.lookahead = tokens
 
     @property
     def session_count(self) -> int:

@@ -124,7 +124,7 @@ class QSpecWorker(BaseSpecWorker):
                 rids = [req.rid for req in batch.reqs]
                 plan = self._course(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
-                self._speculator.lead = self._runtime.lead(plan.pipeline, plan.width)
+                self._speculator.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
                 if plan.pipeline == "halves":
                     halves = self._halves.split(rids)
         return plan, halves
@@ -138,7 +138,7 @@ class QSpecWorker(BaseSpecWorker):
                 len(rids),
                 widest=widest,
                 fixed=self._runtime.fixed_width,
-                lead=self._runtime.step_tokens,
+                lookahead=self._runtime.step_tokens,
                 agreement=self._speculator.totals.agreement,
                 step_times=self._speculator.step_times,
             )

@@ -19,7 +19,7 @@ from sglang_qspec.messages import (
     MAX_DRAFTED_TOKENS,
     MAX_DRAWN_TOKENS,
     MAX_FROM_SIDECAR_BYTES,
-    MAX_LEAD,
+    MAX_LOOKAHEAD,
     MAX_STOP_TOKENS,
     MIN_TEMPERATURE,
     Admit,
@@ -206,7 +206,7 @@ def _check_submit(submit: Submit, vocab_size: int) -> None:
 def _check_commit(commit: Commit, vocab_size: int) -> None:
     _check_number("Commit.submission", commit.submission)
     _check_length("Commit.base_len", commit.base_len)
-    _check_range("Commit.max_new_tokens", commit.max_new_tokens, 0, MAX_LEAD)
+    _check_range("Commit.max_new_tokens", commit.max_new_tokens, 0, MAX_LOOKAHEAD)
     _check_range("the length of Commit.token_ids", len(commit.token_ids), 1, MAX_COMMIT_TOKENS)
     _check_token_ids("Commit.token_ids", commit.token_ids, vocab_size)
 

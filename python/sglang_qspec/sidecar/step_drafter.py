@@ -57,14 +57,14 @@ class StepDrafter:
         )
         return [(peer, rest)]
 
-    def _go_on(self, subscriber: Subscriber, prompt: Prompt, lead: int) -> None:
-        """Extend the request's draft to `lead` tokens, or begin another.
+    def _go_on(self, subscriber: Subscriber, prompt: Prompt, lookahead: int) -> None:
+        """Extend the request's draft to `lookahead` tokens, or begin another.
 
         Nothing is begun while a queue draft runs ahead as far in agreement, other than by chance.
         """
         subscription = prompt.subscriptions[subscriber]
         size = len(prompt.token_ids) + len(subscription.output_ids)
-        wanted = self._wanted(size, lead)
+        wanted = self._wanted(size, lookahead)
         step = subscription.step_draft
         if step is not None:
             ahead = _ahead(step.completions[0], prompt, subscription.output_ids)

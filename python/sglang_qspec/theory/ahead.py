@@ -1,6 +1,6 @@
 """Drafting ahead of the same batch that is being verified, as a renewal process.
 
-Each request has one greedy draft, the chain, that runs up to `lead` tokens ahead of what is
+Each request has one greedy draft, the chain, that runs up to `lookahead` tokens ahead of what is
 committed. All chains that are not that long grow by a token in a draft step, of d seconds for the
 batch, and they go on growing while the target verifies. A pass verifies the first k tokens of a
 chain, or all that there are. If the target accepts them, and its own next token is the chain's
@@ -33,23 +33,23 @@ the last pass ended: 0 to k, and k for all that are longer."""
 
 
 def ahead(
-    alpha: float, k: int, requests: int, verify: float, step: float, lead: int
+    alpha: float, k: int, requests: int, verify: float, step: float, lookahead: int
 ) -> tuple[float, float]:
     """Expected tokens of a request in a pass, and seconds from one pass to the next.
 
     `verify` is a pass's seconds, and `step` a draft step's, both for the whole batch.
     """
     powers = [1.0]
-    for _ in range(lead + 1):
+    for _ in range(lookahead + 1):
         powers.append(powers[-1] * alpha)
     yields = [1.0]
     for power in powers[1 : k + 1]:
         yields.append(yields[-1] + power)
-    steps = min(float(lead), verify / step) if step > 0.0 else float(lead)
+    steps = min(float(lookahead), verify / step) if step > 0.0 else float(lookahead)
     waits: Waits = [[(0, 1.0)]] * (k + 1)
     best = (0.0, 1.0, verify)  # rate, tokens, seconds
     for _ in range(POLICIES):
-        lengths = _lengths(powers, k, lead, steps, waits)
+        lengths = _lengths(powers, k, lookahead, steps, waits)
         tokens = waited = 0.0
         for length, share in enumerate(lengths):
             for wait, chance in waits[min(length, k)]:
@@ -64,26 +64,28 @@ def ahead(
     return best[1], best[2]
 
 
-def _lengths(powers: Sequence[float], k: int, lead: int, steps: float, waits: Waits) -> list[float]:
-    """The share of each length, 0 to `lead`, that chains have where passes end.
+def _lengths(
+    powers: Sequence[float], k: int, lookahead: int, steps: float, waits: Waits
+) -> list[float]:
+    """The share of each length, 0 to `lookahead`, that chains have where passes end.
 
     `steps` is how many draft steps fit into a pass; of a fraction it is left to chance whether
     one more does.
     """
     whole = int(steps)
     part = steps - whole
-    visits = [0.0] * (lead + 1)
+    visits = [0.0] * (lookahead + 1)
     chances, left = {0: 1.0}, 1.0
     for _ in range(PASSES):
         following: dict[int, float] = {}
         for length, chance in chances.items():
             visits[length] += chance
             for wait, waited in waits[min(length, k)]:
-                start = min(lead, length + wait)
+                start = min(lookahead, length + wait)
                 verified = min(start, k)
                 lives = chance * waited * powers[verified + 1]
                 for grown, share in ((whole, 1.0 - part), (whole + 1, part)):
-                    rest = min(lead, start + grown) - verified - 1
+                    rest = min(lookahead, start + grown) - verified - 1
                     if rest >= 0 and share > 0.0:
                         following[rest] = following.get(rest, 0.0) + lives * share
         before, left = left, sum(following.values())
@@ -92,7 +94,7 @@ def _lengths(powers: Sequence[float], k: int, lead: int, steps: float, waits: Wa
         ratio = left / before
         if _proportional(chances, following, ratio):
             if ratio > 1.0 - 1e-12:  # it lives for ever, and this is how
-                visits = [0.0] * (lead + 1)
+                visits = [0.0] * (lookahead + 1)
                 ratio = 0.0
             for length, chance in following.items():
                 visits[length] += chance / (1.0 - ratio)

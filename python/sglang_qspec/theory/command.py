@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--draft-ms", type=_milliseconds, metavar="MS", help="of drafting k tokens")
     add("--in-flight", type=_count, metavar="N", help="requests that are served at the same time")
     add(
-        "--lead",
+        "--lookahead",
         type=_count,
         metavar="N",
         help="tokens that drafts run ahead of what is committed (ahead); by default 2k + 1",
@@ -65,8 +65,10 @@ def run(options: argparse.Namespace) -> str:
     missing = [_flag(name) for name in NEEDED if getattr(options, name) is None]
     if missing:
         raise TheoryError(f"{', '.join(missing)} must be given, unless --fit is")
-    if options.lead is not None and options.lead < options.k:
-        raise TheoryError(f"--lead is {options.lead}, but must be at least --k, {options.k}")
+    if options.lookahead is not None and options.lookahead < options.k:
+        raise TheoryError(
+            f"--lookahead is {options.lookahead}, but must be at least --k, {options.k}"
+        )
     return _pipelines(options)
 
 
@@ -78,7 +80,7 @@ def _pipelines(options: argparse.Namespace) -> str:
         options.in_flight,
         lambda b, width: (plain if width == 1 else options.verify_ms)(b) / 1e3,
         lambda b: options.draft_ms(b) / 1e3,
-        lead=options.lead,
+        lookahead=options.lookahead,
         again=options.again,
     )
     none, sequential = found["none"].rate, found["sequential"].rate

@@ -70,7 +70,7 @@ class Fit:
             row.in_flight,
             self.verify_seconds,
             lambda requests: self.draft_seconds(requests, row.k),
-            lead=max(row.step_tokens, row.k) if row.step_tokens else None,
+            lookahead=max(row.step_tokens, row.k) if row.step_tokens else None,
             again=again,
             overhead=self.overhead(row.in_flight),
         )

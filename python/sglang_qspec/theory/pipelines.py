@@ -38,18 +38,18 @@ def estimates(
     verify_seconds: VerifySeconds,
     draft_seconds: DraftSeconds,
     *,
-    lead: int | None = None,
+    lookahead: int | None = None,
     again: float | None = None,
     overhead: float = 0.0,
 ) -> dict[str, Estimate]:
     """The pipelines none, sequential, halves and ahead, for b requests in flight.
 
-    `lead` is how far a draft of `ahead` may run ahead of what is committed, 2k + 1 by default: what
+    `lookahead` is how far a draft of `ahead` may run ahead of what is committed, 2k + 1 by default: what
     a pass verifies, the target's own token, and as much again. With `again`, the chance that a text
     which has left all drafts is found in one at the next pass, queue speculation is there too.
     `overhead` is the seconds of a round in which nothing is verified and nothing waited for.
     """
-    _check(alpha, k, b, lead, again)
+    _check(alpha, k, b, lookahead, again)
     verify, draft = verify_seconds(b, k + 1), draft_seconds(b)
     plain = verify_seconds(b, 1)
     tokens = expected_tokens(alpha, k)
@@ -57,7 +57,7 @@ def estimates(
         "none": Estimate(b, 1.0, plain + overhead),
         "sequential": Estimate(b, tokens, verify + draft + overhead),
         "halves": Estimate(b, tokens, overhead + _halves(k, b, verify_seconds, draft_seconds)),
-        "ahead": _ahead(alpha, k, b, verify + overhead, draft, lead or 2 * k + 1),
+        "ahead": _ahead(alpha, k, b, verify + overhead, draft, lookahead or 2 * k + 1),
     }
     if again is not None:
         drafted = 1.0 - (1.0 - hit_share(alpha, k, again)) ** b  # in a pass, for any request
@@ -73,13 +73,13 @@ def rates(
     verify_seconds: VerifySeconds,
     draft_seconds: DraftSeconds,
     *,
-    lead: int | None = None,
+    lookahead: int | None = None,
 ) -> dict[str, float]:
     """Tokens per second of none, sequential, halves and ahead, for b requests in flight.
 
     Cheap enough to be asked while serving: a fraction of a millisecond.
     """
-    found = estimates(alpha, k, b, verify_seconds, draft_seconds, lead=lead)
+    found = estimates(alpha, k, b, verify_seconds, draft_seconds, lookahead=lookahead)
     return {name: estimate.rate for name, estimate in found.items()}
 
 
@@ -98,21 +98,21 @@ def _halves(k: int, b: int, verify_seconds: VerifySeconds, draft_seconds: DraftS
     return max(verify, draft_seconds(small)) + max(verify_seconds(small, k + 1), draft)
 
 
-def _ahead(alpha: float, k: int, b: int, verify: float, draft: float, lead: int) -> Estimate:
+def _ahead(alpha: float, k: int, b: int, verify: float, draft: float, lookahead: int) -> Estimate:
     if k == 0:
         return Estimate(b, 1.0, verify)
-    tokens, seconds = ahead(alpha, k, b, verify, draft / k, max(lead, k))
+    tokens, seconds = ahead(alpha, k, b, verify, draft / k, max(lookahead, k))
     return Estimate(b, tokens, seconds)
 
 
-def _check(alpha: float, k: int, b: int, lead: int | None, again: float | None) -> None:
+def _check(alpha: float, k: int, b: int, lookahead: int | None, again: float | None) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise TheoryError(f"alpha is {alpha}, but must be from 0 to 1")
     if k < 0:
         raise TheoryError(f"k is {k}, but must be at least 0")
     if b < 1:
         raise TheoryError(f"the number of requests is {b}, but must be at least 1")
-    if lead is not None and lead < max(k, 1):
-        raise TheoryError(f"lead is {lead}, but must be at least k, which is {k}")
+    if lookahead is not None and lookahead < max(k, 1):
+        raise TheoryError(f"lookahead is {lookahead}, but must be at least k, which is {k}")
     if again is not None and not 0.0 <= again <= 1.0:
         raise TheoryError(f"again is {again}, but must be from 0 to 1")
