@@ -121,7 +121,7 @@ class Proposer:
     ) -> None:
         """Learn from a pass over `trees` what drafts are worth, and which sources pay."""
         active, offered = self._speculator, self._offered
-        talked, active.talk_seconds, self._offered = active.talk_seconds, 0.0, None
+        talked, active.link_seconds, self._offered = active.link_seconds, 0.0, None
         if offered is None:
             return
         next_ids = [
@@ -149,7 +149,7 @@ class Proposer:
     def interrupt(self) -> None:
         """The next decode pass does not follow the last one at once: its time is its own."""
         self._pass_ended = None
-        self._speculator.talk_seconds = 0.0
+        self._speculator.link_seconds = 0.0
 
     def _wait(
         self,

@@ -59,7 +59,7 @@ class Speculator:
         self.first_drafts = FirstDrafts()
         self.drawn = StepProposals()
         self.sources = Sources(clock)
-        self.talk_seconds = 0.0
+        self.link_seconds = 0.0
         """Spent on what goes to the sidecar and comes from it, but for waits."""
         self._clock = clock
         self._vocab_size = vocab_size
@@ -156,7 +156,7 @@ class Speculator:
         began = self._clock()
         self._sidecar.keep_alive()
         self._exchange()
-        self.talk_seconds += self._clock() - began
+        self.link_seconds += self._clock() - began
 
     def _exchange(self) -> None:
         for live, drafted in self._sidecar.receive():
@@ -216,7 +216,7 @@ class Speculator:
     def _report(self, rids: Sequence[str]) -> None:
         began = self._clock()
         self._sidecar.report(rids)
-        self.talk_seconds += self._clock() - began
+        self.link_seconds += self._clock() - began
 
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """How much of each request's scores is to be believed: [bs]."""
