@@ -48,7 +48,7 @@ HOOKS = {
 PARTS = {
     (_SPECULATOR, "Speculator.poll"): "poll",
     (_SPECULATOR, "Speculator.propose"): "propose",
-    (_SPECULATOR, "Speculator.settle"): "settle",
+    (_SPECULATOR, "Speculator.record"): "record",
     (_SPECULATOR, "Speculator.wait_for_steps"): "wait",
     ("sglang_qspec.budget.width", "WidthPolicy.choose"): "width",
     (_WORKER, "verify_input_of"): "layout",

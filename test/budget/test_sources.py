@@ -150,7 +150,7 @@ def test_a_pass_s_time_is_shared_by_its_draft_tokens_and_saved_by_those_that_are
     sources: Sources,
 ) -> None:
     trees = DraftTrees.of([chain(GUESS), chain(STEP)], 3)
-    sources.settle(trees, [[], [1, 2]], token_seconds=0.02, extra_seconds=0.04)
+    sources.record(trees, [[], [1, 2]], token_seconds=0.02, extra_seconds=0.04)
     described = sources.describe()
     assert described["guess"]["cost_seconds"] == described["step"]["cost_seconds"] == 0.02
     assert described["guess"]["saved_seconds"] == 0.0

@@ -47,7 +47,7 @@ class Pair:
         for peer, answer in self.drafter.take():
             self.server.send(peer, answer)
 
-    def settle(self, rounds: int = 60) -> None:
+    def run(self, rounds: int = 60) -> None:
         """So many rounds, and more until nothing has been drafted for a while."""
         quiet = 0
         while quiet < rounds:
@@ -92,7 +92,7 @@ class Pair:
             bonus_ids.append(last + 1)
         for output, bonus_id in zip(outputs, bonus_ids, strict=True):
             output += range(output[-1] + 1, bonus_id + 1)
-        self.active.settle(rids, trees, accepted, bonus_ids)
+        self.active.run(rids, trees, accepted, bonus_ids)
         return [len(nodes) + 1 for nodes in accepted]
 
     def close(self) -> None:

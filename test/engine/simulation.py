@@ -106,7 +106,7 @@ class Simulation:
             accepted.append(nodes)
             bonus_ids.append(left[len(nodes)])
             outputs[rid] += left[: len(nodes) + 1]
-        self.active.settle(rids, trees, accepted, bonus_ids)
+        self.active.record(rids, trees, accepted, bonus_ids)
         self.proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
 
 

@@ -179,7 +179,7 @@ class Storm:
             place = len(request.output_ids) + len(drafts)
             bonus_ids.append(_answer(request, place))
             request.output_ids += [*drafts, bonus_ids[-1]]
-        self.active.settle(rids, trees, accepted, bonus_ids)
+        self.active.record(rids, trees, accepted, bonus_ids)
         self._finish()
         if self.rng.random() < 0.7:
             self.follow()

@@ -44,7 +44,7 @@ def decode(
 ) -> list[int]:
     """One pass behind `output_ids` that accepts these nodes of its tree; the output then."""
     trees = active.propose(["a"], [output_ids], 4)
-    active.settle(["a"], trees, [list(accepted)], [bonus_id])
+    active.record(["a"], trees, [list(accepted)], [bonus_id])
     return [*output_ids, *(trees[0].token_ids[node] for node in accepted), bonus_id]
 
 

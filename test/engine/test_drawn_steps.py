@@ -53,7 +53,7 @@ def test_a_step_draft_is_drawn_near_as_far_as_it_is_not_decided(link: FakeSideca
     assert trees.token_ids[0].tolist() == [9, 20, 21, 22]
     assert proposals.known.all()
     assert proposals.token_ids.tolist() == [20, 21, 22, 23]
-    active.settle(["a"], trees, [[]], [20])
+    active.record(["a"], trees, [[]], [20])
     assert near(active, [8, 9, 20]) == [21, 22, 23]
     active.end("a")
     assert len(active.drawn) == 0

@@ -26,14 +26,14 @@ from itertools import count
 def load():
     from sglang_qspec.engine.speculator import Speculator
 
-    calls, sound = count(), Speculator.settle
+    calls, sound = count(), Speculator.record
 
     def settle(*arguments):
         if next(calls) == 12:
             raise KeyError("a fault")
         return sound(*arguments)
 
-    Speculator.settle = settle
+    Speculator.record = settle
 """
 
 

@@ -192,7 +192,7 @@ def test_an_error_in_a_hook_of_one_answer_costs_no_more_than_its_own_part_of_tha
     assert not state(server)["failed"]
 
 
-LOST: dict[str, type] = {"settle_meta_info": list}
+LOST: dict[str, type] = {"complete_meta_info": list}
 """What `meta_info.qspec` is where it is not a record, for lack of the hook that takes it out."""
 
 

@@ -126,7 +126,7 @@ class Requests:
             self.proposed += len(tree) - 1
             paths.append(follow(tree, rng))
         bonus_ids = [text(self.number(rid), 1, rng)[0] for rid in rids]
-        self.active.settle(rids, trees, paths, bonus_ids)
+        self.active.record(rids, trees, paths, bonus_ids)
         for rid, tree, path, bonus_id in zip(rids, trees, paths, bonus_ids, strict=True):
             self.outputs[rid] += [*(tree.token_ids[node] for node in path), bonus_id]
 

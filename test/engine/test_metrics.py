@@ -66,7 +66,7 @@ def test_accepted_and_proposed_tokens_are_counted_by_source() -> None:
     watched.enqueue("a")
     watched.active.poll()
     trees = watched.active.propose(["a"], [[8]], 4)
-    watched.active.settle(["a"], trees, [[1, 2]], [11])
+    watched.active.record(["a"], trees, [[1, 2]], [11])
     assert watched.series("proposed_tokens_total", source="queue") == 3
     assert watched.series("accepted_tokens_total", source="queue") == 2
     assert watched.series("accepted_tokens_total", source="guess") == 0
@@ -77,7 +77,7 @@ def test_what_a_pass_accepts_behind_the_end_is_not_counted() -> None:
     watched.enqueue("a")
     watched.active.poll()
     trees = watched.active.propose(["a"], [[8]], 8)
-    watched.active.settle(["a"], trees, [[1, 2, 3, 4]], [13])
+    watched.active.record(["a"], trees, [[1, 2, 3, 4]], [13])
     # One token of the prompt's pass, and three drafts.
     tally = watched.active.end("a", 4)
     assert tally is not None
@@ -164,7 +164,7 @@ def test_a_new_sidecars_smaller_total_counts_from_zero() -> None:
 def test_a_pass_without_drafts_proposes_nothing() -> None:
     watched = Watched()
     watched.enqueue("a")
-    watched.active.settle(["a"], watched.active.propose(["a"], [[8]], 4, drafts=False), [[]], [9])
+    watched.active.record(["a"], watched.active.propose(["a"], [[8]], 4, drafts=False), [[]], [9])
     assert sum(watched.active.describe()["proposed_tokens"].values()) == 0
 
 

@@ -20,7 +20,7 @@ def test_only_what_hangs_from_accepted_nodes_is_judged() -> None:
     branching = tree((0, 0, 0, 1, 2, 3), (QUEUE, QUEUE, STEP, STEP, STEP, QUEUE))
     chain = tree((0, 0), (QUEUE, STEP))
     positions = Positions()
-    positions.settle(DraftTrees.of([branching, chain], 6), [[1], [1]])
+    positions.record(DraftTrees.of([branching, chain], 6), [[1], [1]])
     described = positions.describe()
     assert described["queue"]["judged"][:3] == [1, 0, 0]
     assert described["queue"]["right"][:3] == [1, 0, 0]
@@ -33,15 +33,15 @@ def test_the_last_position_has_all_behind_it() -> None:
     size = POSITIONS + 4
     chain = tree((0, *range(size - 1)), (STEP,) * size)
     positions = Positions()
-    positions.settle(DraftTrees.of([chain], size), [list(range(1, size))])
+    positions.record(DraftTrees.of([chain], size), [list(range(1, size))])
     assert positions.right[STEP].tolist() == [1] * (POSITIONS - 1) + [4]
     assert (positions.judged == positions.right).all()
 
 
 def test_roots_and_padding_are_never_judged() -> None:
     positions = Positions()
-    positions.settle(DraftTrees.of([tree((0,), (QUEUE,))] * 3, 1), [[], [], []])
-    positions.settle(DraftTrees.of([tree((0, 0), (QUEUE, QUEUE))], 8), [[1]])
+    positions.record(DraftTrees.of([tree((0,), (QUEUE,))] * 3, 1), [[], [], []])
+    positions.record(DraftTrees.of([tree((0, 0), (QUEUE, QUEUE))], 8), [[1]])
     assert positions.judged.sum() == 1
 
 
@@ -67,6 +67,6 @@ def test_random_trees_are_counted_as_a_plain_walk_counts_them() -> None:
             batch.append(tree(parents, sources))
             paths.append(path)
         # Part of what a wider view of a batch holds: the arrays are not contiguous.
-        positions.settle(DraftTrees.of(batch, 32).best(24), paths)
+        positions.record(DraftTrees.of(batch, 32).best(24), paths)
     assert (positions.judged == judged).all()
     assert (positions.right == right).all()

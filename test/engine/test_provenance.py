@@ -36,7 +36,7 @@ def test_each_pass_adds_what_it_accepted_and_a_token_of_the_target() -> None:
     assert [words(req) for req in reqs] == [["target"], ["target"]]
     for req in reqs:
         req.output_ids = [1]
-    provenance.settle(reqs, TREES, [[1, 2], []])
+    provenance.record(reqs, TREES, [[1, 2], []])
     assert words(reqs[0]) == ["target", "queue", "step", "target"]
     assert words(reqs[1]) == ["target", "target"]
 
@@ -47,7 +47,7 @@ def test_a_prompt_in_parts_adds_one_token_and_a_retracted_request_goes_on() -> N
     for _ in range(3):  # parts of the prompt, only the last of which has a token
         provenance.extend([req])
     req.output_ids = [1]
-    provenance.settle([req], TREES, [[1, 2]])
+    provenance.record([req], TREES, [[1, 2]])
     req.output_ids = [1, 2, 3, 4]
     provenance.begin(req, False)  # retracted, and queued again
     provenance.extend([req])
@@ -59,9 +59,9 @@ def test_what_did_not_become_output_goes() -> None:
     provenance.begin(req, False)
     provenance.extend([req])
     req.output_ids = [1]
-    provenance.settle([req], TREES, [[1, 2]])
+    provenance.record([req], TREES, [[1, 2]])
     req.output_ids = [1, 2]
-    provenance.settle([req], TREES, [[]])
+    provenance.record([req], TREES, [[]])
     assert words(req) == ["target", "queue", "target"]
 
 

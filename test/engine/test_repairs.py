@@ -29,12 +29,12 @@ def test_a_strange_request_id_costs_neither_its_own_request_nor_others_their_dra
         rids = ["a", rid, "b"]
         for number, each in enumerate(rids):
             both.enqueue(each, [10 + 100 * number, 20 + 100 * number])
-        both.settle()
+        both.run()
         for number, each in enumerate(rids):
             both.begin(each, 500 + 100 * number)  # where no completion goes
         for _ in range(4):
             both.serve(rids)
-            both.settle(30)
+            both.run(30)
         assert min(both.serve(rids)) > 4
         both.active.check_integrity()
         both.drafter.check_integrity()
@@ -44,7 +44,7 @@ def test_a_report_that_is_lost_is_noticed_and_repaired() -> None:
     with pair() as both:
         for number, rid in enumerate("ab"):
             both.enqueue(rid, [10 + 100 * number, 20])
-        both.settle()
+        both.run()
         both.begin("a", 500)
         both.begin("b", 600)
         send, lost = both.link.send, []
@@ -60,7 +60,7 @@ def test_a_report_that_is_lost_is_noticed_and_repaired() -> None:
         both.link.send = lose  # type: ignore[method-assign]
         for _ in range(5):
             both.serve("ab")
-            both.settle(30)
+            both.run(30)
         assert lost
         assert min(both.serve("ab")) > 4
 
@@ -68,14 +68,14 @@ def test_a_report_that_is_lost_is_noticed_and_repaired() -> None:
 def test_a_request_that_the_sidecar_has_lost_is_submitted_anew() -> None:
     with pair() as both:
         both.enqueue("a", [10, 20])
-        both.settle()
+        both.run()
         both.begin("a", 500)
         both.serve("a")
         (subscriber,) = both.drafter._wanted
         both.drafter._leave(subscriber)
         for _ in range(5):
             both.serve("a")
-            both.settle(30)
+            both.run(30)
         assert both.serve("a")[0] > 4
         both.active.check_integrity()
 
@@ -84,11 +84,11 @@ def test_texts_that_the_sidecar_has_no_room_for_are_held_back_until_others_end()
     with pair(max_text_tokens=100) as both:
         for number, rid in enumerate("abc"):
             both.enqueue(rid, [number * 100 + place for place in range(40)])
-        both.settle()
+        both.run()
         assert len(both.drafter._wanted) == 2
         assert both.active.describe()["declined_requests"] == 0
         both.active.end("a")
-        both.settle()
+        both.run()
         assert len(both.drafter._wanted) == 2
         both.begin("c", 240)
         assert both.serve("c")[0] > 4
@@ -99,7 +99,7 @@ def test_a_text_that_is_too_long_for_the_draft_model_is_not_sent_and_holds_up_no
     with pair() as both:
         both.enqueue("long", range(300))
         both.enqueue("short", [500, 501])
-        both.settle()
+        both.run()
         assert len(both.drafter._wanted) == 1
         assert both.active.describe()["declined_requests"] == 1
         both.begin("short", 502)

@@ -135,7 +135,7 @@ def test_output_is_followed_in_passes_without_drafts_too(link: FakeSidecarLink) 
     enqueue(active)
     poll(active)
     plain = active.propose(["a"], [[8]], 1, drafts=False)
-    active.settle(["a"], plain, [[]], [9])
+    active.record(["a"], plain, [[]], [9])
     assert tree_of(active, "a", [8, 9], 3).token_ids == (9, 10, 11)
     assert [commit.token_ids for commits in link.commits for commit in commits.requests] == [
         [8],
@@ -340,8 +340,8 @@ def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> N
     poll(active)
     enqueue(active)
     poll(active)
-    active.settle(["a"], active.propose(["a"], [[8]], 4), [[1, 2]], [11])
-    active.settle(["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]], [12])
+    active.record(["a"], active.propose(["a"], [[8]], 4), [[1, 2]], [11])
+    active.record(["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]], [12])
     tally = active.end("a")
     assert tally is not None
     record = tally.record()

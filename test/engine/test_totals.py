@@ -17,7 +17,7 @@ def chain(*sources: Source) -> DraftTree:
 
 def test_tokens_are_counted_by_source() -> None:
     totals = Totals()
-    totals.settle(DraftTrees.of([chain(QUEUE, STEP), chain(STEP)], 4), [[1, 2], []])
+    totals.record(DraftTrees.of([chain(QUEUE, STEP), chain(STEP)], 4), [[1, 2], []])
     assert (totals.proposed[QUEUE], totals.proposed[STEP]) == (1, 2)
     assert (totals.accepted[QUEUE], totals.accepted[STEP]) == (1, 1)
     totals.take_back([STEP])
@@ -27,14 +27,14 @@ def test_tokens_are_counted_by_source() -> None:
 def test_agreement_is_the_share_of_right_tokens_up_to_the_first_wrong_one() -> None:
     totals = Totals()
     for _ in range(300):  # three right and one wrong; what is behind it does not count
-        totals.settle(DraftTrees.of([chain(*[STEP] * 7)], 8), [[1, 2, 3]])
+        totals.record(DraftTrees.of([chain(*[STEP] * 7)], 8), [[1, 2, 3]])
     assert totals.agreement == pytest.approx(0.75, abs=0.01)
 
 
 def test_drafts_of_other_sources_say_nothing_of_step_drafts() -> None:
     totals = Totals()
-    totals.settle(DraftTrees.of([chain(QUEUE, QUEUE)], 4), [[]])
-    totals.settle(DraftTrees.of([chain()], 1), [[]])
+    totals.record(DraftTrees.of([chain(QUEUE, QUEUE)], 4), [[]])
+    totals.record(DraftTrees.of([chain()], 1), [[]])
     assert totals.agreement == FIRST_AGREEMENT
 
 

@@ -91,7 +91,7 @@ class Sources:
                 ledger.until = None
         return frozenset(s for s, ledger in self._ledgers.items() if ledger.until is not None)
 
-    def settle(
+    def record(
         self,
         trees: DraftTrees,
         accepted: Sequence[Sequence[int]],

@@ -22,7 +22,7 @@ def native() -> Any:
     return _native
 
 
-def settle_for_drafts() -> None:
+def use_for_drafts() -> None:
     """This process runs draft models alone.
 
     A target's passes have to agree with each other whatever their shape, trees among them; a
@@ -33,5 +33,5 @@ def settle_for_drafts() -> None:
 
 
 def drafts_only() -> bool:
-    """Whether `settle_for_drafts` was called."""
+    """Whether `use_for_drafts` was called."""
     return _drafts_only

@@ -30,7 +30,7 @@ def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> N
 
 def convert_chat(result: tuple[Any, Any], serving: Any, *args: Any, **kwargs: Any) -> None:
     """After `OpenAIServingChat._convert_to_internal_request`: an error is a 400 for streams too."""
-    guesses.settle_request(serving.tokenizer_manager, result[0])
+    guesses.resolve_request(serving.tokenizer_manager, result[0])
 
 
 def convert_anthropic(convert: Callable[..., Any], serving: Any, request: Any) -> Any:
@@ -63,7 +63,7 @@ async def create_responses(
             "instructions": reader.other(request.instructions),
         }
         custom_params = guesses.add(None, reader.guesses)
-        guesses.settle(manager, custom_params)  # only to check: a stream could not become a 400
+        guesses.resolve(manager, custom_params)  # only to check: a stream could not become a 400
     except RequestError as error:
         return serving.create_error_response(str(error))
     token = _responding.set(custom_params)
@@ -125,7 +125,7 @@ async def _ollama(
                 options["custom_params"] = guesses.add(custom_params, reader.guesses)
             request = request.model_copy(update={**changes, "options": options})
         if isinstance(options.get("custom_params"), dict):
-            guesses.settle(manager, options["custom_params"])  # only to check, as above
+            guesses.resolve(manager, options["custom_params"])  # only to check, as above
     except RequestError as error:
         return JSONResponse(status_code=400, content={"error": str(error)})
     return await handle(serving, request, *args, **kwargs)

@@ -1,7 +1,7 @@
 """Guesses on their way from a request to the scheduler.
 
 Guesses from tags join `qspec_guesses` of the request's `custom_params`. Before the request is sent
-to the scheduler, `settle` checks them and turns them into token ids, next to those that the client
+to the scheduler, `resolve` checks them and turns them into token ids, next to those that the client
 sent as `qspec_guess_ids`.
 """
 
@@ -52,7 +52,7 @@ def add(custom_params: dict[str, Any] | None, texts: list[str]) -> dict[str, Any
     return {**(custom_params or {}), GUESSES_KEY: texts}
 
 
-def settle_request(manager: Any, obj: Any) -> None:
+def resolve_request(manager: Any, obj: Any) -> None:
     """Check a `GenerateReqInput`, and turn its guesses into token ids; the second time, nothing.
 
     Raises RequestError.
@@ -75,10 +75,10 @@ def _settle_params(manager: Any, params: Any) -> Any:
     if not isinstance(custom_params, dict):
         return params
     # A copy: the dict of a program that calls sgl.Engine is not ours to change.
-    return {**params, "custom_params": settle(manager, custom_params)}
+    return {**params, "custom_params": resolve(manager, custom_params)}
 
 
-def settle(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | None:
+def resolve(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | None:
     """`custom_params` with all guesses as one flat list of token ids; None if nothing is left.
 
     Raises RequestError for controls and guesses that are malformed or not allowed.

@@ -104,7 +104,7 @@ def front() -> tuple[Hook, ...]:
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
         Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
-            report.settle_meta_info,
+            report.complete_meta_info,
             AROUND,
             OnError.SKIP,
         ),

@@ -26,7 +26,7 @@ class Positions:
         self.judged = np.zeros((len(Source), POSITIONS), dtype=np.int64)
         self.right = np.zeros((len(Source), POSITIONS), dtype=np.int64)
 
-    def settle(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
+    def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
         """A pass over `trees` is done; `accepted` are the nodes confirmed of each, in order."""
         trees.count_by_position(accepted, self.judged, self.right)
 

@@ -40,7 +40,7 @@ async def run_grpc(
 
 def generate(manager: Any, obj: Any, request: Any = None) -> None:
     """Before `TokenizerManager.generate_request`, through which all endpoints come."""
-    guesses.settle_request(manager, obj)
+    guesses.resolve_request(manager, obj)
 
 
 def engine_generate(
@@ -82,13 +82,13 @@ def convert_completion(
         adapted.sampling_params = [{**own, **each} for each in params]
     else:
         adapted.sampling_params = {**own, **params}
-    guesses.settle_request(manager, adapted)
+    guesses.resolve_request(manager, adapted)
     return adapted, request
 
 
 def _strip_request(manager: Any, obj: Any) -> None:
     obj.text, obj.sampling_params = strip(manager, obj.text, obj.sampling_params)
-    guesses.settle_request(manager, obj)
+    guesses.resolve_request(manager, obj)
 
 
 def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:

@@ -134,7 +134,7 @@ class Proposer:
         if trees.width > 1:
             plain = self.times.seconds(bs, 1)
             extra = self.times.seconds(bs, trees.width) - plain
-            active.sources.settle(
+            active.sources.record(
                 trees,
                 accepted,
                 token_seconds=plain / bs,

@@ -35,7 +35,7 @@ def extend(reqs: Sequence[Any]) -> None:
             _add(words, req, ())
 
 
-def settle(
+def record(
     reqs: Sequence[Any], trees: DraftTrees | None, accepted: Sequence[Sequence[int]]
 ) -> None:
     """A pass over `trees` is done: behind the `accepted` nodes the target chose a token.

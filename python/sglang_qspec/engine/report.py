@@ -49,7 +49,7 @@ def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]
     return [] if tally is None else [tally.record()]
 
 
-def settle_meta_info(
+def complete_meta_info(
     update: Callable[..., None],
     manager: Any,
     meta_info: dict[str, Any],

@@ -271,7 +271,7 @@ class Speculator:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
 
-    def settle(
+    def record(
         self,
         rids: Sequence[str],
         trees: DraftTrees,
@@ -282,7 +282,7 @@ class Speculator:
 
         `bonus_ids` are the tokens that it chose behind them.
         """
-        self.totals.settle(trees, accepted)
+        self.totals.record(trees, accepted)
         sizes, sources, tokens = (
             array.tolist() for array in (trees.sizes, trees.sources, trees.token_ids)
         )

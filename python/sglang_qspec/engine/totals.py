@@ -46,11 +46,11 @@ class Totals:
         self.agreement = FIRST_AGREEMENT
         """Share of the step draft tokens that are right, of those whose predecessors were."""
 
-    def settle(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
+    def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
         """A pass over `trees` is done; `accepted` are the nodes confirmed of each."""
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count
-        self.positions.settle(trees, accepted)
+        self.positions.record(trees, accepted)
         steps = (trees.sources == Source.STEP) & (trees.scores > 0)
         steps[:, :1] = False  # the root is committed, wherever it came from
         for row, drafted in enumerate(steps.sum(axis=1).tolist()):

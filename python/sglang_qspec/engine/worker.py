@@ -170,10 +170,10 @@ class QSpecWorker(BaseSpecWorker):
         if self._speculates and trees is not None:
             rids = [req.rid for req in batch.reqs]
             with guarded("a pass was taken stock of"):
-                self._speculator.settle(rids, trees, accepted, bonus_ids)
+                self._speculator.record(rids, trees, accepted, bonus_ids)
                 self._proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
         with guarded("tokens were traced"):
-            provenance.settle(batch.reqs, trees, accepted)
+            provenance.record(batch.reqs, trees, accepted)
         return result
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:

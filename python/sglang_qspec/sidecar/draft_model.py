@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from sglang_qspec.cpu.native import settle_for_drafts
+from sglang_qspec.cpu.native import use_for_drafts
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
@@ -53,7 +53,7 @@ class DraftModel:
         Raises DraftModelError when there is no such model, SGLang cannot run it on this device,
         or its KV is not one pool of single-token slots.
         """
-        settle_for_drafts()
+        use_for_drafts()
         runner = _load(options)
         pool = runner.req_to_token_pool
         allocator = runner.token_to_kv_pool_allocator
