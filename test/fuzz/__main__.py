@@ -161,7 +161,7 @@ def fuzz_guided(start: Callable[[], Fuzz], corpus: Path, crashes: Path, seed: in
             return mutated
         return fuzz.vary(data, most_bytes, seed)
 
-    options = [f"-max_len={MOST_BYTES}", "-len_control=0", "-timeout=60", "-rss_limit_mb=8192"]
+    options = [f"-max_len={MOST_BYTES}", "-len_control=0", "-timeout=600", "-rss_limit_mb=8192"]
     options += [f"-artifact_prefix={crashes}/", f"-seed={seed}"]
     arguments = [sys.argv[0], *options, str(corpus)]
     atheris.Setup(arguments, run, custom_mutator=vary)

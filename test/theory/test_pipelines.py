@@ -165,7 +165,7 @@ def test_an_overhead_is_part_of_every_round() -> None:
         ({"alpha": 1.2}, "alpha is 1.2, but must be from 0 to 1"),
         ({"k": -1}, "k is -1, but must be at least 0"),
         ({"b": 0}, "the number of requests is 0, but must be at least 1"),
-        ({"lookahead": 3}, "lead is 3, but must be at least k, which is 4"),
+        ({"lookahead": 3}, "lookahead is 3, but must be at least k, which is 4"),
         ({"again": 2.0}, "again is 2.0, but must be from 0 to 1"),
     ],
 )

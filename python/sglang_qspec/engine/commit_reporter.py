@@ -47,7 +47,7 @@ class CommitReporter:
         return True
 
     def report(self, requests: Sequence[LiveRequest], link: Link, lookahead: int) -> list[Commit]:
-        """Tell of all that these requests have committed; drafts are to run `lookahead` tokens ahead.
+        """Report what `requests` have committed; drafts may run `lookahead` tokens ahead.
 
         Where one report does not hold all, the next begins with what was left. Returns what the
         link has taken.

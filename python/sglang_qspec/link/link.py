@@ -43,8 +43,8 @@ class Delivery(enum.Enum):
 class Link(Protocol):
     """The server's end of the wire. One thread owns it; no method blocks or raises.
 
-    Work that was submitted survives as long as `session_count` does. When `session_count` changes, the
-    sidecar knows nothing of the earlier `Submit`s: submit again what is still wanted.
+    When `session_count` changes, the sidecar knows nothing of earlier `Submit`s: the caller submits
+    again what it still wants.
     """
 
     @property

@@ -44,9 +44,9 @@ def estimates(
 ) -> dict[str, Estimate]:
     """The pipelines none, sequential, halves and ahead, for b requests in flight.
 
-    `lookahead` is how far a draft of `ahead` may run ahead of what is committed, 2k + 1 by default: what
-    a pass verifies, the target's own token, and as much again. With `again`, the chance that a text
-    which has left all drafts is found in one at the next pass, queue speculation is there too.
+    `lookahead` is how far a draft of `ahead` may run ahead of what is committed. The default is
+    2k + 1: the drafts of two passes and the target's own token. With `again`, the chance that a
+    text which has left all drafts is found in one at the next pass, queue speculation is there too.
     `overhead` is the seconds of a round in which nothing is verified and nothing waited for.
     """
     _check(alpha, k, b, lookahead, again)
