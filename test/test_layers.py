@@ -17,7 +17,7 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 LAYERS = (
     {"config", "errors", "messages", "guess", "controls", "theory", "complete"},
     {"trie", "link", "verify", "models", "cpu"},
-    {"budget", "sidecar"},
+    {"policy", "sidecar"},
     {"engine"},
     {"__main__", "__init__"},
 )

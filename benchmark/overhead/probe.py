@@ -50,7 +50,7 @@ PARTS = {
     (_SPECULATOR, "Speculator.propose"): "propose",
     (_SPECULATOR, "Speculator.record"): "record",
     (_SPECULATOR, "Speculator.wait_for_steps"): "wait",
-    ("sglang_qspec.budget.width", "WidthPolicy.choose"): "width",
+    ("sglang_qspec.policy.width", "WidthPolicy.choose"): "width",
     (_WORKER, "verify_input_of"): "layout",
     (_WORKER, "QSpecWorker._slots"): "slots",
     (_WORKER, "_finished"): "finish",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Link
+from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
 
 VOCAB = 2000

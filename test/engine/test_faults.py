@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import STREAMS_PER_SUBMISSION, Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
+from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import TrieLimits, TrieStore
 from test.engine.storm import Storm
 

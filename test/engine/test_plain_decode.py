@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_qspec.budget import PipelinePlan
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import TrieLimits, TrieStore
 
 VOCAB = 1000

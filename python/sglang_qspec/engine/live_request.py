@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_qspec.budget import Credit
 from sglang_qspec.controls import Controls
 from sglang_qspec.messages import (
     MAX_COMMIT_TOKENS,
@@ -15,6 +14,7 @@ from sglang_qspec.messages import (
     SeededSampling,
     Submit,
 )
+from sglang_qspec.policy import Credit
 from sglang_qspec.trie import RequestTrie, Source
 
 

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from sglang_qspec.budget import (
+from sglang_qspec.engine.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy import (
     Choice,
     FirstTokens,
     PassTimes,
@@ -21,8 +23,6 @@ from sglang_qspec.budget import (
     WidthPolicy,
     with_next_steps,
 )
-from sglang_qspec.engine.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.theory import Curve
 from sglang_qspec.trie import DraftTrees, Source
 
@@ -62,7 +62,7 @@ class Proposer:
         """A tree for each request, of the width that the pass is to have.
 
         Width 1 is plain decoding. Step drafts that are just being made are waited for: in `ahead`
-        for as long as that gains more than a pass with what is there (`budget.Patience`), in the
+        for as long as that gains more than a pass with what is there (`policy.Patience`), in the
         other pipelines, whose passes are made for them, unless they are late (`Punctuality`). What
         comes and makes no tree larger buys no time, or it could hold up a pass forever.
         """

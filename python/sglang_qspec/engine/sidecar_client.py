@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from sglang_qspec.budget import Sources
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.commit_reporter import CommitReporter
 from sglang_qspec.engine.live_request import LiveRequest
@@ -25,6 +24,7 @@ from sglang_qspec.messages import (
     Heartbeat,
     Submit,
 )
+from sglang_qspec.policy import Sources
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import Source
 

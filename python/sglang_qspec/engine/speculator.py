@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.budget import FirstTokens, Sources
 from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.first_drafts import FirstDrafts
@@ -25,6 +24,7 @@ from sglang_qspec.engine.step_proposals import StepProposals
 from sglang_qspec.engine.totals import Totals
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Drafted, SeededSampling
+from sglang_qspec.policy import FirstTokens, Sources
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 

@@ -29,7 +29,6 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.budget import PipelinePlan, PipelineSelector
 from sglang_qspec.engine import (
     batch_split,
     compat,
@@ -47,6 +46,7 @@ from sglang_qspec.engine.proposer import Proposer
 from sglang_qspec.engine.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.startup import open_speculator
 from sglang_qspec.engine.verify_input import verify_input_of
+from sglang_qspec.policy import PipelinePlan, PipelineSelector
 from sglang_qspec.trie import DraftTrees
 from sglang_qspec.verify.rejection import Proposals
 

@@ -392,7 +392,7 @@ class Drafter:
         self._turns.arrange(prompt)
 
     def _prefill(self, completions: list[Completion], budget: int) -> None:
-        """Read `budget` tokens of prompts, the most urgent first; draft where one is complete.
+        """Read `policy` tokens of prompts, the most urgent first; draft where one is complete.
 
         Each server that has prompts to read gets an equal part of the budget.
         """

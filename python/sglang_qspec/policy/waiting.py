@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.budget.width import Choice
+from sglang_qspec.policy.width import Choice
 from sglang_qspec.trie import DraftTrees, Source
 
 PROBE_AFTER = 64

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sglang_qspec.budget import PassCost, PassTimes
-from sglang_qspec.budget.pass_times import SETTLED
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy import PassCost, PassTimes
+from sglang_qspec.policy.pass_times import SETTLED
 
 FLAT = PassCost(cheap_rows=0, row=0.0)
 

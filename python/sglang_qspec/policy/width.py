@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.budget.pass_times import PassTimes
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy.pass_times import PassTimes
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Widths that are used, so that kernels and buffers see few shapes."""

@@ -1,7 +1,7 @@
 """Which pipeline is chosen."""
 
-from sglang_qspec.budget import PassCost, PassTimes, PipelinePlan, PipelineSelector
-from sglang_qspec.budget.pipeline_selector import PERIOD, VOTES
+from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan, PipelineSelector
+from sglang_qspec.policy.pipeline_selector import PERIOD, VOTES
 
 SETTLED = PERIOD * (VOTES + 1)
 GOOD, BAD = 0.97, 0.5

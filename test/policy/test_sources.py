@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from sglang_qspec.budget import FirstTokens, Sources
-from sglang_qspec.budget.sources import (
+from sglang_qspec.policy import FirstTokens, Sources
+from sglang_qspec.policy.sources import (
     FEWEST_TOKENS,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sglang_qspec.budget import Choice, Patience, Punctuality, with_next_steps
-from sglang_qspec.budget.waiting import (
+from sglang_qspec.policy import Choice, Patience, Punctuality, with_next_steps
+from sglang_qspec.policy.waiting import (
     FIRST_STEP,
     LATE,
     LONGEST_WAIT,

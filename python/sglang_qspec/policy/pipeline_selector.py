@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_qspec.budget.pass_times import PassTimes
-from sglang_qspec.budget.width import LADDER
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.policy.pass_times import PassTimes
+from sglang_qspec.policy.width import LADDER
 from sglang_qspec.theory import Curve, rates
 
 FIRST = "ahead"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sglang_qspec.budget import Credit, FirstTokens
-from sglang_qspec.budget.credit import MEMORY, MOST
+from sglang_qspec.policy import Credit, FirstTokens
+from sglang_qspec.policy.credit import MEMORY, MOST
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 

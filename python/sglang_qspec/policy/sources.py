@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_qspec.budget.credit import FirstTokens
+from sglang_qspec.policy.credit import FirstTokens
 from sglang_qspec.trie import DraftTrees, Source
 
 FEWEST_TOKENS = 64

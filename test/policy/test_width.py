@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from sglang_qspec.budget import LADDER, PassCost, PassTimes, WidthPolicy
-from sglang_qspec.budget.pass_times import FIRST_GAP, LONGEST_GAP
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy import LADDER, PassCost, PassTimes, WidthPolicy
+from sglang_qspec.policy.pass_times import FIRST_GAP, LONGEST_GAP
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 

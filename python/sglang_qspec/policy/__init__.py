@@ -1,0 +1,24 @@
+"""How many draft tokens the next pass verifies, whose, and how long it waits for them."""
+
+from sglang_qspec.policy.credit import Credit, FirstTokens
+from sglang_qspec.policy.pass_times import PassCost, PassTimes
+from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
+from sglang_qspec.policy.sources import Sources
+from sglang_qspec.policy.waiting import Patience, Punctuality, with_next_steps
+from sglang_qspec.policy.width import LADDER, Choice, WidthPolicy
+
+__all__ = [
+    "LADDER",
+    "Choice",
+    "Credit",
+    "FirstTokens",
+    "PassCost",
+    "PassTimes",
+    "Patience",
+    "PipelinePlan",
+    "PipelineSelector",
+    "Punctuality",
+    "Sources",
+    "WidthPolicy",
+    "with_next_steps",
+]
