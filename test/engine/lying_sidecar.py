@@ -33,7 +33,7 @@ from sglang_qspec.messages import (
     Submit,
     Welcome,
 )
-from test.link.raw import GARBAGE, OVERSIZED
+from test.link.sockets import GARBAGE, OVERSIZED
 
 LONGEST_DELAY_S = 0.4
 OVERSIZED_AFTER = 60

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.proposer import Proposer
-from sglang_qspec.engine.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.passes.proposer import Proposer
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.link import Link
 from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore

@@ -13,9 +13,10 @@ import pytest
 from benchmark.demo import render
 from benchmark.prompts import PROMPTS
 from benchmark.server import Server
-from sglang_qspec.engine import lifecycle, speculator
 from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.requests import speculator
+from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
 from test.engine.server.running import COMMON, cores, generate, sidecar_processes, state, until
@@ -24,7 +25,7 @@ FAULTY = """
 from itertools import count
 
 def load():
-    from sglang_qspec.engine.speculator import Speculator
+    from sglang_qspec.engine.requests.speculator import Speculator
 
     calls, sound = count(), Speculator.record
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.engine.proposer import Proposer
-from sglang_qspec.engine.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.speculator import STREAMS_PER_SUBMISSION, Speculator
+from sglang_qspec.engine.passes.proposer import Proposer
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.requests.speculator import STREAMS_PER_SUBMISSION, Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
 from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import TrieLimits, TrieStore
-from test.engine.storm import Storm
+from test.engine.chaos import Chaos
 
 SEEDS = 200
 STEPS = 200
@@ -26,47 +26,47 @@ BLOCKS = 10
 def test_every_request_finishes_with_the_targets_text_whatever_the_sidecar_does(block: int) -> None:
     finished = 0
     for seed in range(block, SEEDS, BLOCKS):
-        storm = Storm(seed)
+        chaos = Chaos(seed)
         for _ in range(STEPS):
-            storm.step()
-        storm.calm()
-        assert all(request.output_ids == request.text for request in storm.finished), seed
-        described = storm.active.describe()
+            chaos.step()
+        chaos.calm()
+        assert all(request.output_ids == request.text for request in chaos.finished), seed
+        described = chaos.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0, seed
-        finished += len(storm.finished)
+        finished += len(chaos.finished)
     assert finished > 5 * SEEDS // BLOCKS
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_good_sidecar_is_of_use_again_after_the_storm(seed: int) -> None:
-    storm = Storm(seed)
+def test_a_good_sidecar_is_of_use_again_after_the_chaos(seed: int) -> None:
+    chaos = Chaos(seed)
     for _ in range(STEPS):
-        storm.step()
-    storm.calm()
-    before = storm.active.describe()["accepted_tokens"]
-    begun = len(storm.finished)
+        chaos.step()
+    chaos.calm()
+    before = chaos.active.describe()["accepted_tokens"]
+    begun = len(chaos.finished)
     for _ in range(8):
-        storm.enqueue()
-    storm.drain()
-    after = storm.active.describe()["accepted_tokens"]
-    tokens = sum(len(request.text) for request in storm.finished[begun:])
+        chaos.enqueue()
+    chaos.drain()
+    after = chaos.active.describe()["accepted_tokens"]
+    tokens = sum(len(request.text) for request in chaos.finished[begun:])
     earned = sum(after[source] - before[source] for source in ("queue", "step"))
     assert earned > tokens / 2
 
 
-def test_a_storm_has_mishaps_of_every_kind() -> None:
+def test_the_chaos_has_mishaps_of_every_kind() -> None:
     """Otherwise the tests above would prove little."""
     totals: dict[str, int] = {}
     for seed in range(40):
-        storm = Storm(seed)
+        chaos = Chaos(seed)
         for _ in range(STEPS):
-            storm.step()
-        described = storm.active.describe()
+            chaos.step()
+        described = chaos.active.describe()
         for name in ("accepted_tokens", "refused_chunks", "dropped_messages"):
             for key, count in described[name].items():
                 totals[key] = totals.get(key, 0) + count
         totals["evictions"] = totals.get("evictions", 0) + described["evictions"]
-        totals["generations"] = totals.get("generations", 0) + storm.link.session_count
+        totals["generations"] = totals.get("generations", 0) + chaos.link.session_count
     expected = ("queue", "step", "guess", "prompt", "output", "ahead", "gap", "conflict", "full")
     others = ("evictions", "malformed", "to_sidecar", "generations")
     assert all(totals[name] > 0 for name in (*expected, *others)), sorted(totals.items())

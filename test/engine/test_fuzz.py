@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from test.engine.storm import VOCAB
+from test.engine.chaos import VOCAB
 from test.fuzz.frames import Frames, Record, records
 from test.fuzz.server_end import TEXT_LEN, ServerEnd
 

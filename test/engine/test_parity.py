@@ -114,7 +114,7 @@ def total(server: Server, name: str) -> float:
 
 
 @contextmanager
-def storm(server: Server) -> Iterator[None]:
+def chaos(server: Server) -> Iterator[None]:
     """Requests beside the others that are aborted, or whose client goes, after a random time."""
     over = threading.Event()
     rng = random.Random(3)
@@ -123,7 +123,7 @@ def storm(server: Server) -> Iterator[None]:
         for number in itertools.count():
             if over.is_set():
                 return
-            rid = f"storm-{number}"
+            rid = f"burst-{number}"
             body = {"text": f"Gust {number} {PREFACE}", "rid": rid, "sampling_params": GREEDY}
             patience = rng.uniform(0.05, 2.0)
             if number % 2:
@@ -159,7 +159,7 @@ def test_every_answer_is_the_targets(
 ) -> None:
     server.post("/flush_cache?timeout=30", {})
     retracted = total(server, "sglang:num_retracted_requests_total")
-    with storm(server), ThreadPoolExecutor(concurrency) as pool:
+    with chaos(server), ThreadPoolExecutor(concurrency) as pool:
         answers = list(pool.map(lambda text: ask(server, text), prompts()))
     retracted = total(server, "sglang:num_retracted_requests_total") - retracted
     different = [

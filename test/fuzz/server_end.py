@@ -1,6 +1,6 @@
 """The server's end of the wire under any frames: codec, courier, speculator and tries.
 
-A `Storm` makes the requests and serves them; what the sidecar sends is the frames of a run. The
+A `Chaos` makes the requests and serves them; what the sidecar sends is the frames of a run. The
 operation of a record, modulo 16, says what happens: up to 9 the sidecar sends the frame, 10 the
 server polls, 11 to 15 something happens to the requests or to the link.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_qspec.engine.sidecar_client import MAX_REPAIRS
+from sglang_qspec.engine.sidecar.client import MAX_REPAIRS
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.frame import decode_from_sidecar
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTrees
-from test.engine.storm import TOKENS_EACH, VOCAB, Request, Storm
+from test.engine.chaos import TOKENS_EACH, VOCAB, Chaos, Request
 from test.fuzz.allowed import check_from_sidecar
 from test.fuzz.frames import Record
 
@@ -23,8 +23,8 @@ MOST_UNDER_WAY = 200
 """Frames under way at which the link is disturbed, at most."""
 
 
-class FrameStorm(Storm):
-    """A storm that looks for tokens that do not exist: a frame may name any request's tokens."""
+class FrameChaos(Chaos):
+    """Chaos that looks for tokens that do not exist: a frame may name any request's tokens."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -79,49 +79,49 @@ class ServerEnd:
         self.finished = 0
         """Requests that were served to their end."""
         self.accepted = 0
-        """Tokens of the frames' drafts and the storm's own that were accepted."""
+        """Tokens of the frames' drafts and the chaos's own that were accepted."""
         self._check_every = check_every
         self._serve_out = serve_out
 
     def run(self, run: Iterable[Record], seed: int = 0) -> None:
         """Serve under all records; raises what went wrong."""
-        storm = FrameStorm(seed)
-        storm.active.poll()
+        chaos = FrameChaos(seed)
+        chaos.active.poll()
         for _ in range(3):
-            storm.enqueue()
+            chaos.enqueue()
         for place, (operation, frame) in enumerate(run):
-            self._act(storm, operation, frame)
+            self._act(chaos, operation, frame)
             if place % self._check_every == 0:
-                self._check(storm)
+                self._check(chaos)
         if self._serve_out:
-            storm.calm()
+            chaos.calm()
         else:
-            storm.end_all()
-            storm.link.queue_full = False
-            storm.link.revive()
-        storm.active.poll()  # what could not be closed before, is now
-        self._check(storm)
-        self._check_empty(storm)
-        self.finished += len(storm.finished)
-        self.accepted += sum(storm.active.describe()["accepted_tokens"].values())
+            chaos.end_all()
+            chaos.link.queue_full = False
+            chaos.link.revive()
+        chaos.active.poll()  # what could not be closed before, is now
+        self._check(chaos)
+        self._check_empty(chaos)
+        self.finished += len(chaos.finished)
+        self.accepted += sum(chaos.active.describe()["accepted_tokens"].values())
 
-    def _act(self, storm: FrameStorm, operation: int, frame: bytes) -> None:
+    def _act(self, chaos: FrameChaos, operation: int, frame: bytes) -> None:
         action, choice = operation % 16, operation // 16
         if action <= 9:
             self._read(frame)
-            storm.link.inject_frame(frame)
+            chaos.link.inject_frame(frame)
         elif action == 10:
-            self._poll(storm)
+            self._poll(chaos)
         elif action == 11:
-            storm.enqueue()
+            chaos.enqueue()
         elif action == 12:
-            storm.admit()
+            chaos.admit()
         elif action == 13:
-            self._serve(storm)
+            self._serve(chaos)
         elif action == 14:
-            (storm.retract, storm.abort, storm.follow, storm.follow)[choice % 4]()
+            (chaos.retract, chaos.abort, chaos.follow, chaos.follow)[choice % 4]()
         else:
-            mishaps = (storm.disturb, storm.disturb, storm.lose, storm.drop_drafts)
+            mishaps = (chaos.disturb, chaos.disturb, chaos.lose, chaos.drop_drafts)
             mishaps[choice % 4]()
 
     def _read(self, frame: bytes) -> None:
@@ -134,43 +134,43 @@ class ServerEnd:
             return
         check_from_sidecar(message, VOCAB)
 
-    def _poll(self, storm: FrameStorm) -> None:
+    def _poll(self, chaos: FrameChaos) -> None:
         """A poll reports no commits, whatever it reads."""
-        commits = len(storm.link.commits)
-        storm.active.poll()
-        assert len(storm.link.commits) == commits, "a poll reported commits"
+        commits = len(chaos.link.commits)
+        chaos.active.poll()
+        assert len(chaos.link.commits) == commits, "a poll reported commits"
 
-    def _serve(self, storm: FrameStorm) -> None:
+    def _serve(self, chaos: FrameChaos) -> None:
         """A pass reports commits once before it and once after it, whatever was read."""
-        commits = len(storm.link.commits)
-        running = storm.running
-        proposals = storm.active.drawn.proposals(
+        commits = len(chaos.link.commits)
+        running = chaos.running
+        proposals = chaos.active.drawn.proposals(
             [request.rid for request in running], [request.output_ids for request in running]
         )
         if proposals is not None:
             assert 0 <= int(proposals.candidate_ids.min()) <= int(proposals.candidate_ids.max())
             assert int(proposals.candidate_ids.max()) < VOCAB
-        storm.serve_pass()
-        assert len(storm.link.commits) <= commits + 3, "more reports than a pass makes"
+        chaos.serve_pass()
+        assert len(chaos.link.commits) <= commits + 3, "more reports than a pass makes"
 
-    def _check(self, storm: FrameStorm) -> None:
-        storm.check()
-        trees = len(storm.requests)
+    def _check(self, chaos: FrameChaos) -> None:
+        chaos.check()
+        trees = len(chaos.requests)
         # Each sidecar is asked once for a request, and again as often as it may ask for repairs.
-        repairs = storm.link.session_count * trees * (MAX_REPAIRS + 1)
-        assert len(storm.link.submits) <= storm.handed_over + repairs, "asked without an end"
-        assert all(request.output_ids == request.text for request in storm.finished), "other text"
+        repairs = chaos.link.session_count * trees * (MAX_REPAIRS + 1)
+        assert len(chaos.link.submits) <= chaos.handed_over + repairs, "asked without an end"
+        assert all(request.output_ids == request.text for request in chaos.finished), "other text"
 
-    def _check_empty(self, storm: FrameStorm) -> None:
+    def _check_empty(self, chaos: FrameChaos) -> None:
         """Nothing is kept of requests that are over."""
-        described = storm.active.describe()
+        described = chaos.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0
         assert described["requests_in_flight"] == 0
-        sidecar_client = storm.active._sidecar
+        sidecar_client = chaos.active._sidecar
         assert not sidecar_client._open
         assert not sidecar_client._rids
         assert not sidecar_client._unsent
         assert not sidecar_client._unclosed
         assert not sidecar_client._reporter._told
         assert sidecar_client._open_tokens == 0
-        assert not len(storm.active.drawn)
+        assert not len(chaos.active.drawn)

@@ -7,7 +7,7 @@ import socket
 import threading
 from types import TracebackType
 
-from test.link.raw import closed, plain_socket
+from test.link.sockets import closed, plain_socket
 
 
 class Flood:

@@ -26,7 +26,7 @@ from sglang_qspec.messages import (
     ToSidecar,
     Welcome,
 )
-from test.link.raw import GARBAGE, OVERSIZED, router, waiting
+from test.link.sockets import GARBAGE, OVERSIZED, router, waiting
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
 
 SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5)

@@ -16,7 +16,7 @@ import pytest
 
 from sglang_qspec.link import LinkState, PrivateEndpoint, connections, descriptors, keys
 from test.link.flood import Flood
-from test.link.raw import closed, plain_socket
+from test.link.sockets import closed, plain_socket
 from test.link.wire import Wire, until
 
 DESCRIPTORS = 100

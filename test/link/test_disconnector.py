@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sglang_qspec.link.disconnector import Disconnector
-from test.link.raw import closed
+from test.link.sockets import closed
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, enco
 from sglang_qspec.messages import PROTOCOL, Hello, Welcome, max_to_sidecar_bytes
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
 from test.fuzz.frames import Frames
-from test.link.raw import dealer, router, waiting
+from test.link.sockets import dealer, router, waiting
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
 
 CONTEXT = 64

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import Keys, LinkState, SidecarLink, keys
 from sglang_qspec.messages import PROTOCOL, Hello
-from test.link.raw import dealer, router
+from test.link.sockets import dealer, router
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
 
 

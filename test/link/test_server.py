@@ -21,7 +21,7 @@ from sglang_qspec.messages import (
     ToSidecar,
     Welcome,
 )
-from test.link.raw import GARBAGE, OVERSIZED, dealer, plain_socket, waiting
+from test.link.sockets import GARBAGE, OVERSIZED, dealer, plain_socket, waiting
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
 
 HELLO = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)

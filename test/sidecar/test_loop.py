@@ -24,7 +24,7 @@ from sglang_qspec.messages import (
 )
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
-from test.sidecar.desk import ONE, TWO, Desk
+from test.sidecar.drafter_driver import ONE, TWO, DrafterDriver
 from test.sidecar.scripted import ScriptedModel
 
 POISON = 990
@@ -154,46 +154,46 @@ def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
     """The KV of POISON was taken and never computed; a later prompt has the same beginning."""
     prompt = list(range(100, 130))
     model = Fragile()
-    desk = Desk(model)
-    desk.submit("a", prompt)
-    desk.step(2)
+    driver = DrafterDriver(model)
+    driver.submit("a", prompt)
+    driver.step(2)
     model.failures.append(DraftModelError("by order"))
     with pytest.raises(DraftModelError):
-        desk.step()
-    desk.drafter.check_integrity()
+        driver.step()
+    driver.drafter.check_integrity()
     assert model.free_tokens == model.total_tokens  # nothing of the pass is kept
-    desk.run()
-    assert desk.told[ONE, "a", 0] == list(range(130, 140))
-    desk.submit("poisoned", [*prompt, POISON, 5])
+    driver.run()
+    assert driver.told[ONE, "a", 0] == list(range(130, 140))
+    driver.submit("poisoned", [*prompt, POISON, 5])
     with pytest.raises(RuntimeError):
-        desk.step()
+        driver.step()
     with pytest.raises(PromptError):
-        desk.step()
-    desk.collect()
-    assert "failed" in desk.declined["poisoned"]
-    desk.submit("b", [*prompt, 7])
-    desk.run()
-    assert desk.told[ONE, "b", 0] == list(range(8, 18))
-    desk.leave("a", "b")
+        driver.step()
+    driver.collect()
+    assert "failed" in driver.declined["poisoned"]
+    driver.submit("b", [*prompt, 7])
+    driver.run()
+    assert driver.told[ONE, "b", 0] == list(range(8, 18))
+    driver.leave("a", "b")
 
 
 def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
-    desk = Desk(Fragile())
+    driver = DrafterDriver(Fragile())
     for rid in "ab":
-        desk.submit(rid, [1, 2, 3] if rid == "a" else [4, 5, 6])
-    desk.run()
-    desk.admit("a")
-    desk.admit("b")
-    desk.commit("a", 0, [POISON])
-    desk.commit("b", 0, [50])
+        driver.submit(rid, [1, 2, 3] if rid == "a" else [4, 5, 6])
+    driver.run()
+    driver.admit("a")
+    driver.admit("b")
+    driver.commit("a", 0, [POISON])
+    driver.commit("b", 0, [50])
     with pytest.raises(RuntimeError):
-        desk.step()
+        driver.step()
     with pytest.raises(PromptError):
-        desk.step()
-    desk.run()
-    assert list(desk.declined) == ["a"]
-    assert desk.told[ONE, "b", 64] == list(range(51, 61))
-    desk.leave("b")
+        driver.step()
+    driver.run()
+    assert list(driver.declined) == ["a"]
+    assert driver.told[ONE, "b", 64] == list(range(51, 61))
+    driver.leave("b")
 
 
 def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_lines(

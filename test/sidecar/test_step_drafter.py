@@ -9,203 +9,205 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.messages import MAX_CANDIDATES, Commit, Commits, Drafted, SeededSampling
 from sglang_qspec.sidecar.batch_scheduler import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
-from test.sidecar.desk import ONE, Desk
+from test.sidecar.drafter_driver import ONE, DrafterDriver
 from test.sidecar.scripted import ScriptedModel
 
 FIRST, SECOND = MAX_COMPLETIONS, MAX_COMPLETIONS + 1
 
 
-def read(desk: Desk) -> int:
+def read(driver: DrafterDriver) -> int:
     """Tokens that were prefilled so far."""
-    return sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    return sum(tokens for verb, _, tokens in driver.model.passes if verb == "extend")
 
 
-def served(desk: Desk, rid: str = "a", prompt: list[int] | None = None) -> None:
+def served(driver: DrafterDriver, rid: str = "a", prompt: list[int] | None = None) -> None:
     """A request whose completions are drafted: 4, 5, ... behind the default prompt."""
-    desk.submit(rid, prompt or [1, 2, 3])
-    desk.run()
-    desk.admit(rid)
+    driver.submit(rid, prompt or [1, 2, 3])
+    driver.run()
+    driver.admit(rid)
 
 
 def test_a_request_that_left_its_drafts_gets_one_from_what_is_committed() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("a", 0, [4, 5, 50])
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == list(range(51, 61))
-    assert desk.base_lens["a"] == 3
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("a", 0, [4, 5, 50])
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == list(range(51, 61))
+    assert driver.base_lens["a"] == 3
+    driver.leave("a")
 
 
 def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk, prompt=list(range(100, 140)))
-    before = read(desk)
-    desk.commit("a", 0, [140, 141, 142, 500, 501])
-    desk.run()
-    desk.commit("a", 5, [502, 503, 600])
-    desk.run()
-    assert desk.told[ONE, "a", SECOND] == list(range(601, 611))
-    assert read(desk) - before <= 2 + 1
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver, prompt=list(range(100, 140)))
+    before = read(driver)
+    driver.commit("a", 0, [140, 141, 142, 500, 501])
+    driver.run()
+    driver.commit("a", 5, [502, 503, 600])
+    driver.run()
+    assert driver.told[ONE, "a", SECOND] == list(range(601, 611))
+    assert read(driver) - before <= 2 + 1
+    driver.leave("a")
 
 
 def test_nothing_is_drafted_while_a_queue_draft_runs_ahead_as_far_in_agreement() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("a", 0, [4, 5], max_new_tokens=8)
-    assert desk.drafter.idle
-    desk.commit("a", 2, [6], max_new_tokens=8)
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == list(range(7, 15))
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("a", 0, [4, 5], max_new_tokens=8)
+    assert driver.drafter.idle
+    driver.commit("a", 2, [6], max_new_tokens=8)
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == list(range(7, 15))
+    driver.leave("a")
 
 
 def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_followed() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("a", 0, [50], max_new_tokens=3)
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
-    before = read(desk)
-    desk.commit("a", 1, [51, 52], max_new_tokens=3)
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == [51, 52, 53, 54, 55]
-    desk.commit("a", 3, [53], max_new_tokens=1)  # far enough already
-    assert desk.drafter.idle
-    desk.commit("a", 4, [54, 55], max_new_tokens=2)  # all of it, and no more
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == list(range(51, 58))
-    assert read(desk) == before
-    assert (ONE, "a", SECOND) not in desk.told
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("a", 0, [50], max_new_tokens=3)
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == [51, 52, 53]
+    before = read(driver)
+    driver.commit("a", 1, [51, 52], max_new_tokens=3)
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == [51, 52, 53, 54, 55]
+    driver.commit("a", 3, [53], max_new_tokens=1)  # far enough already
+    assert driver.drafter.idle
+    driver.commit("a", 4, [54, 55], max_new_tokens=2)  # all of it, and no more
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == list(range(51, 58))
+    assert read(driver) == before
+    assert (ONE, "a", SECOND) not in driver.told
+    driver.leave("a")
 
 
 def test_a_draft_that_has_come_to_an_end_of_the_text_does_not_go_on() -> None:
-    desk = Desk(ScriptedModel())
-    desk.submit("a", [1, 2, 3], stop=[53])
-    desk.run()
-    desk.admit("a")
-    desk.commit("a", 0, [50])
-    desk.run()
-    desk.commit("a", 1, [51])
-    assert desk.drafter.idle
-    assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    driver.submit("a", [1, 2, 3], stop=[53])
+    driver.run()
+    driver.admit("a")
+    driver.commit("a", 0, [50])
+    driver.run()
+    driver.commit("a", 1, [51])
+    assert driver.drafter.idle
+    assert driver.told[ONE, "a", FIRST] == [51, 52, 53]
+    driver.leave("a")
 
 
 def test_a_draft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("a", 0, [50])
-    desk.step(3)
-    desk.commit("a", 1, list(range(51, 57)))  # outrun
-    desk.step(2)
-    desk.commit("a", 7, [90])  # left
-    desk.run()
-    assert len(desk.told[ONE, "a", FIRST]) < 10
-    assert desk.told[ONE, "a", SECOND][:1] == [57]
-    assert desk.told[ONE, "a", SECOND + 1] == list(range(91, 101))
-    assert desk.base_lens["a"] == 8
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("a", 0, [50])
+    driver.step(3)
+    driver.commit("a", 1, list(range(51, 57)))  # outrun
+    driver.step(2)
+    driver.commit("a", 7, [90])  # left
+    driver.run()
+    assert len(driver.told[ONE, "a", FIRST]) < 10
+    assert driver.told[ONE, "a", SECOND][:1] == [57]
+    assert driver.told[ONE, "a", SECOND + 1] == list(range(91, 101))
+    assert driver.base_lens["a"] == 8
+    driver.leave("a")
 
 
 def test_a_request_without_queue_drafts_is_followed_too() -> None:
-    desk = Desk(ScriptedModel())
-    desk.submit("a", [1, 2, 3], completions=0)
-    assert desk.drafter.idle
-    desk.commit("a", 0, [50])
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == list(range(51, 61))
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    driver.submit("a", [1, 2, 3], completions=0)
+    assert driver.drafter.idle
+    driver.commit("a", 0, [50])
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == list(range(51, 61))
+    driver.leave("a")
 
 
 def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("unknown", 0, [50])
-    desk.commit("a", 1, [51])
-    assert desk.gaps == [("unknown", None), ("a", 0)]
-    assert desk.drafter.idle
-    desk.commit("a", 0, [50, 51])
-    desk.commit("a", 0, [50, 51])  # sent again, as its first answer came late
-    desk.commit("a", 1, [51, 52])
-    desk.run()
-    assert len(desk.gaps) == 2
-    assert desk.told[ONE, "a", SECOND][0] == 53
-    assert desk.base_lens["a"] == 3
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("unknown", 0, [50])
+    driver.commit("a", 1, [51])
+    assert driver.gaps == [("unknown", None), ("a", 0)]
+    assert driver.drafter.idle
+    driver.commit("a", 0, [50, 51])
+    driver.commit("a", 0, [50, 51])  # sent again, as its first answer came late
+    driver.commit("a", 1, [51, 52])
+    driver.run()
+    assert len(driver.gaps) == 2
+    assert driver.told[ONE, "a", SECOND][0] == 53
+    assert driver.base_lens["a"] == 3
+    driver.leave("a")
 
 
 def test_a_draft_is_as_long_as_is_useful() -> None:
-    desk = Desk(ScriptedModel(context_len=400))
-    served(desk)
-    desk.commit("a", 0, [50], max_new_tokens=4)
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == [51, 52, 53, 54]
-    desk.commit("a", 1, [7] * 390, max_new_tokens=1000)
-    desk.run()
-    assert len(desk.told[ONE, "a", SECOND]) == 400 - 394
-    desk.commit("a", 391, [7] * 6)  # the context is full
-    assert desk.drafter.idle
-    assert "outgrown" in desk.declined["a"]
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel(context_len=400))
+    served(driver)
+    driver.commit("a", 0, [50], max_new_tokens=4)
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == [51, 52, 53, 54]
+    driver.commit("a", 1, [7] * 390, max_new_tokens=1000)
+    driver.run()
+    assert len(driver.told[ONE, "a", SECOND]) == 400 - 394
+    driver.commit("a", 391, [7] * 6)  # the context is full
+    assert driver.drafter.idle
+    assert "outgrown" in driver.declined["a"]
+    driver.leave("a")
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool) -> None:
-    desk = Desk(ScriptedModel(), apart=apart)
-    served(desk)
+    driver = DrafterDriver(ScriptedModel(), apart=apart)
+    served(driver)
     for number in range(4):
-        desk.submit(f"w{number}", [200 + 10 * number, 201 + 10 * number], completions=8)
-    desk.step(12)
+        driver.submit(f"w{number}", [200 + 10 * number, 201 + 10 * number], completions=8)
+    driver.step(12)
     rows = 32
-    assert desk.model.passes[-1] == ("step", rows, rows) or apart
-    desk.commit("a", 0, [50], max_new_tokens=3)
-    desk.run()
-    sizes = [size for verb, size, _ in desk.model.passes if verb == "step"]
-    assert desk.told[ONE, "a", FIRST] == [51, 52, 53]
+    assert driver.model.passes[-1] == ("step", rows, rows) or apart
+    driver.commit("a", 0, [50], max_new_tokens=3)
+    driver.run()
+    sizes = [size for verb, size, _ in driver.model.passes if verb == "step"]
+    assert driver.told[ONE, "a", FIRST] == [51, 52, 53]
     assert (max(sizes[-8:]) <= BESIDE_STEPS) is apart
-    desk.leave("a", "w0", "w1", "w2", "w3")
+    driver.leave("a", "w0", "w1", "w2", "w3")
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_prompts_are_read_in_small_pieces_where_a_step_may_have_to_wait(apart: bool) -> None:
-    desk = Desk(ScriptedModel(), apart=apart, prefill_tokens=200)
-    served(desk)
-    desk.submit("w", list(range(100, 250)))
-    desk.commit("a", 0, [50])
-    desk.run()
-    longest = max(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
+    driver = DrafterDriver(ScriptedModel(), apart=apart, prefill_tokens=200)
+    served(driver)
+    driver.submit("w", list(range(100, 250)))
+    driver.commit("a", 0, [50])
+    driver.run()
+    longest = max(tokens for verb, _, tokens in driver.model.passes if verb == "extend")
     assert longest == READ_BESIDE_STEPS if apart else longest >= 150
-    assert desk.told[ONE, "w", 0] == list(range(250, 260))
-    desk.leave("a", "w")
+    assert driver.told[ONE, "w", 0] == list(range(250, 260))
+    driver.leave("a", "w")
 
 
 def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
-    desk = Desk(ScriptedModel(), slots=3)
-    desk.submit("a", [1, 2, 3])
-    desk.submit("b", [1, 2, 3])
-    desk.step(3)
-    desk.admit("a")
-    desk.commit("a", 0, [4, 5, 6, 7, 8, 9])
-    assert not desk.finished  # for b they may still come in time
-    desk.admit("b")
-    desk.commit("b", 0, [4, 5, 6, 7, 8, 9])
-    assert len(desk.finished) == 6
-    assert len(desk.told[ONE, "a", 2]) == 3
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == desk.told[ONE, "b", FIRST] == list(range(10, 20))
-    desk.leave("a", "b")
+    driver = DrafterDriver(ScriptedModel(), slots=3)
+    driver.submit("a", [1, 2, 3])
+    driver.submit("b", [1, 2, 3])
+    driver.step(3)
+    driver.admit("a")
+    driver.commit("a", 0, [4, 5, 6, 7, 8, 9])
+    assert not driver.finished  # for b they may still come in time
+    driver.admit("b")
+    driver.commit("b", 0, [4, 5, 6, 7, 8, 9])
+    assert len(driver.finished) == 6
+    assert len(driver.told[ONE, "a", 2]) == 3
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == driver.told[ONE, "b", FIRST] == list(range(10, 20))
+    driver.leave("a", "b")
 
 
-def alike(desk: Desk, seed: int, prompt: list[int], output: list[int], count: int) -> list[int]:
+def alike(
+    driver: DrafterDriver, seed: int, prompt: list[int], output: list[int], count: int
+) -> list[int]:
     """What a target with the model's logits draws after a prompt and its output."""
     drawn: list[int] = []
     for _ in range(count):
         text = (*prompt, *output, *drawn)
-        logits = torch.zeros(1, desk.model.vocab_size)
-        logits[0, desk.model.script(text)] = desk.model.certainty
+        logits = torch.zeros(1, driver.model.vocab_size)
+        logits[0, driver.model.script(text)] = driver.model.certainty
         # SGLang numbers a draw by the position of the token before it.
         at = torch.tensor([len(text) - 1])
         drawn.append(int(gumbel_argmax(torch.softmax(logits, -1), torch.tensor([seed]), at)))
@@ -213,38 +215,38 @@ def alike(desk: Desk, seed: int, prompt: list[int], output: list[int], count: in
 
 
 def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
-    desk = Desk(ScriptedModel())
-    desk.model.certainty = 7.0  # about as likely as all other tokens together
-    desk.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0))
-    desk.submit("b", [1, 2, 3], seeded=SeededSampling(6, 1.0))
-    desk.run()
+    driver = DrafterDriver(ScriptedModel())
+    driver.model.certainty = 7.0  # about as likely as all other tokens together
+    driver.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0))
+    driver.submit("b", [1, 2, 3], seeded=SeededSampling(6, 1.0))
+    driver.run()
     for rid, seed in (("a", 5), ("b", 6)):
-        assert desk.told[ONE, rid, 0] == alike(desk, seed, [1, 2, 3], [], 10)
-        desk.admit(rid)
-        desk.commit(rid, 0, [50, 51])
-        desk.run()
-        assert desk.told[ONE, rid, FIRST] == alike(desk, seed, [1, 2, 3], [50, 51], 10)
-    assert desk.told[ONE, "a", FIRST] != desk.told[ONE, "b", FIRST]
-    followed = desk.told[ONE, "a", FIRST][:4]
-    desk.commit("a", 2, followed)
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == alike(desk, 5, [1, 2, 3], [50, 51], 14)
-    desk.leave("a", "b")
+        assert driver.told[ONE, rid, 0] == alike(driver, seed, [1, 2, 3], [], 10)
+        driver.admit(rid)
+        driver.commit(rid, 0, [50, 51])
+        driver.run()
+        assert driver.told[ONE, rid, FIRST] == alike(driver, seed, [1, 2, 3], [50, 51], 10)
+    assert driver.told[ONE, "a", FIRST] != driver.told[ONE, "b", FIRST]
+    followed = driver.told[ONE, "a", FIRST][:4]
+    driver.commit("a", 2, followed)
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == alike(driver, 5, [1, 2, 3], [50, 51], 14)
+    driver.leave("a", "b")
 
 
 def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() -> None:
-    desk = Desk(ScriptedModel())
-    desk.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
-    desk.submit("a", [1, 2, 3], seeded=SeededSampling(0, 1.0, probabilities=True))
-    desk.run()
-    assert desk.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
-    desk.admit("a")
+    driver = DrafterDriver(ScriptedModel())
+    driver.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
+    driver.submit("a", [1, 2, 3], seeded=SeededSampling(0, 1.0, probabilities=True))
+    driver.run()
+    assert driver.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
+    driver.admit("a")
     # A greedy draft agrees by chance, so that it is not relied on.
-    desk.drafter.follow(ONE, Commits([Commit(desk.number("a"), 0, [4, 5], 8)]))
+    driver.drafter.follow(ONE, Commits([Commit(driver.number("a"), 0, [4, 5], 8)]))
     steps: list[Drafted] = []
-    while not desk.drafter.idle:
-        desk.drafter.step()
-        steps += [message for _, message in desk.drafter.take() if isinstance(message, Drafted)]
+    while not driver.drafter.idle:
+        driver.drafter.step()
+        steps += [message for _, message in driver.drafter.take() if isinstance(message, Drafted)]
     text = [1, 2, 3, 4, 5]
     for step in steps:
         (token,), (candidates,) = step.token_ids, step.candidates  # each at once
@@ -255,49 +257,49 @@ def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() 
         text.append(token)
     assert len(text) == 13
     assert text[5:] != list(range(6, 14))
-    desk.leave("a")
+    driver.leave("a")
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])
 def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relied_on(
     greedy_first: bool,
 ) -> None:
-    desk = Desk(ScriptedModel())
-    desk.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0), greedy_first=greedy_first)
-    desk.run()
-    desk.admit("a")
-    desk.commit("a", 0, [4, 5], max_new_tokens=8)
+    driver = DrafterDriver(ScriptedModel())
+    driver.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0), greedy_first=greedy_first)
+    driver.run()
+    driver.admit("a")
+    driver.commit("a", 0, [4, 5], max_new_tokens=8)
     # With greedy_first one of the drafts is drawn with the request's dice, otherwise none.
-    assert desk.drafter.idle is greedy_first
-    desk.run()
-    assert desk.told[ONE, "a", FIRST] == ([] if greedy_first else list(range(6, 14)))
-    desk.leave("a")
+    assert driver.drafter.idle is greedy_first
+    driver.run()
+    assert driver.told[ONE, "a", FIRST] == ([] if greedy_first else list(range(6, 14)))
+    driver.leave("a")
 
 
 def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("a", 0, [50])
-    desk.step(2)
-    assert desk.drafter.requests == 1
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("a", 0, [50])
+    driver.step(2)
+    assert driver.drafter.requests == 1
+    driver.leave("a")
 
 
 def test_kept_rows_give_way_to_those_that_wait() -> None:
-    desk = Desk(ScriptedModel(tokens=60, rows=4))
-    served(desk)
-    desk.commit("a", 0, [50])
-    desk.run()
+    driver = DrafterDriver(ScriptedModel(tokens=60, rows=4))
+    served(driver)
+    driver.commit("a", 0, [50])
+    driver.run()
     for number in range(6):
-        desk.submit(f"w{number}", list(range(100 * number, 100 * number + 12)))
-    desk.run()
+        driver.submit(f"w{number}", list(range(100 * number, 100 * number + 12)))
+    driver.run()
     for number in range(6):
         start = 100 * number + 12
-        assert desk.told[ONE, f"w{number}", 2] == list(range(start, start + 10))
-    desk.commit("a", 1, [70])  # its rows are gone, and it is read again
-    desk.run()
-    assert desk.told[ONE, "a", SECOND] == list(range(71, 81))
-    desk.leave("a", *(f"w{number}" for number in range(6)))
+        assert driver.told[ONE, f"w{number}", 2] == list(range(start, start + 10))
+    driver.commit("a", 1, [70])  # its rows are gone, and it is read again
+    driver.run()
+    assert driver.told[ONE, "a", SECOND] == list(range(71, 81))
+    driver.leave("a", *(f"w{number}" for number in range(6)))
 
 
 @pytest.mark.parametrize("seed", [0, *range(2, 13)])  # those of 0 to 12 with a step draft
@@ -310,7 +312,7 @@ def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left
         return (sum(sequence) * 31 + len(sequence)) % 997
 
     model = ScriptedModel(mixed, tokens=rng.choice([40, 90, 4096]), rows=rng.choice([3, 9, 64]))
-    desk = Desk(model, slots=rng.choice([1, 3, 64]), prefill_tokens=rng.choice([8, 256]))
+    driver = DrafterDriver(model, slots=rng.choice([1, 3, 64]), prefill_tokens=rng.choice([8, 256]))
     outputs: dict[str, list[int]] = {}
     prompts: dict[str, list[int]] = {}
     live: list[str] = []
@@ -322,45 +324,45 @@ def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left
             outputs[rid] = []
             live.append(rid)
             rank = (rng.randrange(2), 0)
-            desk.submit(rid, prompt, rank=rank, max_new_tokens=rng.randrange(1, 12))
-        elif action == "step" and not desk.drafter.idle:
-            desk.step(rng.randrange(1, 6))
+            driver.submit(rid, prompt, rank=rank, max_new_tokens=rng.randrange(1, 12))
+        elif action == "step" and not driver.drafter.idle:
+            driver.step(rng.randrange(1, 6))
         elif live and action in ("commit", "admit", "close"):
             rid = rng.choice(live)
             if action == "commit":
                 fresh = [mixed((*prompts[rid], *outputs[rid]))] * rng.randrange(2)
                 fresh += [rng.randrange(900) for _ in range(rng.randrange(1, 4))]
-                desk.commit(rid, len(outputs[rid]), fresh, max_new_tokens=rng.randrange(6))
+                driver.commit(rid, len(outputs[rid]), fresh, max_new_tokens=rng.randrange(6))
                 outputs[rid] += fresh
             elif action == "admit":
-                desk.admit(rid)
+                driver.admit(rid)
             else:
-                desk.close(rid)
+                driver.close(rid)
                 live.remove(rid)
-        desk.drafter.check_integrity()
-    desk.run()
-    assert any(completion >= FIRST for _, _, completion in desk.told)
-    for name, tokens in desk.told.items():
-        sequence = (*prompts[name[1]], *outputs[name[1]][: desk.bases[name]])
+        driver.drafter.check_integrity()
+    driver.run()
+    assert any(completion >= FIRST for _, _, completion in driver.told)
+    for name, tokens in driver.told.items():
+        sequence = (*prompts[name[1]], *outputs[name[1]][: driver.bases[name]])
         for token in tokens:
             assert token == mixed(sequence)
             sequence += (token,)
-    desk.leave(*live)
+    driver.leave(*live)
 
 
 def test_after_each_commit_the_server_is_told_when_no_more_is_to_come() -> None:
-    desk = Desk(ScriptedModel())
-    served(desk)
-    desk.commit("a", 0, [4, 5], max_new_tokens=8)
-    assert desk.rests == {"a": 2}  # a queue draft is as far ahead
-    desk.commit("a", 2, [50], max_new_tokens=2)
-    assert desk.rests == {"a": 2}
-    desk.step(2)
-    assert desk.rests == {"a": 3}  # with the last token
-    desk.commit("a", 3, [51], max_new_tokens=1)
-    assert desk.rests == {"a": 4}  # it is far enough already
-    desk.commit("a", 9, [60], max_new_tokens=1)
-    assert desk.rests == {"a": 4}  # with a gap, nothing is known
-    desk.commit("a", 4, [70], max_new_tokens=0)
-    assert desk.rests == {"a": 5}  # nothing is wanted
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    driver.commit("a", 0, [4, 5], max_new_tokens=8)
+    assert driver.rests == {"a": 2}  # a queue draft is as far ahead
+    driver.commit("a", 2, [50], max_new_tokens=2)
+    assert driver.rests == {"a": 2}
+    driver.step(2)
+    assert driver.rests == {"a": 3}  # with the last token
+    driver.commit("a", 3, [51], max_new_tokens=1)
+    assert driver.rests == {"a": 4}  # it is far enough already
+    driver.commit("a", 9, [60], max_new_tokens=1)
+    assert driver.rests == {"a": 4}  # with a gap, nothing is known
+    driver.commit("a", 4, [70], max_new_tokens=0)
+    assert driver.rests == {"a": 5}  # nothing is wanted
+    driver.leave("a")

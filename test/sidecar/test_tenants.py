@@ -18,7 +18,7 @@ from sglang_qspec.messages import (
 )
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.quota import Quota
-from test.sidecar.desk import ONE, TWO, Desk
+from test.sidecar.drafter_driver import ONE, TWO, DrafterDriver
 from test.sidecar.scripted import ScriptedModel
 
 PROMPT = list(range(100, 150))
@@ -31,49 +31,49 @@ def undecided() -> ScriptedModel:
 
 
 def test_a_draft_drawn_with_one_servers_seed_reaches_no_other_server() -> None:
-    desk = Desk(undecided())
-    desk.submit("a", PROMPT, seeded=SeededSampling(5, 1.0))
-    desk.submit("b", PROMPT, peer=TWO, seeded=SeededSampling(6, 1.0))
-    desk.run()
-    own = tuple(desk.told[ONE, "a", 0])
-    others = {tuple(desk.told[TWO, "b", number]) for number in range(3)}
+    driver = DrafterDriver(undecided())
+    driver.submit("a", PROMPT, seeded=SeededSampling(5, 1.0))
+    driver.submit("b", PROMPT, peer=TWO, seeded=SeededSampling(6, 1.0))
+    driver.run()
+    own = tuple(driver.told[ONE, "a", 0])
+    others = {tuple(driver.told[TWO, "b", number]) for number in range(3)}
     assert own not in others
-    desk.leave("a")
+    driver.leave("a")
 
 
 def test_how_soon_a_draft_comes_does_not_tell_what_another_server_was_asked() -> None:
     def passes_to_first(asked_before: bool) -> int:
-        desk = Desk(ScriptedModel(), prefill_tokens=8)
+        driver = DrafterDriver(ScriptedModel(), prefill_tokens=8)
         if asked_before:
-            desk.submit("a", PROMPT)
-            desk.run()
-        before = len(desk.model.passes)
-        desk.submit("b", [*PROMPT, 7], peer=TWO)
-        desk.submit("c", PROMPT, peer=TWO)
-        while not desk.told[TWO, "c", 0]:
-            desk.step()
-        return len(desk.model.passes) - before
+            driver.submit("a", PROMPT)
+            driver.run()
+        before = len(driver.model.passes)
+        driver.submit("b", [*PROMPT, 7], peer=TWO)
+        driver.submit("c", PROMPT, peer=TWO)
+        while not driver.told[TWO, "c", 0]:
+            driver.step()
+        return len(driver.model.passes) - before
 
     assert passes_to_first(asked_before=True) == passes_to_first(asked_before=False)
 
 
 def test_an_operator_may_let_servers_share_drafts_and_kv() -> None:
-    desk = Desk(ScriptedModel(), share=True)
-    desk.submit("a", PROMPT)
-    desk.run()
-    read = sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend")
-    desk.submit("b", PROMPT, peer=TWO)
-    assert desk.told[TWO, "b", 0] == desk.told[ONE, "a", 0]
-    desk.submit("c", [*PROMPT, 7], peer=TWO)
-    desk.run()
-    assert sum(tokens for verb, _, tokens in desk.model.passes if verb == "extend") <= read + 2
-    desk.leave("a")
+    driver = DrafterDriver(ScriptedModel(), share=True)
+    driver.submit("a", PROMPT)
+    driver.run()
+    read = sum(tokens for verb, _, tokens in driver.model.passes if verb == "extend")
+    driver.submit("b", PROMPT, peer=TWO)
+    assert driver.told[TWO, "b", 0] == driver.told[ONE, "a", 0]
+    driver.submit("c", [*PROMPT, 7], peer=TWO)
+    driver.run()
+    assert sum(tokens for verb, _, tokens in driver.model.passes if verb == "extend") <= read + 2
+    driver.leave("a")
 
 
-def greedy(desk: Desk, count: int, peer: Peer = ONE) -> None:
+def greedy(driver: DrafterDriver, count: int, peer: Peer = ONE) -> None:
     """A server that wants as much as it can get."""
     for number in range(count):
-        desk.submit(
+        driver.submit(
             f"{peer}{number}",
             [7 * number % 900, number % 90, 1],
             peer=peer,
@@ -88,10 +88,10 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     servers: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock on which a pass takes a second, and with `apart` one more for each eight rows."""
-    desk = Desk(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
+    driver = DrafterDriver(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
     now = [0.0]
     monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", lambda: now[0])
-    step, extend = desk.model.step, desk.model.extend
+    step, extend = driver.model.step, driver.model.extend
 
     def spend(rows: int) -> None:
         now[0] += 1.0 + (rows / 8 if apart else 0.0)
@@ -104,14 +104,14 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
         spend(sum(map(len, token_ids)))
         return extend(rows, token_ids)
 
-    desk.model.step, desk.model.extend = timed_step, timed_extend  # type: ignore[method-assign]
+    driver.model.step, driver.model.extend = timed_step, timed_extend  # type: ignore[method-assign]
     for number in range(servers - 1):
-        greedy(desk, 20, Peer(f"greedy {number}", bytes([number])))
-    desk.step(20)
+        greedy(driver, 20, Peer(f"greedy {number}", bytes([number])))
+    driver.step(20)
     began = now[0]
-    desk.submit("light", [3, 4, 5], peer=TWO, completions=1, max_new_tokens=40)
-    while len(desk.told[TWO, "light", 0]) < 40:
-        desk.step()
+    driver.submit("light", [3, 4, 5], peer=TWO, completions=1, max_new_tokens=40)
+    while len(driver.told[TWO, "light", 0]) < 40:
+        driver.step()
     alone = 40 * (1 + (1 / 8 if apart else 0))
     # One pass of a greedy server may be under way when the light one comes.
     assert now[0] - began <= servers * alone + 8 * (1 + 2)
@@ -121,7 +121,7 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor has one that was idle for a moment less than one that was not."""
-    desk = Desk(ScriptedModel(tokens=1 << 16), slots=1, apart=True)
+    driver = DrafterDriver(ScriptedModel(tokens=1 << 16), slots=1, apart=True)
     now = [0.0]
 
     def clock() -> float:
@@ -129,62 +129,64 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
         return now[0]
 
     monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", clock)
-    desk.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
-    desk.run()  # which is idle now, after a hundred passes
-    desk.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
-    desk.step(4)
-    desk.submit("b", [4, 5], completions=1, max_new_tokens=20)
-    desk.step(42)
-    assert len(desk.told[ONE, "b", 0]) >= 18
-    desk.leave("a", "b")
+    driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
+    driver.run()  # which is idle now, after a hundred passes
+    driver.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
+    driver.step(4)
+    driver.submit("b", [4, 5], completions=1, max_new_tokens=20)
+    driver.step(42)
+    assert len(driver.told[ONE, "b", 0]) >= 18
+    driver.leave("a", "b")
 
 
 def test_who_reads_long_prompts_pays_for_them() -> None:
-    desk = Desk(ScriptedModel(tokens=1 << 16, rows=128, context_len=4096), prefill_tokens=64)
+    driver = DrafterDriver(
+        ScriptedModel(tokens=1 << 16, rows=128, context_len=4096), prefill_tokens=64
+    )
     for number in range(8):
-        desk.submit(f"long{number}", [*range(900), number, *range(90)] * 3, completions=1)
-    greedy(desk, 8, TWO)
-    desk.step(20)
-    seconds = {peer: queue.seconds for peer, queue in desk.drafter._turns._queues.items()}
-    tokens = sum(len(told) for (peer, *_), told in desk.told.items() if peer == TWO)
+        driver.submit(f"long{number}", [*range(900), number, *range(90)] * 3, completions=1)
+    greedy(driver, 8, TWO)
+    driver.step(20)
+    seconds = {peer: queue.seconds for peer, queue in driver.drafter._turns._queues.items()}
+    tokens = sum(len(told) for (peer, *_), told in driver.told.items() if peer == TWO)
     assert tokens > 8 * 12
     assert min(seconds.values()) > 0
-    desk.leave(*(f"long{number}" for number in range(8)))
+    driver.leave(*(f"long{number}" for number in range(8)))
 
 
 def test_a_server_that_rests_keeps_its_row_while_another_holds_no_less() -> None:
-    desk = Desk(ScriptedModel(tokens=300, rows=64))
-    desk.submit("a", [1, 2, 3], completions=1, max_new_tokens=4)
-    desk.run()
-    desk.admit("a")
-    desk.commit("a", 0, [50], max_new_tokens=4)
-    desk.run()  # its step draft rests
-    greedy(desk, 20, TWO)
-    desk.step(80)
-    assert desk.model.free_tokens < 80
+    driver = DrafterDriver(ScriptedModel(tokens=300, rows=64))
+    driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=4)
+    driver.run()
+    driver.admit("a")
+    driver.commit("a", 0, [50], max_new_tokens=4)
+    driver.run()  # its step draft rests
+    greedy(driver, 20, TWO)
+    driver.step(80)
+    assert driver.model.free_tokens < 80
     (subscription,) = (
         prompt.subscriptions[ONE, 0]
-        for prompt in desk.drafter._turns.prompts.values()
+        for prompt in driver.drafter._turns.prompts.values()
         if prompt.owner == ONE
     )
     assert subscription.step_draft is not None
     assert subscription.step_draft.row is not None
-    desk.leave("a")
+    driver.leave("a")
 
 
 def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
-    desk = Desk(ScriptedModel(tokens=400, rows=64), slots=32)
-    greedy(desk, 10)
-    desk.step(20)
-    greedy(desk, 10, TWO)
+    driver = DrafterDriver(ScriptedModel(tokens=400, rows=64), slots=32)
+    greedy(driver, 10)
+    driver.step(20)
+    greedy(driver, 10, TWO)
     held = {ONE: 0, TWO: 0}
     for _ in range(60):
-        desk.step()
-    for completion in desk.drafter._allocator._seated:
+        driver.step()
+    for completion in driver.drafter._allocator._seated:
         assert completion.row is not None
-        held[completion.prompt.owner] += desk.model.length(completion.row)
+        held[completion.prompt.owner] += driver.model.length(completion.row)
     assert min(held.values()) > 100, held
-    desk.leave(*(f"{ONE}{number}" for number in range(10)))
+    driver.leave(*(f"{ONE}{number}" for number in range(10)))
 
 
 def test_texts_over_a_servers_share_are_declined_and_others_are_not() -> None:
@@ -219,16 +221,16 @@ def test_the_number_of_open_submissions_of_a_server_is_bounded() -> None:
 
 
 def test_drafts_over_a_servers_share_end_and_steps_go_on() -> None:
-    desk = Desk(ScriptedModel(), max_server_tokens=30)
-    desk.submit("a", [1, 2, 3], completions=3, max_new_tokens=20)
-    desk.run()
-    told = [len(desk.told[ONE, "a", number]) for number in range(3)]
+    driver = DrafterDriver(ScriptedModel(), max_server_tokens=30)
+    driver.submit("a", [1, 2, 3], completions=3, max_new_tokens=20)
+    driver.run()
+    told = [len(driver.told[ONE, "a", number]) for number in range(3)]
     assert sum(told) == 30 + 2  # the others of the pass that reached the share
-    desk.admit("a")
-    desk.commit("a", 0, [50])
-    desk.run()
-    assert desk.told[ONE, "a", 64] == list(range(51, 61))
-    desk.leave("a")
+    driver.admit("a")
+    driver.commit("a", 0, [50])
+    driver.run()
+    assert driver.told[ONE, "a", 64] == list(range(51, 61))
+    driver.leave("a")
 
 
 @pytest.mark.parametrize("seed", range(12))

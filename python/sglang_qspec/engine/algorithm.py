@@ -62,6 +62,6 @@ def register() -> None:
 
 def _worker_class(server_args: Any) -> type:
     # Imported in scheduler processes only: it pulls in the model executor.
-    from sglang_qspec.engine.worker import QSpecWorker
+    from sglang_qspec.engine.passes.worker import QSpecWorker
 
     return QSpecWorker

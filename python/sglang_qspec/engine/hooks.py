@@ -58,7 +58,9 @@ def front() -> tuple[Hook, ...]:
     """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`."""
     from fastapi import HTTPException
 
-    from sglang_qspec.engine import arguments, chats, internal_state, prompts, report
+    from sglang_qspec.engine import arguments
+    from sglang_qspec.engine.frontend import chats, meta_info, prompts
+    from sglang_qspec.engine.scheduler import internal_state
     from sglang_qspec.errors import RequestError
 
     refusal = (RequestError,)
@@ -104,13 +106,13 @@ def front() -> tuple[Hook, ...]:
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
         Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
-            report.complete_meta_info,
+            meta_info.complete_meta_info,
             AROUND,
             OnError.SKIP,
         ),
         Hook(
             _TOKENIZER_MANAGER + "._calculate_spec_decoding_metrics",
-            report.correct_rates,
+            meta_info.correct_rates,
             AFTER,
             OnError.SKIP,
         ),
@@ -126,7 +128,9 @@ def front() -> tuple[Hook, ...]:
 
 def scheduler() -> tuple[Hook, ...]:
     """Hooks of the scheduler's process."""
-    from sglang_qspec.engine import endings, internal_state, kv_reserve, lifecycle, metrics, report
+    from sglang_qspec.engine.frontend import meta_info
+    from sglang_qspec.engine.scheduler import endings, internal_state, kv_reserve, lifecycle
+    from sglang_qspec.engine.telemetry import metrics
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -142,7 +146,7 @@ def scheduler() -> tuple[Hook, ...]:
         # Requests end in our output streamer: without it the speculator would keep all of them.
         Hook(
             _SCHEDULER + ".get_output_streamer_class",
-            report.output_streamer_class,
+            meta_info.output_streamer_class,
             AFTER,
             OnError.END_SPECULATION,
         ),

@@ -15,7 +15,7 @@ from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from sglang_qspec.engine.cpu.penalties import penalize_trees
-from sglang_qspec.engine.sampling_seeds import draws_of
+from sglang_qspec.engine.passes.sampling_seeds import draws_of
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
 
@@ -81,7 +81,7 @@ def _shape_logits(
 ) -> None:
     """Processors, penalties, bias and grammar, in place, as plain decoding has them at each node.
 
-    A request with a custom processor has no drafts (`engine.lifecycle`): only its root counts.
+    A request with a custom processor has no drafts, so only its root counts.
     """
     info = batch.sampling_info
     bs, width = len(batch.seq_lens), verify_input.draft_token_num

@@ -1,0 +1,1 @@
+"""What is done to requests and answers where SGLang serves clients."""

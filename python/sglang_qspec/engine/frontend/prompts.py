@@ -1,0 +1,129 @@
+"""Raw prompts: one text without roles, and so all of it the text of the client.
+
+That is the prompt of `/generate`, `/vertex_generate`, `/v1/completions`, native gRPC and
+`sgl.Engine`. Tags are read here, and not in `TokenizerManager.generate_request`, which also gets
+texts that were put together from several fields: rendered chats, and pairs that are to be scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_qspec.engine.frontend import guesses, tags
+from sglang_qspec.errors import RequestError
+
+
+async def serve_generate(serve: Callable[..., Any], obj: Any, request: Any) -> Any:
+    """Around `serve_generate_request`: an error is a 400 for streaming requests too."""
+    from sglang.srt.entrypoints.http_server import _global_state
+    from starlette.responses import JSONResponse
+
+    try:
+        _strip_request(_global_state.tokenizer_manager, obj)
+    except RequestError as error:
+        return JSONResponse(status_code=400, content={"error": {"message": str(error)}})
+    return await serve(obj, request)
+
+
+async def run_grpc(
+    run: Callable[..., Any], handle: Any, obj: Any, callback: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Around `RuntimeHandle._run_generate`, which serves Generate of native gRPC."""
+    try:
+        _strip_request(handle.tokenizer_manager, obj)
+    except RequestError as error:
+        handle._send_native_error(callback, str(error))
+        return
+    await run(handle, obj, callback, *args, **kwargs)
+
+
+def generate(manager: Any, obj: Any, request: Any = None) -> None:
+    """Before `TokenizerManager.generate_request`, through which all endpoints come."""
+    guesses.resolve_request(manager, obj)
+
+
+def engine_generate(
+    run: Callable[..., Any],
+    engine: Any,
+    prompt: Any = None,
+    sampling_params: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Around `Engine.generate`."""
+    prompt, sampling_params = strip(engine.tokenizer_manager, prompt, sampling_params)
+    return run(engine, prompt, sampling_params, *args, **kwargs)
+
+
+async def engine_async_generate(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around `Engine.async_generate`."""
+    return await engine_generate(run, *args, **kwargs)
+
+
+def convert_completion(
+    convert: Callable[..., Any], serving: Any, request: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, Any]:
+    """Around `OpenAIServingCompletion._convert_to_internal_request`.
+
+    `echo` repeats the prompt of the request, and a template for code completion puts prompt and
+    suffix together, so both are stripped before.
+    """
+    manager = serving.tokenizer_manager
+    params: Any = {"custom_params": request.custom_params}
+    if isinstance(request.prompt, str):
+        texts, params = _strip_one(manager, (request.prompt, request.suffix), params)
+        request.prompt, request.suffix = texts
+    else:
+        request.prompt, params = strip(manager, request.prompt, params)
+    adapted, request = convert(serving, request, *args, **kwargs)
+    own = adapted.sampling_params
+    if isinstance(params, list):
+        adapted.sampling_params = [{**own, **each} for each in params]
+    else:
+        adapted.sampling_params = {**own, **params}
+    guesses.resolve_request(manager, adapted)
+    return adapted, request
+
+
+def _strip_request(manager: Any, obj: Any) -> None:
+    obj.text, obj.sampling_params = strip(manager, obj.text, obj.sampling_params)
+    guesses.resolve_request(manager, obj)
+
+
+def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
+    """A prompt, or the prompts of a batch, without tags; and sampling parameters with the guesses.
+
+    `params` are of the prompt, of all prompts, or a list with those of each; they become a list
+    where guesses were found in a batch. Raises RequestError.
+    """
+    if isinstance(prompt, str):
+        (text,), params = _strip_one(manager, (prompt,), params)
+        return text, params
+    if not _is_texts(prompt) or not guesses.is_qspec(manager):
+        return prompt, params
+    each = params if isinstance(params, list) else [params] * len(prompt)
+    if len(each) != len(prompt):
+        raise RequestError(
+            f"there are sampling_params for {len(each)} prompts, but {len(prompt)} prompts"
+        )
+    stripped = [_strip_one(manager, (text,), own) for text, own in zip(prompt, each, strict=True)]
+    texts = [text for (text,), _ in stripped]
+    return texts, params if texts == prompt else [own for _, own in stripped]
+
+
+def _strip_one(manager: Any, texts: tuple[Any, ...], params: Any) -> tuple[tuple[Any, ...], Any]:
+    """Texts of one request, each read by itself; None is no text."""
+    custom_params = params.get("custom_params") if isinstance(params, dict) else None
+    reader = tags.reader(manager, custom_params)
+    if reader is None:
+        return texts, params
+    texts = tuple(reader.text(text) if text else text for text in texts)
+    if reader.guesses:
+        custom_params = guesses.add(custom_params, reader.guesses)
+        params = {**(params or {}), "custom_params": custom_params}
+    return texts, params
+
+
+def _is_texts(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(x, str) for x in prompt)

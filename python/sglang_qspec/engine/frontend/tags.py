@@ -1,0 +1,88 @@
+"""Which texts of a request are searched for `<NGRAMGUESS>` tags, by the server's setting.
+
+A tag pair is read within one text: one prompt, one message, or one text part of a message. So no
+text between two fields is ever removed, and what a field holds cannot make another one malformed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sglang_qspec.engine.frontend import guesses
+from sglang_qspec.guess import GUESSES_KEY, GuessLimits, split
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+"""Types of content parts with a `text`: OpenAI's chat, Anthropic's, and /v1/responses'."""
+
+
+class TagReader:
+    """Strips tags from the texts of one request, and collects the guesses."""
+
+    def __init__(self, where: str, limits: GuessLimits) -> None:
+        """`where` is the setting `guess_tags`, but not `off`."""
+        self.everywhere = where == "everywhere"
+        self.guesses: list[str] = []
+        self._limits = limits
+
+    def text(self, text: str) -> str:
+        """A prompt or another text of the user, without tags. Raises GuessError."""
+        rest, found = split(text, self._limits)
+        self.guesses += found
+        return rest
+
+    def other(self, content: Any) -> Any:
+        """Content that is not the user's: system prompts, tool results."""
+        return self._content(content) if self.everywhere else content
+
+    def messages(self, messages: Iterable[Any]) -> list[Any]:
+        """Chat messages, as objects or as dicts; those without a tag are returned as they are."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Any) -> Any:
+        if not self.everywhere and _field(message, "role") != "user":
+            return message
+        # Results of tools are `content` in chat and `output` in /v1/responses.
+        for name in ("content", "output"):
+            message = self._changed(message, name, self._content)
+        return message
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return self.text(content)
+        if isinstance(content, list):
+            return [self._part(part) for part in content]
+        return content
+
+    def _part(self, part: Any) -> Any:
+        if _field(part, "type") in _TEXT_PARTS:
+            return self._changed(part, "text", self._content)
+        # Anthropic's tool and search results are blocks of a user message that others wrote.
+        return self._changed(part, "content", self._content) if self.everywhere else part
+
+    def _changed(self, owner: Any, name: str, read: Any) -> Any:
+        """`owner`, or a copy without tags in the field `name` if there are any."""
+        before = len(self.guesses)
+        value = read(_field(owner, name))
+        if len(self.guesses) == before:
+            return owner
+        if isinstance(owner, dict):
+            return {**owner, name: value}
+        return owner.model_copy(update={name: value})
+
+
+def reader(manager: Any, custom_params: Any) -> TagReader | None:
+    """A reader for one request; None if its tags are literal text.
+
+    That is so on a server without QSPEC, with `guess_tags` off, and for a request whose
+    `custom_params` have `qspec_guesses`.
+    """
+    if not guesses.is_qspec(manager) or guesses.settings().guess_tags == "off":
+        return None
+    if isinstance(custom_params, dict) and custom_params.get(GUESSES_KEY) is not None:
+        return None
+    return TagReader(guesses.settings().guess_tags, guesses.limits())
+
+
+def _field(owner: Any, name: str) -> Any:
+    return owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)

@@ -1,0 +1,127 @@
+"""Sampling seeds of requests on a CPU: the request's own `sampling_seed`, or a secret one.
+
+Every draw of a sampled request takes its random numbers from the seed and the position
+(`verify.seeded`). So a drafter that knows the seed can draw alike, and a request with a
+`sampling_seed` gets the same text again.
+
+With rejection sampling the server keeps secret seeds to itself, and the target draws near the
+drafted tokens (`engine.requests.step_proposals`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
+
+from sglang_qspec.messages import SeededSampling
+from sglang_qspec.verify.rejection import Proposals
+from sglang_qspec.verify.sample import Draws, sample_probs
+
+_seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Of SGLang's requests, which keep their object when they are retracted. A rid would not do: a
+client may use it again, and is to get another sample then."""
+_seeded = False
+_rejecting = False
+_proposals: Proposals | None = None
+"""Of the pass that is being made."""
+
+
+def install(*, reject: bool = False) -> None:
+    """Let SGLang's sampler roll the dice too, for the passes without drafts.
+
+    With `reject`, drafts are accepted by the probabilities that they were drawn with.
+    """
+    global _seeded, _rejecting
+    _rejecting = reject
+    if _seeded:
+        return
+    _seeded = True
+    sample_without = Sampler._sample_from_probs
+
+    def sample(
+        sampler: Any,
+        probs: torch.Tensor,
+        info: SamplingBatchInfo,
+        positions: torch.Tensor,
+        simple_sampling_case: bool,
+    ) -> Any:
+        if info.sampling_seed is None:
+            return sample_without(sampler, probs, info, positions, simple_sampling_case)
+        return sample_probs(probs.float(), draws_of(info, positions)).int(), None
+
+    Sampler._sample_from_probs = sample
+
+
+def seeded_of(req: Any) -> SeededSampling | None:
+    """Those of a request; None if it is greedy, or where no dice are rolled."""
+    params = req.sampling_params
+    if not _seeded or params.top_k == 1:
+        return None
+    told = _rejecting and params.sampling_seed is None
+    return SeededSampling(
+        seed=0 if told else _seed_of(req),
+        temperature=params.temperature,
+        top_k=min(params.top_k, TOP_K_ALL),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        probabilities=told,
+    )
+
+
+@contextmanager
+def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
+    """All draws of a pass over `batch` are made with its requests' seeded, or near `proposals`.
+
+    These are of all the nodes that the pass draws at.
+    """
+    global _proposals
+    info = batch.sampling_info
+    if (
+        not _seeded
+        or info is None
+        or info.is_all_greedy
+        or info.sampling_mask_batch_indices is not None  # which tell of SGLang's own draw
+    ):
+        yield
+        return
+    info.sampling_seed = torch.tensor([_seed_of(req) for req in batch.reqs], dtype=torch.int64)
+    _proposals = proposals
+    try:
+        yield
+    finally:
+        _proposals = None
+        # SGLang merges batches that have seeds with others that have none.
+        info.sampling_seed = None
+
+
+def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -> Draws:
+    """How to draw for each of the `width` nodes of every request, at `positions` [bs * width]."""
+
+    def per_node(values: torch.Tensor) -> torch.Tensor:
+        return values.flatten().repeat_interleave(width)
+
+    # SGLang marks the greedy requests of a mixed batch by top_k == 1.
+    return Draws(
+        per_node(info.top_ks) if info.need_top_k_sampling else None,
+        per_node(info.top_ps) if info.need_top_p_sampling else None,
+        per_node(info.min_ps) if info.need_min_p_sampling else None,
+        None if info.sampling_seed is None else per_node(info.sampling_seed),
+        positions,
+        _proposals,
+    )
+
+
+def _seed_of(req: Any) -> int:
+    asked: int | None = req.sampling_params.sampling_seed
+    if asked is not None:
+        return asked
+    return _seeds.setdefault(req, secrets.randbits(63))

@@ -1,0 +1,322 @@
+"""The speculative worker: each decode step, draft trees in and verified tokens out.
+
+SGLang's scheduler calls `forward_batch_generation` once per iteration with a batch that is either
+being prefilled or decoding. A decoding batch takes one target pass: over draft trees if any request
+has one, otherwise an ordinary decode pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_device, get_spec
+from sglang.srt.speculative import eagle_utils
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.srt.speculative.spec_utils import (
+    GrammarTree,
+    build_grammar_vocab_mask,
+    move_accept_tokens_to_target_kvcache,
+)
+
+from sglang_qspec import config
+from sglang_qspec.engine import compat, hooks
+from sglang_qspec.engine.cpu.penalties import read_outputs
+from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
+from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes import batch_split, sampling_seeds
+from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.proposer import Proposer
+from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.requests import speculator
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.scheduler import internal_state
+from sglang_qspec.engine.sidecar.startup import open_speculator
+from sglang_qspec.policy import PipelinePlan, PipelineSelector
+from sglang_qspec.trie import DraftTrees
+from sglang_qspec.verify.rejection import Proposals
+
+logger = logging.getLogger(__name__)
+
+
+class QSpecWorker(BaseSpecWorker):
+    """Owns the process's `Speculator`; the target's model and memory are SGLang's."""
+
+    def __init__(
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__()
+        compat.check_hooks(hooks.scheduler())
+        self._target_worker = target_worker
+        self._on_cpu = str(get_device().device).startswith("cpu")
+        self._draft_token_num: int = get_spec().speculative_num_draft_tokens
+        self.speculative_num_draft_tokens = self._draft_token_num
+        settings = config.from_environment()
+        self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=not self._on_cpu)
+        self._speculator = open_speculator(settings, self._runtime, gpu_id, target_worker)
+        self._proposer = Proposer(self._speculator, self._runtime, on_cpu=self._on_cpu)
+        self._selector = PipelineSelector(self._proposer.times)
+        self._halves = Halves()
+        internal_state.expose(self._speculator)
+        speculator.activate(self._speculator)
+        if self._on_cpu:
+            sampling_seeds.install(reject=settings.acceptance == "reject")
+
+    # What SGLang asks of an NGRAM-like worker.
+
+    @property
+    def draft_worker(self) -> None:
+        """The draft model runs in the sidecar, not here."""
+        return None
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = (
+            self._target_worker.get_memory_pool()
+        )
+
+    def clear_cache_pool(self) -> None:
+        """Called by /flush_cache and weight updates: drafts made before are of no use."""
+        if self._speculates:
+            with guarded("drafts were dropped"):
+                self._speculator.drop_drafts()
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
+    ) -> GenerationBatchResult:
+        """One round of decoding, or a prompt's pass.
+
+        The scheduler restores `batch`'s fields after it (forward isolation).
+        """
+        if not batch.forward_mode.is_decode():
+            return self._extend(batch)
+        plan, halves = self._plan(batch)
+        if not halves:
+            return self._pass(batch, plan)
+        results = [self._pass(batch_split.take(batch, half), plan) for half in halves]
+        return batch_split.join(halves, results)
+
+    @property
+    def _speculates(self) -> bool:
+        """Whether nothing has failed so far."""
+        return speculator.active() is not None
+
+    def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
+        """The course of this round, and the rows of each half if it has halves."""
+        plan = PipelinePlan("queue", self._runtime.draft_token_num)
+        halves: Sequence[Sequence[int]] = ()
+        if self._speculates:
+            with guarded("a round was planned"):
+                self._speculator.poll()
+                rids = [req.rid for req in batch.reqs]
+                plan = self._course(batch, rids)
+                self._speculator.totals.pipeline = plan.pipeline
+                self._speculator.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
+                if plan.pipeline == "halves":
+                    halves = self._halves.split(rids)
+        return plan, halves
+
+    def _course(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
+        """Of this round. A batch that has no halves, or no drafts for them, is drafted ahead."""
+        widest = self._runtime.draft_token_num
+        plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
+        if plan.pipeline == "auto":
+            plan = self._selector.choose(
+                len(rids),
+                widest=widest,
+                fixed=self._runtime.fixed_width,
+                lookahead=self._runtime.step_tokens,
+                agreement=self._speculator.totals.agreement,
+                step_times=self._speculator.step_times,
+            )
+        if plan.pipeline == "halves" and not (
+            len(rids) > 1
+            and batch_split.can_split(batch)
+            and 2 * self._speculator.stepping(rids) >= len(rids)
+        ):
+            return PipelinePlan("ahead", widest)
+        return plan
+
+    def _pass(self, batch: ScheduleBatch, plan: PipelinePlan) -> GenerationBatchResult:
+        """One pass of the target over a decoding batch; what it commits is drafted on from."""
+        trees: DraftTrees | None = None
+        verify_input: NgramVerifyInput | None = None
+        if self._speculates:
+            with guarded("drafts were proposed"):
+                trees = self._proposer.propose(batch, plan)
+                if trees.width > 1:
+                    verify_input = verify_input_of(
+                        trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
+                    )
+        if trees is None or verify_input is None:
+            result = self._decode(batch)
+            accepted: list[list[int]] = [[] for _ in batch.reqs]
+            bonus_ids = result.next_token_ids.tolist()
+        else:
+            result, accepted, bonus_ids = self._verify(batch, trees, verify_input)
+        if self._speculates and trees is not None:
+            rids = [req.rid for req in batch.reqs]
+            with guarded("a pass was taken stock of"):
+                self._speculator.record(rids, trees, accepted, bonus_ids)
+                self._proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
+        with guarded("tokens were traced"):
+            provenance.record(batch.reqs, trees, accepted)
+        return result
+
+    def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
+        """Prefill, or an idle batch: the target alone."""
+        if self._speculates:
+            with guarded("requests were admitted"):
+                self._speculator.poll()
+                self._proposer.interrupt()
+                for req in batch.reqs:
+                    self._speculator.admit(req.rid)
+        if self._on_cpu:
+            read_outputs(batch)
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
+            result = self._target_worker.forward_batch_generation(batch)
+        with guarded("tokens were traced"):
+            provenance.extend(batch.reqs)
+        return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
+
+    def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
+        """An ordinary decode pass: one token a request, sampled as without speculation."""
+        bs = len(batch.reqs)
+        batch.input_ids = torch.tensor(
+            [_last_id(req) for req in batch.reqs], dtype=torch.int64, device=batch.device
+        )
+        batch.out_cache_loc = self._slots(batch, 1)
+        batch.spec_info = None
+        batch.seq_lens = batch.seq_lens + 1
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.orig_seq_lens = batch.orig_seq_lens + 1
+        batch.seq_lens_sum = None
+        if self._on_cpu:
+            read_outputs(batch)
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
+            result = self._target_worker.forward_batch_generation(batch)
+        logits = result.logits_output
+        if batch.return_logprob and logits.next_token_logprobs is not None:
+            logits.next_token_logprobs = logits.next_token_logprobs.view(bs, 1)
+        return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
+
+    def _verify(
+        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
+    ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
+        """A pass over all trees; for each request also the accepted nodes and the bonus token."""
+        width = trees.width
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.input_ids = verify_input.draft_token
+        batch.out_cache_loc = self._slots(batch, width)
+        batch.spec_info = verify_input
+        result = self._target_worker.forward_batch_generation(batch, is_verify=True)
+        sample = cpu_eagle_sample if self._on_cpu else eagle_utils.eagle_sample
+        grammar_mask = self._grammar_mask(batch, trees, verify_input)
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
+            predict, accept_lens, accept_index = sample(
+                verify_input, batch, result.logits_output, grammar_mask
+            )
+        if not (self._on_cpu and _is_prefix(accept_index)):
+            move_accept_tokens_to_target_kvcache(
+                batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
+            )
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
+        if result.logits_output.hidden_states is not None:
+            # The scheduler reads a row for each accepted token, where NGRAM leaves those of nodes.
+            rows = accept_index.flatten().clamp(min=0)
+            result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
+        tokens = predict[accept_index].flatten()
+        finished = _finished(result, tokens, accept_lens, batch.seq_lens + accept_lens, width)
+        last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).flatten()
+        bonus_ids: list[int] = predict[last].tolist()
+        return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
+
+    def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
+        """Near what the target is to draw at all nodes of a pass; without trees, at its roots."""
+        proposals = None
+        if self._speculates:
+            with guarded("drafted probabilities were looked up"):
+                rids = [req.rid for req in batch.reqs]
+                outputs = [req.output_ids for req in batch.reqs]
+                proposals = self._speculator.drawn.proposals(rids, outputs, trees)
+        return proposals
+
+    def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
+        """KV slots [bs * width] behind each request's committed tokens; already allocated."""
+        positions = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.device)
+        slots: torch.Tensor = batch.req_to_token_pool.req_to_token[
+            batch.req_pool_indices.unsqueeze(1), positions
+        ]
+        return slots.flatten().to(torch.int64)
+
+    def _grammar_mask(
+        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
+    ) -> Any:
+        if not batch.has_grammar:
+            return None
+        layout = trees.lay_out()
+        tree = GrammarTree.from_host(
+            torch.from_numpy(layout.next_token),
+            torch.from_numpy(layout.next_sibling),
+            torch.from_numpy(trees.token_ids.astype(np.int64)),
+        )
+        return build_grammar_vocab_mask(
+            reqs=batch.reqs,
+            tree=tree,
+            sampling_info=batch.sampling_info,
+            device=verify_input.retrieve_next_token.device,
+            barrier=None,
+        )
+
+
+def _finished(
+    result: GenerationBatchResult,
+    next_token_ids: torch.Tensor,
+    accept_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    width: int,
+) -> GenerationBatchResult:
+    return batch_split.finished(
+        result.logits_output,
+        next_token_ids,
+        accept_lens,
+        seq_lens,
+        width,
+        can_run_cuda_graph=result.can_run_cuda_graph,
+    )
+
+
+def _ones(batch: ScheduleBatch) -> torch.Tensor:
+    return torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
+
+
+def _last_id(req: Any) -> int:
+    return int(req.output_ids[-1] if req.output_ids else req.origin_input_ids[-1])
+
+
+def _accepted_nodes(
+    accept_index: torch.Tensor, accept_lens: torch.Tensor, width: int
+) -> list[list[int]]:
+    """Per request, the accepted draft nodes in order; the root, which is committed, is left out."""
+    rows = accept_index.tolist()
+    return [
+        [index - row * width for index in indices[1:length]]
+        for row, (indices, length) in enumerate(zip(rows, accept_lens.tolist(), strict=True))
+    ]
+
+
+def _is_prefix(accept_index: torch.Tensor) -> bool:
+    """Whether every accepted path is the front of its row, so that its KV is in place already."""
+    front = torch.arange(accept_index.numel(), dtype=accept_index.dtype).view_as(accept_index)
+    return bool(((accept_index == front) | (accept_index < 0)).all())

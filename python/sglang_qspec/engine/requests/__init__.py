@@ -1,0 +1,1 @@
+"""The live requests of a scheduler: what they ask for, and their drafts."""

@@ -1,0 +1,1 @@
+"""What QSPEC does inside SGLang's scheduler, besides the passes of the target."""

@@ -1,0 +1,1 @@
+"""The engine's side of the sidecar: its start, and what is sent to it."""

@@ -1,0 +1,356 @@
+"""Owns the link: sends Submits, Commits and Closes, and submits all anew to a new sidecar.
+
+It never waits: what the link does not take is sent at a later poll.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.requests.live_request import LiveRequest
+from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
+from sglang_qspec.link import Delivery, Faults, Link, LinkState
+from sglang_qspec.messages import (
+    MAX_SUBMISSIONS,
+    Admit,
+    Close,
+    Declined,
+    Drafted,
+    Gap,
+    Heartbeat,
+    Submit,
+)
+from sglang_qspec.policy import Sources
+from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.trie import Source
+
+MESSAGES_PER_POLL = 64
+"""Bounds the time of one poll: about 10 us a message."""
+SUBMIT_BUDGET_S = 0.002
+"""Time after which a poll submits no further request; a new sidecar is asked anew for all."""
+MAX_REPAIRS = 8
+"""How often a sidecar may ask for what it lacks of one request, before it is asked no more."""
+
+logger = logging.getLogger(__name__)
+
+
+class SidecarClient:
+    """See the module. `link` is None when there is neither a draft model nor an endpoint.
+
+    `sidecar` is the one at its other end, where the server has started it and keeps it alive.
+    `live` are the requests, which are another's; here they are read, and given submissions. Nothing
+    is asked of the sidecar that its `sources` pause.
+
+    The courier mints the number of each submission and keeps no more of them open than the sidecar
+    takes of one server: the others are submitted when some have ended.
+    """
+
+    def __init__(
+        self,
+        settings: QSpecConfig,
+        live: Mapping[str, LiveRequest],
+        link: Link | None,
+        sidecar: SidecarProcess | None,
+        sources: Sources,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lookahead = settings.step_tokens if settings.mode != "queue" else 0
+        """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
+        self.session_count = 0
+        """Counts the sidecars that have been at the other end."""
+        self._on_admission = settings.on_admission
+        self._live = live
+        self._link = link
+        self._sidecar = sidecar
+        self._sources = sources
+        self._paused: frozenset[Source] = frozenset()
+        """What the sidecar has last been kept from."""
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._unsent: dict[str, None] = {}
+        self._open: dict[int, int] = {}
+        """Tokens of the text of each submission that the sidecar works on."""
+        self._rids: dict[int, str] = {}
+        """The request of each of them."""
+        self._open_tokens = 0
+        """Tokens of the texts of all open submissions."""
+        self._unclosed: dict[int, None] = {}
+        """Submissions whose Close the link has not taken yet."""
+        self._declined = 0
+        self._faults = Faults(logger, clock, owner="sidecar")
+        self._reporter = CommitReporter()
+        self._stopped = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a sidecar is in reach."""
+        return self._link is not None and self._link.state is LinkState.READY
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The sidecar's latest."""
+        return self._link.heartbeat if self._link is not None else None
+
+    def keep_alive(self) -> None:
+        """Start our sidecar again if it has gone."""
+        if self._sidecar is not None:
+            self._sidecar.keep_alive()
+
+    def receive(self) -> list[tuple[LiveRequest, Drafted]]:
+        """What the sidecar has drafted, each with its request; what comes too late is left out."""
+        messages = self._link.receive(MESSAGES_PER_POLL) if self._link is not None else ()
+        drafted = []
+        for message in messages:
+            if not isinstance(message, Drafted | Gap | Declined):
+                continue
+            live = self._live_of(message.submission)
+            if live is None:
+                continue
+            if isinstance(message, Drafted):
+                drafted.append((live, message))
+            elif isinstance(message, Gap):
+                self._repair(live, message)
+            elif message.retry and live.repairs < MAX_REPAIRS:
+                live.repairs += 1
+                self._ask_anew(live)
+            else:
+                self._decline(live, message.reason)
+        return drafted
+
+    def _live_of(self, submission: int) -> LiveRequest | None:
+        """The request of an open submission."""
+        rid = self._rids.get(submission)
+        return self._live.get(rid) if rid is not None else None
+
+    def _repair(self, live: LiveRequest, gap: Gap) -> None:
+        """Send the sidecar what it lacks of a request, from the next report on or all anew."""
+        if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
+            return  # it has been told since
+        live.repairs += 1
+        if live.repairs > MAX_REPAIRS:
+            self._decline(live, "it keeps asking for what it was told")
+        elif gap.known_len is None:
+            self._ask_anew(live)
+
+    def _decline(self, live: LiveRequest, reason: str) -> None:
+        """Go on without the sidecar's drafts for a request, until there is another sidecar."""
+        live.declined = True
+        self._declined += 1
+        self._faults.note("no drafts for a request", reason)
+        self.forget(live)
+
+    def catch_up(self) -> None:
+        """Send what could not be sent before, and to a new sidecar all that is live."""
+        if self._link is None or not self.ready:
+            return
+        if self._link.session_count != self.session_count:
+            self.session_count = self._link.session_count
+            self._unclosed.clear()
+            self._begin_anew()
+        if self._sources.paused != self._paused:
+            self._pause(self._sources.paused)
+        self._close_unclosed()
+        self._submit_unsent()
+
+    def _begin_anew(self) -> None:
+        """The sidecar knows none of the live requests: it is new, or has closed them."""
+        for live in self._live.values():
+            self._part(live)
+            live.declined, live.repairs = False, 0
+            self._ask_anew(live)
+
+    def _pause(self, paused: frozenset[Source]) -> None:
+        """Let the sidecar rest if nothing is wanted of it, and ask again for what was not."""
+        self._paused = paused
+        for live in self._live.values():
+            if not self._asks(live):
+                self.forget(live)
+            elif live.submission is None:
+                self._ask_anew(live)
+
+    def _ask_anew(self, live: LiveRequest) -> None:
+        self.forget(live)
+        if live.waits or self._on_admission != "stop":
+            self._want(live)
+
+    def submit(self, live: LiveRequest) -> None:
+        """Ask for the request's drafts, now or as soon as that can be sent."""
+        self._want(live)
+        self._submit_unsent()
+
+    def _want(self, live: LiveRequest) -> None:
+        if self._asks(live):
+            self._unsent[live.rid] = None
+
+    def _asks(self, live: LiveRequest) -> bool:
+        """Whether anything that the sidecar drafts may be used for the request."""
+        if self._stopped or live.declined or live.controls.draft_token_num < 2:
+            return False
+        steps = self.lookahead > 0 and self._may(live, Source.STEP)
+        return steps or self._may(live, Source.QUEUE)
+
+    def _may(self, live: LiveRequest, source: Source) -> bool:
+        return source.name.lower() in live.controls.sources and source not in self._paused
+
+    def _submit_unsent(self) -> None:
+        """Submit what waits to be, oldest first, as far as the link and the sidecar take it."""
+        if self._link is None or not self.ready:
+            return
+        until = self._clock() + SUBMIT_BUDGET_S
+        while self._unsent and self._clock() <= until:
+            live = self._live[next(iter(self._unsent))]
+            if not self._fits_context(live):
+                self._decline(live, f"its text of {live.text_len} tokens is too long for the draft")
+                continue
+            if not self._has_room(live):
+                return
+            number = next(self._numbers)
+            message = live.submit(number, completions=self._may(live, Source.QUEUE))
+            match self._link.send(message):
+                case Delivery.LATER:
+                    return
+                case Delivery.NEVER:
+                    self._decline(live, "its submission cannot be sent")
+                case Delivery.TAKEN:
+                    self._note_open(live, message)
+
+    def _fits_context(self, live: LiveRequest) -> bool:
+        """Whether the draft model takes the request's text and a token behind it."""
+        sidecar = self._link.sidecar if self._link is not None else None
+        return sidecar is None or live.text_len < sidecar.context_len
+
+    def _has_room(self, live: LiveRequest) -> bool:
+        """Whether the sidecar keeps the request's text beside those of the open submissions."""
+        sidecar = self._link.sidecar if self._link is not None else None
+        if sidecar is None or not self._open:
+            return True
+        tokens = self._open_tokens + live.text_len
+        submissions = len(self._open) + len(self._unclosed)
+        return submissions < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
+
+    def _note_open(self, live: LiveRequest, message: Submit) -> None:
+        """The sidecar works on a request from now on."""
+        number = live.submission = message.submission
+        self._open[number], self._rids[number] = len(message.token_ids), live.rid
+        self._open_tokens += self._open[number]
+        self._reporter.begin(number, message.base_len)
+        live.unfinished = set(range(message.completions))
+        del self._unsent[live.rid]
+        if not live.waits:
+            self.admit(live)
+
+    def admit(self, live: LiveRequest) -> None:
+        """The request waits no longer. What the sidecar does about it is a setting.
+
+        Best effort: if it cannot be sent now, the drafts only come in another order.
+        """
+        if self._on_admission == "stop":
+            self.forget(live)
+        elif self._on_admission == "defer" and live.submission is not None and self.ready:
+            assert self._link is not None
+            self._link.send(Admit(live.submission))
+
+    def forget(self, live: LiveRequest) -> None:
+        """Nothing more is to be drafted for the request. A Close that is not taken waits."""
+        self._unsent.pop(live.rid, None)
+        if live.submission is not None:
+            self._unclosed[live.submission] = None
+        self._part(live)
+        self._close_unclosed()
+
+    def _part(self, live: LiveRequest) -> None:
+        """The request's submission is over at this end."""
+        if live.submission is not None:
+            self._open_tokens -= self._open.pop(live.submission)
+            del self._rids[live.submission]
+            self._reporter.end(live.submission)
+        live.part()
+
+    def _close_unclosed(self) -> None:
+        until = self._clock() + SUBMIT_BUDGET_S
+        while self._unclosed and self._link is not None and self._clock() <= until:
+            number = next(iter(self._unclosed))
+            if self._link.send(Close(number)) is Delivery.LATER:
+                return
+            del self._unclosed[number]
+
+    def stop(self) -> None:
+        """Nothing is to be drafted for any request until `resume`."""
+        self._stopped = True
+        for live in self._live.values():
+            self.forget(live)
+
+    def resume(self) -> None:
+        """Have all that is live drafted for anew."""
+        self._stopped = False
+        self._begin_anew()
+        self._submit_unsent()
+
+    def report(self, rids: Iterable[str]) -> None:
+        """Let the sidecar follow what these requests have committed."""
+        if (
+            self._link is not None
+            and self.ready
+            and self.lookahead
+            and Source.STEP not in self._paused
+        ):
+            requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
+            for commit in self._reporter.report(requests, self._link, self.lookahead):
+                # The sidecar keeps the outputs, too. What is sent again counts again, which errs on
+                # the safe side.
+                self._open[commit.submission] += len(commit.token_ids)
+                self._open_tokens += len(commit.token_ids)
+
+    def knows(self, live: LiveRequest, output_len: int) -> bool:
+        """Whether a sidecar that knows so much of the request's output knows all it was told."""
+        return self._reporter.knows(live, output_len)
+
+    def awaits(self, live: LiveRequest) -> bool:
+        """Whether more of the request's step draft is about to come."""
+        return self._reporter.awaits(live)
+
+    def describe(self) -> dict[str, object]:
+        """For /server_info and /metrics. What only a sidecar in reach does, is zero without one."""
+        link, heartbeat, ready = self._link, self.heartbeat, self.ready
+        in_flight = sum(bool(live.unfinished) for live in self._live.values())
+        return {
+            "sidecar": "none" if link is None else link.state.value,
+            "sidecar_restarts": self._sidecar.restarts if self._sidecar is not None else 0,
+            "requests_in_flight": in_flight if ready else 0,
+            "drafting_requests": heartbeat.requests if heartbeat and ready else 0,
+            "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
+            "declined_requests": self._declined,
+            "sidecar_texts": heartbeat.texts if heartbeat and ready else 0,
+            "sidecar_rows": heartbeat.kv_rows if heartbeat and ready else 0,
+            "sidecar_kv_tokens": heartbeat.kv_tokens if heartbeat and ready else 0,
+            "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
+            "step_passes": heartbeat.step_passes if heartbeat else 0,
+            "step_tokens": heartbeat.step_tokens if heartbeat else 0,
+            "step_seconds": heartbeat.step_seconds if heartbeat else 0.0,
+            "dropped_messages": {
+                "to_sidecar": link.dropped if link is not None else 0,
+                "from_sidecar": heartbeat.dropped_messages if heartbeat else 0,
+                "malformed": link.malformed if link is not None else 0,
+            },
+        }
+
+    def close(self) -> None:
+        """Dismiss our sidecar and close the link: nothing is sent or received any more."""
+        if self._sidecar is not None:
+            self._sidecar.dismiss()
+        if self._link is not None:
+            self._link.close()
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the open submissions are not those of the live requests."""
+        if not self._unsent.keys() <= self._live.keys():
+            raise RuntimeError("a request that is over waits to be submitted")
+        submitted = {live.submission: live.rid for live in self._live.values() if live.submission}
+        if submitted != self._rids or self._rids.keys() != self._open.keys():
+            raise RuntimeError("the open submissions are not those of the live requests")
+        if self._open_tokens != sum(self._open.values()):
+            raise RuntimeError("the tokens of the open submissions are miscounted")

@@ -1,0 +1,99 @@
+"""What the sidecar knows of the output of each request it drafts for, and is yet to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_qspec.engine.requests.live_request import LiveRequest
+from sglang_qspec.link import Link
+from sglang_qspec.messages import MAX_COMMITS, Commit, Commits
+
+MAX_TOKENS = 8192
+"""Tokens after which a report takes no further request."""
+
+
+NO_CREDIT = 0.3
+"""Credit factor below which a request is reported only every TRY_AFTER tokens."""
+TRY_AFTER = 32
+"""Committed tokens between two tries."""
+
+
+class CommitReporter:
+    """Reports what requests have committed, so that their step drafts follow.
+
+    Best effort: a report that the link does not take is not repeated, but the next one says all
+    that is not known, and a sidecar that lacks anything says where its knowledge ends.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int, int] = {}
+        """Committed output that the sidecar knows of, in tokens, for each open submission."""
+        self._left: int | None = None
+        """The submission that the next report begins with, as the last one did not hold it."""
+
+    def begin(self, submission: int, output_len: int) -> None:
+        """The sidecar works on a request from now on, and knows so much of its output."""
+        self._told[submission] = output_len
+
+    def end(self, submission: int) -> None:
+        """The sidecar works on the request no longer."""
+        self._told.pop(submission, None)
+
+    def rewind(self, submission: int, output_len: int) -> bool:
+        """The sidecar knows no more than `output_len`; whether that is less than it was told."""
+        if not output_len < self._told.get(submission, 0):
+            return False
+        self._told[submission] = output_len
+        return True
+
+    def report(self, requests: Sequence[LiveRequest], link: Link, lookahead: int) -> list[Commit]:
+        """Report what `requests` have committed; drafts may run `lookahead` tokens ahead.
+
+        Where one report does not hold all, the next begins with what was left. Returns what the
+        link has taken.
+        """
+        commits: list[Commit] = []
+        tokens = 0
+        numbers = [request.submission for request in requests]
+        first = numbers.index(self._left) if self._left in numbers else 0
+        self._left = None
+        for request in (*requests[first:], *requests[:first]):
+            commit = self._commit_of(request, lookahead)
+            if commit is None:
+                continue
+            if len(commits) >= MAX_COMMITS or tokens >= MAX_TOKENS:
+                self._left = commit.submission
+                break
+            commits.append(commit)
+            tokens += len(commit.token_ids)
+        if not commits or not link.send(Commits(commits)):
+            return []
+        for commit in commits:
+            self._told[commit.submission] = commit.base_len + len(commit.token_ids)
+        return commits
+
+    def _commit_of(self, request: LiveRequest, lookahead: int) -> Commit | None:
+        """What the sidecar is to be told of one request; None for nothing."""
+        number = request.submission
+        told = self._told.get(number) if number is not None else None
+        if number is None or told is None or len(request.output_ids) <= told:
+            return None
+        if request.credit.factor < NO_CREDIT and len(request.output_ids) - told < TRY_AFTER:
+            return None
+        useful = min(lookahead, request.longest_draft)
+        if useful < 1 or "step" not in request.controls.sources:
+            return None
+        return request.commit_since(number, told, useful)
+
+    def knows(self, live: LiveRequest, output_len: int) -> bool:
+        """Whether the sidecar that says it knows so much of the output knows all it was told."""
+        return live.submission is not None and self._told.get(live.submission) == output_len
+
+    def awaits(self, live: LiveRequest) -> bool:
+        """Whether more of the request's step draft is about to come."""
+        return (
+            live.steps
+            and not live.rests
+            and self.knows(live, len(live.output_ids))
+            and live.longest_draft > 1
+        )

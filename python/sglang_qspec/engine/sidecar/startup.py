@@ -1,0 +1,124 @@
+"""What a worker's `Speculator` is made of: tries, and the link to a sidecar that may be ours."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from typing import Any
+
+import torch
+from sglang.srt.runtime_context import get_model, get_serving, get_spec
+
+from sglang_qspec.config import QSpecConfig, flag
+from sglang_qspec.engine import compat
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link import (
+    Keys,
+    LinkState,
+    SidecarLink,
+    keys,
+    private_endpoint,
+    sweep_abandoned,
+)
+from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.trie import TrieLimits, TrieStore
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 5.0
+"""How long the start waits for a sidecar at a given endpoint, to learn of a misfit in time."""
+
+
+def open_speculator(
+    settings: QSpecConfig, runtime_settings: RuntimeSettings, gpu_id: int, target_worker: Any
+) -> Speculator:
+    """Open the link, starting a sidecar first if the server has a draft model of its own.
+
+    Raises LinkError if the sidecar at a given endpoint refuses this target. A sidecar that is
+    absent is no error: the link keeps trying, and requests are served without queue drafts.
+    """
+    vocab_size = target_worker.model_config.vocab_size
+    limits = TrieLimits(
+        vocab_size=vocab_size,
+        max_request_tokens=settings.max_request_tokens,
+        max_total_tokens=settings.max_total_tokens,
+    )
+    link, sidecar = None, None
+    draft_model = get_spec().speculative_draft_model_path
+    if settings.endpoint:
+        hello = _hello()
+        key_pair = keys.load(settings.key_file) if settings.key_file else None
+        link = _join(settings.endpoint, hello, key_pair)
+    elif draft_model is not None:
+        hello = _hello()
+        link, sidecar = _start_own(settings, draft_model, hello, gpu_id)
+    return Speculator(
+        settings,
+        vocab_size,
+        TrieStore(limits),
+        link,
+        sidecar=sidecar,
+        runtime_settings=runtime_settings,
+    )
+
+
+def _hello() -> Hello:
+    model = get_model()
+    tokenizer_path = get_serving().tokenizer_path or model.model_path
+    target = compat.describe_model(
+        model.model_path, tokenizer_path, model.trust_remote_code, model.revision
+    )
+    return Hello(PROTOCOL, target.vocab_size, target.fingerprint)
+
+
+def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
+    """Connect to a sidecar that someone else runs."""
+    link = SidecarLink(endpoint, hello, key_pair)
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    while link.state is LinkState.CONNECTING and time.monotonic() < deadline:
+        link.receive()
+        time.sleep(0.02)
+    if link.state is LinkState.REFUSED:
+        raise LinkError(
+            f"{flag('endpoint')} is {endpoint!r}, and its sidecar refuses: {link.refusal}"
+        )
+    if link.state is not LinkState.READY:
+        logger.warning(
+            "No sidecar answers at %s yet: serving without queue drafts until one does.", endpoint
+        )
+    return link
+
+
+def _start_own(
+    settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int
+) -> tuple[SidecarLink, SidecarProcess]:
+    """Start a sidecar as a child of this process; it loads its weights while the target does."""
+    sweep_abandoned()
+    private = private_endpoint()
+    spec = get_spec()
+    explicit = spec._speculative_draft_quantization_explicitly_set
+    process = SidecarProcess(
+        settings,
+        model_path=draft_model,
+        quantization=spec.speculative_draft_model_quantization if explicit else None,
+        endpoint=private.address,
+        device=settings.draft_device or _default_device(gpu_id),
+        revision=spec.speculative_draft_model_revision,
+        trust_remote_code=get_model().trust_remote_code,
+    )
+    process.start()
+    atexit.register(private.close)
+    atexit.register(process.stop)
+    return SidecarLink(private.address, hello), process
+
+
+def _default_device(gpu_id: int) -> str:
+    """The target's kind of device; the last GPU, so that two GPUs are one for each model."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    last = torch.cuda.device_count() - 1
+    return f"cuda:{last if last != gpu_id else gpu_id}"

@@ -1,0 +1,1 @@
+"""What speculation has cost and earned, for /server_info and /metrics."""

@@ -1,0 +1,183 @@
+"""Speculation in SGLang's `/metrics`: what `Speculator.describe` says, as Prometheus series.
+
+SGLang collects the series of all its processes through files, so that a series made in the
+scheduler's process simply appears. Nothing here exists unless the server has `--enable-metrics`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sglang_qspec.engine.requests import speculator
+from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.link import LinkState
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter
+
+PREFIX = "sglang:qspec_"
+PUBLISH_INTERVAL_S = 1.0
+FIRST_DRAFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+GAUGES = {
+    "live_requests": "Requests that are queued or served and may be drafted for.",
+    "requests_in_flight": "Requests whose drafts the sidecar has not finished.",
+    "drafting_requests": "Requests that the sidecar has work for, of all its servers.",
+    "drafting_rows": "Completions that the sidecar is drafting, for all its servers.",
+    "trie_tokens": "Tokens in the tries of all requests, drafts and own text.",
+    "sidecar_texts": "Different texts that the sidecar keeps, for all its servers.",
+    "sidecar_rows": "Rows of the draft model's KV that are open, for all its servers.",
+    "sidecar_kv_tokens": "Tokens of KV that these rows hold.",
+}
+TOTALS = {
+    "drafted_tokens": "Tokens that the sidecar drafted, for all its servers.",
+    "evictions": "Times that a request lost its drafts to the total cap.",
+    "declined_requests": "Requests that a sidecar declined to draft for.",
+}
+TOTALS_BY = {
+    "proposed_tokens": ("source", "Draft tokens that the target verified."),
+    "accepted_tokens": ("source", "Draft tokens that became output."),
+    "dropped_messages": ("kind", "Messages between server and sidecar that were not delivered."),
+    "refused_chunks": ("reason", "Pieces of drafts that a trie did not take."),
+}
+"""Cumulative figures of `describe`, one for each value of a label."""
+TOTALS_AT = {
+    "judged": "Draft tokens that the target judged, as it had agreed with those before them.",
+    "right": "Draft tokens that the target agreed with, of those that it judged.",
+}
+"""Cumulative figures of its `positions`, one for each source and position."""
+
+
+class DraftMetrics:
+    """Owns the series. One thread, the scheduler's."""
+
+    def __init__(
+        self,
+        labels: Mapping[str, object],
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the series with SGLang's `labels`, in the process's registry if none is given.
+
+        Raises ValueError, as prometheus_client does, if the registry has them already.
+        """
+        # SGLang names the folder of the files in the environment, which the import reads.
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+        values = {name: str(value) for name, value in labels.items()}
+        names = tuple(values)
+        home = registry or REGISTRY
+        self._clock = clock
+        self._due_at = clock()
+        self._gauges = {
+            name: Gauge(
+                PREFIX + name, text, names, multiprocess_mode="mostrecent", registry=home
+            ).labels(**values)
+            for name, text in GAUGES.items()
+        }
+        state = Gauge(
+            PREFIX + "sidecar_state",
+            "1 for the state that the link to the sidecar is in.",
+            (*names, "state"),
+            multiprocess_mode="mostrecent",
+            registry=home,
+        )
+        self._states = {
+            name: state.labels(**values, state=name)
+            for name in ("none", *(state.value for state in LinkState))
+        }
+        self._totals = {
+            name: _Total(Counter(PREFIX + name, text, names, registry=home).labels(**values))
+            for name, text in TOTALS.items()
+        }
+        self._families = {
+            name: Counter(PREFIX + name, text, (*names, label), registry=home)
+            for name, (label, text) in TOTALS_BY.items()
+        }
+        for name, text in TOTALS_AT.items():
+            own = (*names, "source", "position")
+            self._families[name] = Counter(f"{PREFIX}{name}_tokens", text, own, registry=home)
+        self._members: dict[tuple[str, ...], _Total] = {}
+        self._labels = values
+        self.first_draft = Histogram(
+            PREFIX + "queue_to_first_draft_seconds",
+            "Time from a request's queueing to its first draft.",
+            names,
+            buckets=FIRST_DRAFT_BUCKETS_S,
+            registry=home,
+        ).labels(**values)
+
+    def publish_due(self, active: Speculator) -> None:
+        """Publish if a second has passed since the last time."""
+        now = self._clock()
+        if now >= self._due_at:
+            self._due_at = now + PUBLISH_INTERVAL_S
+            self.publish(active.describe())
+
+    def publish(self, described: Mapping[str, Any]) -> None:
+        """Bring all series to what `Speculator.describe` returned."""
+        for name, gauge in self._gauges.items():
+            gauge.set(described[name])
+        for name, gauge in self._states.items():
+            gauge.set(name == described["sidecar"])
+        for name, total in self._totals.items():
+            total.reach(described[name])
+        for name, (label, _) in TOTALS_BY.items():
+            for member, count in described[name].items():
+                self._reach(name, count, **{label: member})
+        for source, counts in described["positions"].items():
+            for name in TOTALS_AT:
+                for position, count in enumerate(counts[name], start=1):
+                    if not count:
+                        continue  # no series for what there never was
+                    self._reach(name, count, source=source, position=str(position))
+
+    def _reach(self, name: str, count: int, **own: str) -> None:
+        """Bring the member of a family that has these labels of its own to `count`."""
+        key = (name, *own.values())
+        if key not in self._members:
+            self._members[key] = _Total(self._families[name].labels(**self._labels, **own))
+        self._members[key].reach(count)
+
+
+class _Total:
+    """A counter that follows a cumulative figure kept elsewhere."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._reached = 0
+
+    def reach(self, total: int) -> None:
+        """A figure of the sidecar begins anew with a new sidecar: then all of it is growth."""
+        self._counter.inc(total - self._reached if total >= self._reached else total)
+        self._reached = total
+
+
+_published: tuple[DraftMetrics, Speculator] | None = None
+"""The series of this process, and the speculator that they show."""
+
+
+def start(streamer: type, scheduler: Any) -> None:
+    """After `Scheduler.get_output_streamer_class`, when the scheduler has its metrics collector.
+
+    Make the series, with the labels of the collector, unless the server has no metrics.
+    """
+    global _published
+    active, collector = speculator.active(), scheduler.metrics_collector
+    if active is not None and collector is not None and _published is None:
+        series = DraftMetrics(collector.labels)
+        active.first_drafts.observer = series.first_draft.observe
+        _published = series, active
+
+
+def publish(result: None, manager: Any) -> None:
+    """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls.
+
+    Does nothing without metrics, or within a second of the last time. It goes on when speculation
+    has failed, so that the series do not stay at their last values.
+    """
+    if _published is not None:
+        series, shown = _published
+        series.publish_due(shown)

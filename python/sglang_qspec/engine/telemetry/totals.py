@@ -1,0 +1,96 @@
+"""What speculation has cost and earned since the start, over all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sglang_qspec.config import PIPELINES
+from sglang_qspec.engine.telemetry.positions import Positions
+from sglang_qspec.trie import DraftTrees, Source
+
+MEMORY = 0.02
+"""Weight of one request's pass in how often a step draft's token is right."""
+FIRST_AGREEMENT = 0.9
+"""How often it is taken to be before any was seen."""
+
+
+@dataclass
+class PassTotals:
+    """Passes of the target in one pipeline."""
+
+    passes: int = 0
+    requests: int = 0
+    """Summed over the passes."""
+    rows: int = 0
+    """Tokens that the passes had, drafts and padding too."""
+    seconds: float = 0.0
+    """From the end of the pass before, or the beginning if a prompt was read; without waits."""
+    waited_seconds: float = 0.0
+    """For step drafts."""
+
+
+class Totals:
+    """Counts draft tokens by source and passes by pipeline, and learns how good step drafts are."""
+
+    def __init__(self) -> None:
+        self.proposed = dict.fromkeys(Source, 0)
+        """Draft tokens that the target verified."""
+        self.accepted = dict.fromkeys(Source, 0)
+        """Those of them that became output."""
+        self.positions = Positions()
+        self.pipelines = {name: PassTotals() for name in ("queue", *PIPELINES)}
+        self.pipeline = "none"
+        """That of the latest round."""
+        self.agreement = FIRST_AGREEMENT
+        """Share of the step draft tokens that are right, of those whose predecessors were."""
+
+    def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
+        """A pass over `trees` is done; `accepted` are the nodes confirmed of each."""
+        for source, count in trees.count_by_source().items():
+            self.proposed[source] += count
+        self.positions.record(trees, accepted)
+        steps = (trees.sources == Source.STEP) & (trees.scores > 0)
+        steps[:, :1] = False  # the root is committed, wherever it came from
+        for row, drafted in enumerate(steps.sum(axis=1).tolist()):
+            confirmed = 0
+            for node in accepted[row]:
+                source = Source(trees.sources[row, node])
+                self.accepted[source] += 1
+                confirmed += source is Source.STEP
+            if drafted:
+                self.learn_agreement(confirmed, missed=confirmed < drafted)
+
+    def take_back(self, sources: Sequence[Source]) -> None:
+        """Tokens that were accepted behind the end of an output."""
+        for source in sources:
+            self.accepted[source] -= 1
+
+    def note_pass(
+        self, pipeline: str, requests: int, rows: int, seconds: float, waited: float
+    ) -> None:
+        """A decode pass took so long, without the time that it waited for drafts."""
+        totals = self.pipelines[pipeline]
+        totals.passes += 1
+        totals.requests += requests
+        totals.rows += rows
+        totals.seconds += seconds
+        totals.waited_seconds += waited
+
+    def describe(self) -> dict[str, Any]:
+        """For /server_info and /metrics."""
+        return {
+            "proposed_tokens": {source.name.lower(): n for source, n in self.proposed.items()},
+            "accepted_tokens": {source.name.lower(): n for source, n in self.accepted.items()},
+            "positions": self.positions.describe(),
+            "step_agreement": self.agreement,
+            "pipeline": self.pipeline,
+            "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},
+        }
+
+    def learn_agreement(self, confirmed: int, *, missed: bool) -> None:
+        """So many tokens of a draft in a row were right, and then one was wrong if it `missed`."""
+        weight = MEMORY * (confirmed + missed)
+        share = confirmed / (confirmed + missed)
+        self.agreement += min(weight, 1.0) * (share - self.agreement)

@@ -1,0 +1,97 @@
+"""What can be changed while the server runs."""
+
+import pytest
+
+from sglang_qspec import controls
+from sglang_qspec.config import MODES, QSpecConfig
+from sglang_qspec.controls import SOURCES
+from sglang_qspec.engine.requests import runtime_settings
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.errors import RequestError
+
+SETTINGS = QSpecConfig()
+
+
+def check(given: dict[str, float], *, graphs: bool = False) -> None:
+    """As a server does that was started with the defaults and passes of 8."""
+    runtime_settings.check(given, SETTINGS, 8, graphs=graphs)
+
+
+def test_they_start_as_the_server_s_settings() -> None:
+    started = RuntimeSettings.of(
+        QSpecConfig(mode="halves", step_tokens=5, completions=3), 8, graphs=False
+    )
+    assert started == RuntimeSettings("halves", 5, 8, fixed_width=False, completions=3)
+    assert started.enabled
+    assert started.sources == set(SOURCES)
+    assert RuntimeSettings.of(QSpecConfig(width="fixed"), 8, graphs=False).fixed_width
+    assert RuntimeSettings.of(QSpecConfig(), 8, graphs=True).fixed_width
+
+
+def test_a_mode_is_set_by_its_place_and_a_switch_by_a_number() -> None:
+    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    given = {"qspec_mode": 2, "qspec_step_tokens": 3.0, "qspec_draft_token_num": 4}
+    switched = {"qspec_fixed_width": 1, "qspec_enabled": 0.0, "qspec_source_step": 0}
+    check({**given, **switched, "qspec_completions": 2})
+    for name, value in {**given, **switched, "qspec_completions": 2}.items():
+        current.set(name, value)
+    assert current == RuntimeSettings(
+        MODES[2], 3, 4, fixed_width=True, enabled=False, completions=2, source_step=False
+    )
+    assert current.sources == {"queue", "guess", "prompt", "output"}
+
+
+def test_every_knob_can_be_set_and_no_other() -> None:
+    check(dict.fromkeys(runtime_settings.NAMES, 1))
+    assert {f"qspec_source_{source}" for source in SOURCES} <= set(runtime_settings.NAMES)
+
+
+def test_a_request_gets_what_it_wants_as_far_as_the_knobs_go() -> None:
+    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    wanted = controls.read({"qspec_completions": 5, "qspec_sources": ["queue", "step"]}, SETTINGS)
+    assert current.grant(wanted) == wanted
+    current.completions, current.source_step = 3, False
+    granted = current.grant(wanted)
+    assert (granted.completions, granted.sources) == (3, {"queue"})
+    assert granted.enabled
+    current.enabled = False
+    assert not current.grant(wanted).enabled
+
+
+def test_steps_run_ahead_only_where_that_is_of_use() -> None:
+    current = RuntimeSettings("auto", 16, 5, fixed_width=False)
+    leads = {pipeline: current.lookahead(pipeline, width=5) for pipeline in MODES[:-1]}
+    assert leads == {"queue": 0, "sequential": 4, "halves": 4, "ahead": 16}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("qspec_mode", 5, r"from 0 to 4 \(queue, sequential, halves, ahead, auto\)"),
+        ("qspec_mode", 1.5, "from 0 to 4"),
+        ("qspec_step_tokens", 0, "from 1 to 64"),
+        ("qspec_draft_token_num", 9, "from 1 to 8"),
+        ("qspec_fixed_width", float("nan"), "from 0 to 1"),
+        ("qspec_step_tokens", float("inf"), "from 1 to 64"),
+        ("qspec_enabled", 2, "from 0 to 1"),
+        ("qspec_completions", 0, "from 1 to 8"),
+        ("qspec_completions", 9, "from 1 to 8"),
+        ("qspec_source_guess", 0.5, "from 0 to 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: float, allowed: str) -> None:
+    with pytest.raises(RequestError, match=rf"{name} is {value}, but must be .*{allowed}"):
+        check({name: value})
+
+
+def test_captured_graphs_have_one_width() -> None:
+    with pytest.raises(RequestError, match="from 8 to 8"):
+        check({"qspec_draft_token_num": 4}, graphs=True)
+    with pytest.raises(RequestError, match="from 1 to 1"):
+        check({"qspec_fixed_width": 0}, graphs=True)
+
+
+def test_an_unknown_knob_is_refused_and_those_of_others_are_let_through() -> None:
+    check({"pp_max_micro_batch_size": 8})
+    with pytest.raises(RequestError, match="qspec_temprature cannot be set; what can be is qspec_"):
+        check({"qspec_temprature": 1})

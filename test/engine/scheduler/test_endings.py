@@ -1,0 +1,73 @@
+"""Where an answer ends in the run that one pass accepts, also when looking for it fails."""
+
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+from sglang_qspec.engine.scheduler import endings
+from sglang_qspec.models import DemoModels
+
+
+@pytest.fixture(scope="module")
+def tokenizer(models: DemoModels) -> Any:
+    return get_tokenizer(str(models.target))
+
+
+def request(tokenizer: Any, text: str) -> Req:
+    """A request with stop strings in `text`, all of which one pass has just added to its output."""
+    params = SamplingParams(max_new_tokens=99, stop=[" d", " b"])
+    params.normalize(tokenizer)
+    params.verify(vocab_size=len(tokenizer))
+    req = Req("r", "", [5], params, vocab_size=len(tokenizer))
+    req.tokenizer = tokenizer
+    req.output_ids.extend(tokenizer.encode(text))
+    return req
+
+
+TEXT = " a b c d e"
+
+
+def test_the_first_end_counts(tokenizer: Any) -> None:
+    req = request(tokenizer, TEXT)
+    accepted = list(req.output_ids)
+    endings.update_finish_state(type(req).update_finish_state, req, len(accepted))
+    assert req.finished_reason.matched == " b"
+    assert req.finished_len == 2
+    assert list(req.output_ids) == accepted
+
+
+def test_an_aborted_answer_has_one_token_of_the_last_run(tokenizer: Any) -> None:
+    """As without drafts: no token behind a stop or `max_new_tokens` is sent."""
+    req = request(tokenizer, TEXT)
+    before, run = req.output_ids[:2], req.output_ids[2:]
+    req.to_finish = FINISH_ABORT()
+    endings.update_finish_state(type(req).update_finish_state, req, len(run))
+    assert isinstance(req.finished_reason, FINISH_ABORT)
+    assert req.output_ids_through_stop == before + run[:1]
+
+
+@pytest.mark.parametrize("failing_call", [2, 3])
+def test_an_error_on_the_way_leaves_sglangs_own_end_and_the_whole_output(
+    tokenizer: Any, failing_call: int
+) -> None:
+    req = request(tokenizer, TEXT)
+    grammar = req.grammar = object()
+    accepted = list(req.output_ids)
+    calls = 0
+
+    def update(req: Req, new_accepted_len: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing_call:
+            raise KeyError("a fault")
+        Req.update_finish_state(req, new_accepted_len)
+
+    with pytest.raises(KeyError):
+        endings.update_finish_state(update, req, len(accepted))
+    assert req.finished_reason.matched == " d"
+    assert req.finished_len == 4
+    assert list(req.output_ids) == accepted
+    assert req.grammar is grammar

@@ -1,0 +1,176 @@
+"""The series follow the speculator, at most once a second, and count what became output."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.telemetry.first_drafts import WINDOW, FirstDrafts
+from sglang_qspec.engine.telemetry.metrics import PUBLISH_INTERVAL_S, DraftMetrics
+from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.messages import Submit
+from sglang_qspec.trie import Source, TrieLimits, TrieStore
+
+DRAFT = (Source.GUESS, 0, 0)
+"""Source, stream and base of a draft."""
+LABELS = {"model_name": "m", "tp_rank": 0}
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """A speculator whose sidecar counts on from the last token, with its metrics."""
+
+    def __init__(self, **link: Any) -> None:
+        self.clock = Clock()
+        self.link = FakeSidecarLink(counting, vocab_size=1000, **link)
+        limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
+        self.active = Speculator(QSpecConfig(), 1000, TrieStore(limits), self.link, self.clock)
+        self.registry = CollectorRegistry()
+        self.metrics = DraftMetrics(LABELS, self.registry, self.clock)
+        self.active.first_drafts.observer = self.metrics.first_draft.observe
+        self.active.poll()
+
+    def enqueue(self, rid: str) -> None:
+        self.active.enqueue(
+            rid, prompt_ids=[5, 6, 7], output_ids=[], max_new_tokens=30, stop_token_ids=[]
+        )
+
+    def series(self, name: str, **labels: str) -> float | None:
+        self.metrics.publish(self.active.describe())
+        return self.shown(name, **labels)
+
+    def shown(self, name: str, **labels: str) -> float | None:
+        ours = {"model_name": "m", "tp_rank": "0", **labels}
+        return self.registry.get_sample_value("sglang:qspec_" + name, ours)
+
+
+def counting(submit: Submit) -> Sequence[Sequence[int]]:
+    last = submit.token_ids[-1]
+    return [[last + step for step in range(1, 13)]] * submit.completions
+
+
+def test_accepted_and_proposed_tokens_are_counted_by_source() -> None:
+    watched = Watched()
+    watched.enqueue("a")
+    watched.active.poll()
+    trees = watched.active.propose(["a"], [[8]], 4)
+    watched.active.record(["a"], trees, [[1, 2]], [11])
+    assert watched.series("proposed_tokens_total", source="queue") == 3
+    assert watched.series("accepted_tokens_total", source="queue") == 2
+    assert watched.series("accepted_tokens_total", source="guess") == 0
+
+
+def test_what_a_pass_accepts_behind_the_end_is_not_counted() -> None:
+    watched = Watched()
+    watched.enqueue("a")
+    watched.active.poll()
+    trees = watched.active.propose(["a"], [[8]], 8)
+    watched.active.record(["a"], trees, [[1, 2, 3, 4]], [13])
+    # One token of the prompt's pass, and three drafts.
+    tally = watched.active.end("a", 4)
+    assert tally is not None
+    assert watched.series("accepted_tokens_total", source="queue") == 3
+    assert sum(tally.accepted.values()) == 3
+    assert tally.record()["accept_length"] == 3.0
+
+
+def test_the_time_to_the_first_draft_runs_from_queueing_and_is_taken_once() -> None:
+    watched = Watched(delay=3, interval=1)
+    queued_at = watched.clock.now
+    watched.enqueue("a")
+    while watched.active.first_drafts.count == 0:
+        watched.clock.now += 0.3
+        watched.active.poll()
+    took = watched.clock.now - queued_at
+    assert took > 0.6
+    for _ in range(9):
+        watched.clock.now += 5
+        watched.active.poll()
+    assert watched.series("queue_to_first_draft_seconds_count") == 1
+    assert watched.series("queue_to_first_draft_seconds_sum") == pytest.approx(took)
+    described = watched.active.describe()["queue_to_first_draft_seconds"]
+    assert described == {"count": 1, "p50": pytest.approx(took), "p99": pytest.approx(took)}
+
+
+def test_a_request_is_in_flight_until_its_last_completion_is_finished() -> None:
+    watched = Watched(interval=1)
+    watched.enqueue("a")
+    watched.enqueue("b")
+    watched.active.poll()
+    assert watched.series("requests_in_flight") == 2
+    watched.active.end("b")
+    assert watched.series("requests_in_flight") == 1
+    for _ in range(20):
+        watched.active.poll()
+    assert watched.series("requests_in_flight") == 0
+    assert watched.series("live_requests") == 1
+
+
+def test_a_lost_sidecar_has_nothing_in_flight_and_its_state_is_shown() -> None:
+    watched = Watched(interval=1)
+    watched.enqueue("a")
+    assert watched.series("sidecar_state", state="ready") == 1
+    watched.link.die()
+    watched.active.poll()
+    assert watched.series("requests_in_flight") == 0
+    assert watched.series("sidecar_state", state="ready") == 0
+    assert watched.series("sidecar_state", state="lost") == 1
+
+
+def test_drops_and_refused_chunks_are_counted_by_kind() -> None:
+    watched = Watched()
+    watched.link.queue_full = True
+    watched.enqueue("a")
+    assert watched.series("dropped_messages_total", kind="to_sidecar") == 1
+    trie = watched.active._tries.get("a")
+    assert trie is not None
+    for start in (0, 9):
+        watched.active._tries.insert("a", trie.serial, *DRAFT, start, [1, 2])
+    assert watched.series("refused_chunks_total", reason="gap") == 1
+    assert watched.series("refused_chunks_total", reason="added") is None
+
+
+def test_series_change_at_most_once_a_second() -> None:
+    watched = Watched()
+    watched.metrics.publish_due(watched.active)
+    watched.enqueue("a")
+    watched.metrics.publish_due(watched.active)
+    assert watched.shown("live_requests") == 0
+    watched.clock.now += PUBLISH_INTERVAL_S
+    watched.metrics.publish_due(watched.active)
+    assert watched.shown("live_requests") == 1
+
+
+def test_a_new_sidecars_smaller_total_counts_from_zero() -> None:
+    watched = Watched()
+    for total, expected in ((50, 50), (70, 70), (20, 90)):
+        described = {**watched.active.describe(), "drafted_tokens": total}
+        watched.metrics.publish(described)
+        assert watched.shown("drafted_tokens_total") == expected
+
+
+def test_a_pass_without_drafts_proposes_nothing() -> None:
+    watched = Watched()
+    watched.enqueue("a")
+    watched.active.record(["a"], watched.active.propose(["a"], [[8]], 4, drafts=False), [[]], [9])
+    assert sum(watched.active.describe()["proposed_tokens"].values()) == 0
+
+
+def test_percentiles_look_back_on_the_latest_requests() -> None:
+    times = FirstDrafts()
+    assert times.describe() == {"count": 0, "p50": None, "p99": None}
+    for seconds in [1000.0] * WINDOW + [float(second) for second in range(WINDOW)]:
+        times.observe(seconds)
+    assert times.describe() == {"count": 2 * WINDOW, "p50": WINDOW / 2, "p99": 0.99 * WINDOW}

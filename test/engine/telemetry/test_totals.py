@@ -1,0 +1,51 @@
+"""What speculation has earned, over all requests."""
+
+import pytest
+
+from sglang_qspec.engine.telemetry.totals import FIRST_AGREEMENT, Totals
+from sglang_qspec.trie import DraftTree, DraftTrees, Source
+
+STEP, QUEUE = Source.STEP, Source.QUEUE
+
+
+def chain(*sources: Source) -> DraftTree:
+    size = len(sources) + 1
+    return DraftTree(
+        tuple(range(size)), (0, *range(size - 1)), (QUEUE, *sources), (1.0,) + (0.9,) * (size - 1)
+    )
+
+
+def test_tokens_are_counted_by_source() -> None:
+    totals = Totals()
+    totals.record(DraftTrees.of([chain(QUEUE, STEP), chain(STEP)], 4), [[1, 2], []])
+    assert (totals.proposed[QUEUE], totals.proposed[STEP]) == (1, 2)
+    assert (totals.accepted[QUEUE], totals.accepted[STEP]) == (1, 1)
+    totals.take_back([STEP])
+    assert totals.accepted[STEP] == 0
+
+
+def test_agreement_is_the_share_of_right_tokens_up_to_the_first_wrong_one() -> None:
+    totals = Totals()
+    for _ in range(300):  # three right and one wrong; what is behind it does not count
+        totals.record(DraftTrees.of([chain(*[STEP] * 7)], 8), [[1, 2, 3]])
+    assert totals.agreement == pytest.approx(0.75, abs=0.01)
+
+
+def test_drafts_of_other_sources_say_nothing_of_step_drafts() -> None:
+    totals = Totals()
+    totals.record(DraftTrees.of([chain(QUEUE, QUEUE)], 4), [[]])
+    totals.record(DraftTrees.of([chain()], 1), [[]])
+    assert totals.agreement == FIRST_AGREEMENT
+
+
+def test_passes_are_summed_by_pipeline() -> None:
+    totals = Totals()
+    totals.note_pass("halves", requests=2, rows=8, seconds=0.5, waited=0.1)
+    totals.note_pass("halves", requests=3, rows=12, seconds=0.25, waited=0.0)
+    assert totals.describe()["pipelines"]["halves"] == {
+        "passes": 2,
+        "requests": 5,
+        "rows": 20,
+        "seconds": 0.75,
+        "waited_seconds": 0.1,
+    }
