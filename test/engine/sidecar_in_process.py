@@ -92,7 +92,7 @@ class Pair:
             bonus_ids.append(last + 1)
         for output, bonus_id in zip(outputs, bonus_ids, strict=True):
             output += range(output[-1] + 1, bonus_id + 1)
-        self.active.run(rids, trees, accepted, bonus_ids)
+        self.active.record(rids, trees, accepted, bonus_ids)
         return [len(nodes) + 1 for nodes in accepted]
 
     def close(self) -> None:
