@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests import runtime_settings
+from sglang_qspec.engine.requests import runtime_settings, speculator
 from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
@@ -29,7 +29,7 @@ def test_the_documented_series_are_those_of_the_metrics() -> None:
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a server shows of itself in its internal state."""
     active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), None)
-    monkeypatch.setattr(internal_state, "_exposed", active)
+    monkeypatch.setattr(speculator, "_latest", active)
     state: dict[str, Any] = {}
     internal_state.describe(None, None, state)
     ours: dict[str, Any] = state["qspec"]

@@ -28,7 +28,6 @@ _RUNNER = "sglang.srt.model_executor.model_runner"
 _WORKER = "sglang_qspec.engine.passes.worker"
 _SPECULATOR = "sglang_qspec.engine.requests.speculator"
 _LIFECYCLE = "sglang_qspec.engine.scheduler.lifecycle"
-_REPORT = "sglang_qspec.engine.frontend.meta_info"
 
 CALLS = {
     (_TARGET, "TpModelWorker.forward_batch_generation"): "worker",
@@ -41,7 +40,7 @@ HOOKS = {
     (_LIFECYCLE, "polled"): "poll",
     (_LIFECYCLE, "enqueued"): "enqueue",
     (_LIFECYCLE, "aborted"): "end",
-    (_REPORT, "_last_record"): "end",
+    (_LIFECYCLE, "finished"): "end",
 }
 """What QSPEC does in the scheduler outside the worker."""
 

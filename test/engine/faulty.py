@@ -30,11 +30,11 @@ def meet(name, moment):
 
 def revive():
     # Speculation goes on with the drafts that need no sidecar, so that it can fail once more.
-    from sglang_qspec.engine import internal_state, speculator
+    from sglang_qspec.engine.requests import speculator
 
     if (FAULTS / "revive").exists():
         (FAULTS / "revive").unlink()
-        speculator.activate(internal_state._exposed)
+        speculator.activate(speculator.latest())
 
 
 def armed(row):

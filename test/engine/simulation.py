@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.passes.accounting import PassAccounting
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.speculator import Speculator
@@ -51,7 +52,10 @@ class Simulation:
         tries = TrieStore(TrieLimits(VOCAB, 4096, max_total_tokens=1 << 20))
         self.active = Speculator(config, VOCAB, tries, self.link, self.clock)
         runtime_settings = RuntimeSettings.of(config, self.width, graphs=False)
-        self.proposer = Proposer(self.active, runtime_settings, on_cpu=True, clock=self.clock)
+        self.accounting = PassAccounting(self.active, runtime_settings, self.clock)
+        self.proposer = Proposer(
+            self.active, runtime_settings, self.accounting.times, on_cpu=True, clock=self.clock
+        )
         self.rows = 0
         """Tokens that passes had."""
 
@@ -73,7 +77,7 @@ class Simulation:
                 custom_params=asked.get(rid),
             )
             self.active.admit(rid)
-        self.proposer.interrupt()
+        self.accounting.interrupt()
         while running := [rid for rid in answers if len(outputs[rid]) < len(answers[rid])]:
             self._pass(running, outputs, answers)
             for rid in running:
@@ -96,7 +100,9 @@ class Simulation:
         ]
         batch: Any = SimpleNamespace(reqs=reqs, sampling_info=SAMPLING)
         plan = PipelinePlan("ahead", self.width)
-        trees = self.proposer.propose(batch, plan)
+        self.accounting.begin()
+        proposal = self.proposer.propose(batch, plan)
+        trees = proposal.trees
         self.rows += len(trees) * trees.width
         self.clock.now += self.cost(len(trees), trees.width)
         accepted, bonus_ids = [], []
@@ -106,8 +112,7 @@ class Simulation:
             accepted.append(nodes)
             bonus_ids.append(left[len(nodes)])
             outputs[rid] += left[: len(nodes) + 1]
-        self.active.record(rids, trees, accepted, bonus_ids)
-        self.proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
+        self.accounting.record(rids, plan.pipeline, proposal, accepted, bonus_ids)
 
 
 def walk(tree: DraftTree, text: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.speculator import STREAMS_PER_SUBMISSION, Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
-from sglang_qspec.policy import PipelinePlan
+from sglang_qspec.policy import PassTimes, PipelinePlan
 from sglang_qspec.trie import TrieLimits, TrieStore
 from test.engine.chaos import Chaos
 
@@ -159,7 +159,9 @@ def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None
     active.enqueue("a", prompt_ids=[5], output_ids=[], max_new_tokens=100, stop_token_ids=[])
     active.poll()
     active.poll()
-    proposer = Proposer(active, RuntimeSettings.of(config, 8, graphs=False), on_cpu=True)
+    proposer = Proposer(
+        active, RuntimeSettings.of(config, 8, graphs=False), PassTimes(), on_cpu=True
+    )
     info = SimpleNamespace(
         has_custom_logit_processor=False,
         has_watermark_candidates=False,
@@ -172,5 +174,5 @@ def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None
         reqs=[SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)], sampling_info=info
     )
     before = link.left
-    assert proposer.propose(batch, PipelinePlan(pipeline, 8)).width == 1
+    assert proposer.propose(batch, PipelinePlan(pipeline, 8)).trees.width == 1
     assert 0 < link.left < before

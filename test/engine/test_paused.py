@@ -60,14 +60,14 @@ def test_a_paused_source_is_not_proposed_and_is_again_after_its_pause(
 def test_a_request_is_drafted_for_from_its_first_step_on_and_not_while_steps_are_paused(
     active: Speculator, link: FakeSidecarLink, clock: Clock
 ) -> None:
-    assert active.stepping(["a", "unknown"]) == 0
+    assert active.sidecar.stepping(["a", "unknown"]) == 0
     link.inject(Drafted(link.submits[0].submission, MAX_COMPLETIONS, 0, 0, [9]))
     poll(active)
-    assert active.stepping(["a", "unknown"]) == 1
+    assert active.sidecar.stepping(["a", "unknown"]) == 1
     pause(active, Source.STEP)
-    assert active.stepping(["a", "unknown"]) == 0
+    assert active.sidecar.stepping(["a", "unknown"]) == 0
     clock.now += FIRST_PAUSE_S
-    assert active.stepping(["a", "unknown"]) == 1
+    assert active.sidecar.stepping(["a", "unknown"]) == 1
 
 
 def test_while_steps_are_paused_nothing_is_reported_and_then_all_that_was_missed(

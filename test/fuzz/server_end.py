@@ -166,7 +166,7 @@ class ServerEnd:
         described = chaos.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0
         assert described["requests_in_flight"] == 0
-        sidecar_client = chaos.active._sidecar
+        sidecar_client = chaos.active.sidecar
         assert not sidecar_client._open
         assert not sidecar_client._rids
         assert not sidecar_client._unsent

@@ -128,8 +128,13 @@ def front() -> tuple[Hook, ...]:
 
 def scheduler() -> tuple[Hook, ...]:
     """Hooks of the scheduler's process."""
-    from sglang_qspec.engine.frontend import meta_info
-    from sglang_qspec.engine.scheduler import endings, internal_state, kv_reserve, lifecycle
+    from sglang_qspec.engine.scheduler import (
+        endings,
+        internal_state,
+        kv_reserve,
+        last_output,
+        lifecycle,
+    )
     from sglang_qspec.engine.telemetry import metrics
 
     check_pending_load = (
@@ -146,7 +151,7 @@ def scheduler() -> tuple[Hook, ...]:
         # Requests end in our output streamer: without it the speculator would keep all of them.
         Hook(
             _SCHEDULER + ".get_output_streamer_class",
-            meta_info.output_streamer_class,
+            last_output.output_streamer_class,
             AFTER,
             OnError.END_SPECULATION,
         ),

@@ -12,7 +12,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.speculator import Speculator
-from sglang_qspec.policy import PipelinePlan
+from sglang_qspec.policy import PassTimes, PipelinePlan
 from sglang_qspec.trie import TrieLimits, TrieStore
 
 VOCAB = 1000
@@ -42,8 +42,10 @@ def drafted(batch: Any, *, on_cpu: bool) -> int:
     active.enqueue(
         "a", prompt_ids=[7, 8, 9] * 5, output_ids=[], max_new_tokens=100, stop_token_ids=[]
     )
-    proposer = Proposer(active, RuntimeSettings.of(config, 8, graphs=False), on_cpu=on_cpu)
-    return int(proposer.propose(batch, PipelinePlan("ahead", 8)).sizes[0]) - 1
+    proposer = Proposer(
+        active, RuntimeSettings.of(config, 8, graphs=False), PassTimes(), on_cpu=on_cpu
+    )
+    return int(proposer.propose(batch, PipelinePlan("ahead", 8)).trees.sizes[0]) - 1
 
 
 PLAIN: dict[str, Any] = {"temperature": 1.0}

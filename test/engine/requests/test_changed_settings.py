@@ -37,10 +37,12 @@ def test_a_full_narrow_tree_awaits_no_more(link: FakeSidecarLink) -> None:
     poll(active)
     trees = active.propose(["a"], [[8]], 6)
     live = active._live["a"]
-    live.steps, live.rests = True, False
-    assert active._sidecar.awaits(live)
+    live.drafting.has_steps = True
+    assert active.sidecar.awaits(live)
     assert not active.awaited(["a"], trees).any()
-    assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (active.lookahead < 2)
+    assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (
+        active.sidecar.lookahead < 2
+    )
 
 
 def test_switched_off_all_that_is_live_is_let_go_and_nothing_is_asked_for(
@@ -90,7 +92,7 @@ def test_a_new_sidecar_of_a_server_that_is_switched_off_is_asked_for_nothing(
     poll(active)
     link.revive()
     poll(active)
-    assert active._sidecar.ready
+    assert active.sidecar.ready
     assert len(link.submits) == asked
 
 

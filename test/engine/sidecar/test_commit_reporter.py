@@ -233,10 +233,10 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     assert active.awaited(["a", "b"], trees).all()  # that was said before it knew
     full = active.propose(["a", "b"], [[8, 20], [8]], 2)
     assert active.awaited(["a", "b"], full).all()  # as the pass is made for these drafts
-    active.lookahead = 8
+    active.sidecar.lookahead = 8
     assert not active.awaited(["a", "b"], full).any()  # they run ahead of it
     link.die()
     poll(active)
-    active.lookahead = 8
+    active.sidecar.lookahead = 8
     assert not active.awaited(["a", "b"], trees).any()
     assert not active.wait_for_steps(0.001)

@@ -139,14 +139,14 @@ def test_a_sidecar_that_keeps_asking_is_asked_no_more(
     for token in range(300, 400):
         output.append(token)
         active.propose(["a"], [output], 4)
-        number = active._live["a"].submission
+        number = active._live["a"].drafting.submission
         if number is not None:
             link.inject(Gap(number, known_len))
         poll(active)
     assert len(link.submits) <= 2 + MAX_REPAIRS
     assert sum(len(tokens) for _, _, tokens in commits_of(link)) < 200 + 60 * MAX_REPAIRS
     assert active.describe()["declined_requests"] == 1
-    assert active._live["b"].submission is not None
+    assert active._live["b"].drafting.submission is not None
     active.check_integrity()
 
 

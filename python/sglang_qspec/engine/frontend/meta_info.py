@@ -1,7 +1,8 @@
 """What a finished request says of its speculation: `meta_info["qspec"]` and the spec_* figures.
 
-The scheduler's side attaches one record to a request's last output; the side that serves clients
-puts it into `meta_info` and corrects the figures that SGLang derives from a constant width.
+The scheduler attaches one record to the last output of a request (`engine.scheduler.last_output`).
+Here, where clients are served, the record is put into `meta_info`, and the figures that SGLang
+derives from a constant width are corrected.
 """
 
 from __future__ import annotations
@@ -9,45 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.requests import speculator
 
 KEY = "qspec"
-
-
-def output_streamer_class(streamer: type, scheduler: Any) -> type:
-    """After `Scheduler.get_output_streamer_class`: one that adds the record to last outputs.
-
-    Called once, when the scheduler has its worker.
-    """
-    if speculator.active() is None:
-        return streamer
-
-    class OutputStreamer(streamer):
-        has_additional_customized_info = True
-        __slots__ = ()
-
-        def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
-            info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
-            active = speculator.active()
-            if active is not None and any(req.finished() for req in reqs):
-                with guarded("a request was reported"):
-                    info[KEY] = [_last_record(active, req) for req in reqs]
-            return info
-
-    return OutputStreamer
-
-
-def _last_record(active: speculator.Speculator, req: Any) -> list[dict[str, Any]]:
-    """The record of a request that ends here and was speculated for, otherwise nothing.
-
-    A list, as SGLang would gather it if our hook on `update_request_meta_info` failed.
-    """
-    if not req.finished():
-        return []
-    tally = active.end(req.rid, len(req.output_ids_through_stop))
-    return [] if tally is None else [tally.record()]
 
 
 def complete_meta_info(

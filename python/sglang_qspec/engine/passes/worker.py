@@ -35,12 +35,12 @@ from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import batch_split, sampling_seeds
+from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.halves import Halves
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests import speculator
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.sidecar.startup import open_speculator
 from sglang_qspec.policy import PipelinePlan, PipelineSelector
 from sglang_qspec.trie import DraftTrees
@@ -64,10 +64,11 @@ class QSpecWorker(BaseSpecWorker):
         settings = config.from_environment()
         self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=not self._on_cpu)
         self._speculator = open_speculator(settings, self._runtime, gpu_id, target_worker)
-        self._proposer = Proposer(self._speculator, self._runtime, on_cpu=self._on_cpu)
-        self._selector = PipelineSelector(self._proposer.times)
+        self._accounting = PassAccounting(self._speculator, self._runtime)
+        times = self._accounting.times
+        self._proposer = Proposer(self._speculator, self._runtime, times, on_cpu=self._on_cpu)
+        self._selector = PipelineSelector(times)
         self._halves = Halves()
-        internal_state.expose(self._speculator)
         speculator.activate(self._speculator)
         if self._on_cpu:
             sampling_seeds.install(reject=settings.acceptance == "reject")
@@ -120,7 +121,9 @@ class QSpecWorker(BaseSpecWorker):
                 rids = [req.rid for req in batch.reqs]
                 plan = self._course(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
-                self._speculator.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
+                self._speculator.sidecar.lookahead = self._runtime.lookahead(
+                    plan.pipeline, plan.width
+                )
                 if plan.pipeline == "halves":
                     halves = self._halves.split(rids)
         return plan, halves
@@ -136,38 +139,39 @@ class QSpecWorker(BaseSpecWorker):
                 fixed=self._runtime.fixed_width,
                 lookahead=self._runtime.step_tokens,
                 agreement=self._speculator.totals.agreement,
-                step_times=self._speculator.step_times,
+                step_times=self._speculator.sidecar.step_times,
             )
         if plan.pipeline == "halves" and not (
             len(rids) > 1
             and batch_split.can_split(batch)
-            and 2 * self._speculator.stepping(rids) >= len(rids)
+            and 2 * self._speculator.sidecar.stepping(rids) >= len(rids)
         ):
             return PipelinePlan("ahead", widest)
         return plan
 
     def _pass(self, batch: ScheduleBatch, plan: PipelinePlan) -> GenerationBatchResult:
         """One pass of the target over a decoding batch; what it commits is drafted on from."""
-        trees: DraftTrees | None = None
+        proposal: Proposal | None = None
         verify_input: NgramVerifyInput | None = None
         if self._speculates:
             with guarded("drafts were proposed"):
-                trees = self._proposer.propose(batch, plan)
-                if trees.width > 1:
+                self._accounting.begin()
+                proposal = self._proposer.propose(batch, plan)
+                if proposal.trees.width > 1:
                     verify_input = verify_input_of(
-                        trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
+                        proposal.trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
                     )
+        trees = proposal.trees if proposal is not None else None
         if trees is None or verify_input is None:
             result = self._decode(batch)
             accepted: list[list[int]] = [[] for _ in batch.reqs]
             bonus_ids = result.next_token_ids.tolist()
         else:
             result, accepted, bonus_ids = self._verify(batch, trees, verify_input)
-        if self._speculates and trees is not None:
+        if self._speculates and proposal is not None:
             rids = [req.rid for req in batch.reqs]
             with guarded("a pass was taken stock of"):
-                self._speculator.record(rids, trees, accepted, bonus_ids)
-                self._proposer.end_pass(rids, plan, trees, accepted, bonus_ids)
+                self._accounting.record(rids, plan.pipeline, proposal, accepted, bonus_ids)
         with guarded("tokens were traced"):
             provenance.record(batch.reqs, trees, accepted)
         return result
@@ -177,7 +181,7 @@ class QSpecWorker(BaseSpecWorker):
         if self._speculates:
             with guarded("requests were admitted"):
                 self._speculator.poll()
-                self._proposer.interrupt()
+                self._accounting.interrupt()
                 for req in batch.reqs:
                     self._speculator.admit(req.rid)
         if self._on_cpu:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_qspec.controls import Controls
+from sglang_qspec.engine.sidecar.drafting import Drafting
 from sglang_qspec.messages import (
     MAX_COMMIT_TOKENS,
     MAX_STOP_TOKENS,
@@ -77,20 +78,10 @@ class LiveRequest:
     ignore_eos: bool
     queued_at: float | None
     """When it was queued, by the speculator's clock; None once its first draft has come."""
-    submission: int | None = None
-    """Number of its open submission at the sidecar; None while it has none."""
-    repairs: int = 0
-    """How often a sidecar has asked for what it lacks of the request."""
-    declined: bool = False
-    """The sidecar that is there does not draft for the request."""
     waits: bool = True
-    """It is not served yet, or waits again."""
-    unfinished: set[int] = field(default_factory=set)
-    """Completions of the latest submission, by number, that the sidecar has not finished."""
-    steps: bool = False
-    """A step draft has come since the latest submission: the sidecar has read the prompt."""
-    rests: bool = False
-    """Its step draft goes no further until more is committed."""
+    """The request is in SGLang's waiting queue."""
+    drafting: Drafting = field(default_factory=Drafting)
+    """State of the request at the sidecar."""
     seeded: SeededSampling | None = None
     """Sampling seed and filters of the request; None for a greedy request."""
     credit: Credit = field(default_factory=Credit)
@@ -101,12 +92,6 @@ class LiveRequest:
     def wants_candidates(self) -> bool:
         """Whether its target accepts step drafts by what they were drawn from."""
         return self.seeded is not None and self.seeded.probabilities
-
-    def part(self) -> None:
-        """Its submission is over, and what is still under way for it comes too late."""
-        self.submission = None
-        self.unfinished.clear()
-        self.steps = self.rests = False
 
     @property
     def text_len(self) -> int:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.config import MAX_COMPLETIONS, MAX_DRAFT_TOKENS, QSpecConfig
+from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.requests.live_request import LiveRequest, Tally, sources_of
 from sglang_qspec.engine.requests.options import read_controls, read_guesses
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.step_proposals import StepProposals
-from sglang_qspec.engine.sidecar.client import SidecarClient
+from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION, SidecarClient, is_step
 from sglang_qspec.engine.telemetry.first_drafts import FirstDrafts
 from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.link import Link
@@ -28,8 +28,6 @@ from sglang_qspec.policy import FirstTokens, Sources
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
-STREAMS_PER_SUBMISSION = 1 << 20
-"""Completions and step drafts of one submission are numbered below this."""
 POLL_S = 0.0002
 """Between two polls of a wait."""
 
@@ -59,13 +57,12 @@ class Speculator:
         self.first_drafts = FirstDrafts()
         self.drawn = StepProposals()
         self.sources = Sources(clock)
-        self.link_seconds = 0.0
-        """Spent on what goes to the sidecar and comes from it, but for waits."""
+        self._link_seconds = 0.0
         self._clock = clock
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, LiveRequest] = {}
-        self._sidecar = SidecarClient(settings, self._live, link, sidecar, self.sources, clock)
+        self.sidecar = SidecarClient(settings, self._live, link, sidecar, self.sources, clock)
         self._steps_taken = 0
 
     def enqueue(
@@ -92,7 +89,7 @@ class Speculator:
             return
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
-            self._sidecar.forget(live)
+            self.sidecar.forget(live)
             live.waits = True
             self._live[rid] = self._live.pop(rid)  # behind those that wait
         else:
@@ -113,7 +110,7 @@ class Speculator:
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
-        self._sidecar.submit(live)
+        self.sidecar.submit(live)
 
     def _open_trie(self, rid: str, prompt_ids: list[int], wanted: Controls) -> RequestTrie:
         return self._tries.open(
@@ -134,7 +131,7 @@ class Speculator:
         live = self._live.get(rid)
         if live is not None and live.waits:
             live.waits = False
-            self._sidecar.admit(live)
+            self.sidecar.admit(live)
 
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
         """The request is over, however it ended. None if nothing was drafted for it.
@@ -146,7 +143,7 @@ class Speculator:
             return None
         self._tries.close(rid)
         self.drawn.end(rid)
-        self._sidecar.forget(live)
+        self.sidecar.forget(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
         return live.tally
@@ -154,34 +151,27 @@ class Speculator:
     def poll(self) -> None:
         """Take in what the sidecar sent, and send what could not be sent before."""
         began = self._clock()
-        self._sidecar.keep_alive()
+        self.sidecar.keep_alive()
         self._exchange()
-        self.link_seconds += self._clock() - began
+        self._link_seconds += self._clock() - began
 
     def _exchange(self) -> None:
-        for live, drafted in self._sidecar.receive():
+        for live, drafted in self.sidecar.receive():
             self._take(live, drafted)
-        self._sidecar.catch_up()
+        self.sidecar.catch_up()
 
     def _take(self, live: LiveRequest, drafted: Drafted) -> None:
-        is_step = MAX_COMPLETIONS <= drafted.completion < STREAMS_PER_SUBMISSION
-        if not is_step and drafted.completion >= live.controls.completions:
-            return  # nobody asked for it
+        step = is_step(drafted)
         if live.queued_at is not None:
             self.first_drafts.observe(self._clock() - live.queued_at)
             live.queued_at = None
-        self._steps_taken += is_step
-        if is_step:
-            live.steps = True
-            live.rests = drafted.finished and self._sidecar.knows(live, drafted.known_len)
-        elif drafted.finished:
-            live.unfinished.discard(drafted.completion)
+        self._steps_taken += step
         if not drafted.token_ids:
             return
         insertion = self._tries.insert(
             live.rid,
             live.trie.serial,
-            Source.STEP if is_step else Source.QUEUE,
+            Source.STEP if step else Source.QUEUE,
             # Another sidecar's completion of the same number is another stream.
             drafted.submission * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,
@@ -189,7 +179,7 @@ class Speculator:
             drafted.token_ids,
             greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
-        if is_step and live.wants_candidates and not insertion.refused:
+        if step and live.wants_candidates and not insertion.refused:
             self.drawn.take(live.rid, drafted)
 
     def propose(
@@ -215,8 +205,13 @@ class Speculator:
 
     def _report(self, rids: Sequence[str]) -> None:
         began = self._clock()
-        self._sidecar.report(rids)
-        self.link_seconds += self._clock() - began
+        self.sidecar.report(rids)
+        self._link_seconds += self._clock() - began
+
+    def take_link_seconds(self) -> float:
+        """Seconds spent on sending and receiving since the last call, without waits."""
+        seconds, self._link_seconds = self._link_seconds, 0.0
+        return seconds
 
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """How much of each request's scores is to be believed: [bs]."""
@@ -229,22 +224,16 @@ class Speculator:
         Where drafts run further ahead than a pass verifies, only if the tree has room for more.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        if not self._sidecar.ready or not self.lookahead:
+        if not self.sidecar.ready or not self.sidecar.lookahead:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
             if live is None:
                 continue
             widest = min(trees.width, live.controls.draft_token_num)
-            if size < widest or self.lookahead < widest:
-                awaited[row] = self._sidecar.awaits(live)
+            if size < widest or self.sidecar.lookahead < widest:
+                awaited[row] = self.sidecar.awaits(live)
         return awaited
-
-    def stepping(self, rids: Sequence[str]) -> int:
-        """How many of these requests are drafted for while they are served."""
-        if not self._sidecar.ready or Source.STEP in self.sources.paused:
-            return 0
-        return sum(rid in self._live and self._live[rid].steps for rid in rids)
 
     def wait_for_steps(self, seconds: float) -> bool:
         """Wait for more of any step draft, at most so long; whether it came."""
@@ -267,7 +256,6 @@ class Speculator:
 
     def _commit(self, rid: str, live: LiveRequest, fresh: Sequence[int]) -> None:
         if fresh:
-            live.rests = False
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
 
@@ -315,40 +303,20 @@ class Speculator:
         For those that wait, drafts are asked for anew.
         """
         for rid, live in self._live.items():
-            self._sidecar.forget(live)  # what is under way is of no use either
+            self.sidecar.forget(live)  # what is under way is of no use either
             live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
             if live.waits:
-                self._sidecar.submit(live)
+                self.sidecar.submit(live)
 
     def turn(self, name: str, value: float) -> None:
         """Turn a knob, as `RuntimeSettings.set`. All drafting stops and begins with `enabled`."""
         before = self.runtime_settings.enabled
         self.runtime_settings.set(name, value)
         if before and not self.runtime_settings.enabled:
-            self._sidecar.stop()
+            self.sidecar.stop()
         elif self.runtime_settings.enabled and not before:
-            self._sidecar.resume()
-
-    @property
-    def lookahead(self) -> int:
-        """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
-        return self._sidecar.lookahead
-
-    @lookahead.setter
-    def lookahead(self, tokens: int) -> None:
-        self._sidecar.lookahead = tokens
-
-    @property
-    def session_count(self) -> int:
-        """Counts the sidecars that there have been."""
-        return self._sidecar.session_count
-
-    @property
-    def step_times(self) -> list[tuple[float, float]]:
-        """(completions, seconds) of the sidecar's passes for steps, from small to large."""
-        heartbeat = self._sidecar.heartbeat
-        return heartbeat.step_times if heartbeat is not None else []
+            self.sidecar.resume()
 
     def describe(self) -> dict[str, Any]:
         """For /server_info and /metrics: the sidecar's state, what is kept, what it has earned.
@@ -356,7 +324,7 @@ class Speculator:
         The totals are since the start, `drafted_tokens` since the sidecar's.
         """
         return {
-            **self._sidecar.describe(),
+            **self.sidecar.describe(),
             "live_requests": len(self._live),
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             **self.totals.describe(),
@@ -372,32 +340,38 @@ class Speculator:
 
     def close(self) -> None:
         """Close the link and end the server's own sidecar, without waiting for its end."""
-        self._sidecar.close()
+        self.sidecar.close()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if requests, tries and pending messages disagree."""
         self._tries.check_integrity()
         if len(self._tries) != len(self._live) or any(r not in self._tries for r in self._live):
             raise RuntimeError("the open tries are not those of the live requests")
-        self._sidecar.check_integrity()
+        self.sidecar.check_integrity()
 
 
-_active: Speculator | None = None
+_latest: Speculator | None = None
+_failed = False
 
 
 def active() -> Speculator | None:
-    """The speculator of this process, once its worker exists."""
-    return _active
+    """The speculator of this process; None before its worker exists, and after a failure."""
+    return None if _failed else _latest
+
+
+def latest() -> Speculator | None:
+    """The speculator of this process, also after a failure."""
+    return _latest
 
 
 def activate(speculator: Speculator) -> None:
     """Let SGLang's hooks in this process reach `speculator`."""
-    global _active
-    _active = speculator
+    global _latest, _failed
+    _latest, _failed = speculator, False
 
 
 def deactivate() -> Speculator | None:
-    """From now on there is none, as if the server had been started without; the one there was."""
-    global _active
-    ended, _active = _active, None
+    """End speculation in this process. Returns the speculator that was active."""
+    global _failed
+    ended, _failed = active(), True
     return ended

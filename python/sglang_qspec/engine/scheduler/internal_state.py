@@ -7,26 +7,19 @@ from typing import Any
 from sglang_qspec import config
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.requests import runtime_settings, speculator
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.errors import RequestError
 
 KEY = "qspec"
-_exposed: Speculator | None = None
-
-
-def expose(active: Speculator) -> None:
-    """The speculator of this process's worker, also once it has failed."""
-    global _exposed
-    _exposed = active
 
 
 def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
     """After `SchedulerInternalStateController._add_speculative`."""
-    if _exposed is not None:
+    latest = speculator.latest()
+    if latest is not None:
         state[KEY] = {
             "failed": speculator.active() is None,
-            **_exposed.describe(),
-            "settings": vars(_exposed.runtime_settings),
+            **latest.describe(),
+            "settings": vars(latest.runtime_settings),
         }
 
 
@@ -34,7 +27,7 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
     """After `SchedulerInternalStateController._update_handlers`: its dict learns our knobs."""
     from sglang.srt.managers.scheduler_components.internal_state import _UpdateHandler
 
-    if _exposed is not None:
+    if speculator.latest() is not None:
         handlers.update(dict.fromkeys(runtime_settings.NAMES, _UpdateHandler(_validate, _turn)))
 
 

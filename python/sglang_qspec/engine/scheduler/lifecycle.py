@@ -1,7 +1,7 @@
-"""The scheduler's events, handed to the `Speculator` of its process.
+"""Reports the scheduler's events to the `Speculator` of its process.
 
-A request's end is not here: it is seen where its output is sent (`report.OutputStreamer`), which
-every finished request passes, however it ended; requests that end in the queue are `aborted`.
+A request begins when it is `enqueued`. It ends when it has `finished`, which is seen where its last
+output is sent (`last_output`), or when it is `aborted` in the waiting queue.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes.sampling_seeds import seeded_of
 from sglang_qspec.engine.requests import speculator
+from sglang_qspec.engine.requests.live_request import Tally
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -63,6 +64,12 @@ def rank(scheduler: Any, req: Any) -> tuple[int, int]:
 
 
 _RANK_LIMIT = 1 << 62
+
+
+def finished(req: Any) -> Tally | None:
+    """The request has finished, for any reason. Returns its tally; None if it had no drafts."""
+    active = speculator.active()
+    return None if active is None else active.end(req.rid, len(req.output_ids_through_stop))
 
 
 def aborted(result: None, scheduler: Any, abort_req: Any, req: Any) -> None:

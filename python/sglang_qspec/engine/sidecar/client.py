@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
 from sglang_qspec.link import Delivery, Faults, Link, LinkState
@@ -28,6 +28,8 @@ from sglang_qspec.policy import Sources
 from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import Source
 
+STREAMS_PER_SUBMISSION = 1 << 20
+"""Completions and step drafts of one submission have numbers below this."""
 MESSAGES_PER_POLL = 64
 """Bounds the time of one poll: about 10 us a message."""
 SUBMIT_BUDGET_S = 0.002
@@ -36,6 +38,11 @@ MAX_REPAIRS = 8
 """How often a sidecar may ask for what it lacks of one request, before it is asked no more."""
 
 logger = logging.getLogger(__name__)
+
+
+def is_step(drafted: Drafted) -> bool:
+    """Whether the tokens belong to a step draft, not to a completion of the waiting request."""
+    return MAX_COMPLETIONS <= drafted.completion < STREAMS_PER_SUBMISSION
 
 
 class SidecarClient:
@@ -111,15 +118,29 @@ class SidecarClient:
             if live is None:
                 continue
             if isinstance(message, Drafted):
-                drafted.append((live, message))
+                if self._note(live, message):
+                    drafted.append((live, message))
             elif isinstance(message, Gap):
                 self._repair(live, message)
-            elif message.retry and live.repairs < MAX_REPAIRS:
-                live.repairs += 1
+            elif message.retry and live.drafting.repairs < MAX_REPAIRS:
+                live.drafting.repairs += 1
                 self._ask_anew(live)
             else:
                 self._decline(live, message.reason)
         return drafted
+
+    def _note(self, live: LiveRequest, message: Drafted) -> bool:
+        """Update the state of a request; False for a completion that the server did not ask for."""
+        state = live.drafting
+        if is_step(message):
+            state.has_steps = True
+            done = message.finished and self.knows(live, message.known_len)
+            state.complete_at = len(live.output_ids) if done else None
+        elif message.completion >= live.controls.completions:
+            return False
+        elif message.finished:
+            state.unfinished.discard(message.completion)
+        return True
 
     def _live_of(self, submission: int) -> LiveRequest | None:
         """The request of an open submission."""
@@ -130,15 +151,15 @@ class SidecarClient:
         """Send the sidecar what it lacks of a request, from the next report on or all anew."""
         if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
             return  # it has been told since
-        live.repairs += 1
-        if live.repairs > MAX_REPAIRS:
+        live.drafting.repairs += 1
+        if live.drafting.repairs > MAX_REPAIRS:
             self._decline(live, "it keeps asking for what it was told")
         elif gap.known_len is None:
             self._ask_anew(live)
 
     def _decline(self, live: LiveRequest, reason: str) -> None:
         """Go on without the sidecar's drafts for a request, until there is another sidecar."""
-        live.declined = True
+        live.drafting.declined = True
         self._declined += 1
         self._faults.note("no drafts for a request", reason)
         self.forget(live)
@@ -160,7 +181,7 @@ class SidecarClient:
         """The sidecar knows none of the live requests: it is new, or has closed them."""
         for live in self._live.values():
             self._part(live)
-            live.declined, live.repairs = False, 0
+            live.drafting.declined, live.drafting.repairs = False, 0
             self._ask_anew(live)
 
     def _pause(self, paused: frozenset[Source]) -> None:
@@ -169,7 +190,7 @@ class SidecarClient:
         for live in self._live.values():
             if not self._asks(live):
                 self.forget(live)
-            elif live.submission is None:
+            elif live.drafting.submission is None:
                 self._ask_anew(live)
 
     def _ask_anew(self, live: LiveRequest) -> None:
@@ -188,7 +209,7 @@ class SidecarClient:
 
     def _asks(self, live: LiveRequest) -> bool:
         """Whether anything that the sidecar drafts may be used for the request."""
-        if self._stopped or live.declined or live.controls.draft_token_num < 2:
+        if self._stopped or live.drafting.declined or live.controls.draft_token_num < 2:
             return False
         steps = self.lookahead > 0 and self._may(live, Source.STEP)
         return steps or self._may(live, Source.QUEUE)
@@ -234,11 +255,11 @@ class SidecarClient:
 
     def _note_open(self, live: LiveRequest, message: Submit) -> None:
         """The sidecar works on a request from now on."""
-        number = live.submission = message.submission
+        number = live.drafting.submission = message.submission
         self._open[number], self._rids[number] = len(message.token_ids), live.rid
         self._open_tokens += self._open[number]
         self._reporter.begin(number, message.base_len)
-        live.unfinished = set(range(message.completions))
+        live.drafting.unfinished = set(range(message.completions))
         del self._unsent[live.rid]
         if not live.waits:
             self.admit(live)
@@ -250,25 +271,25 @@ class SidecarClient:
         """
         if self._on_admission == "stop":
             self.forget(live)
-        elif self._on_admission == "defer" and live.submission is not None and self.ready:
+        elif self._on_admission == "defer" and live.drafting.submission is not None and self.ready:
             assert self._link is not None
-            self._link.send(Admit(live.submission))
+            self._link.send(Admit(live.drafting.submission))
 
     def forget(self, live: LiveRequest) -> None:
         """Nothing more is to be drafted for the request. A Close that is not taken waits."""
         self._unsent.pop(live.rid, None)
-        if live.submission is not None:
-            self._unclosed[live.submission] = None
+        if live.drafting.submission is not None:
+            self._unclosed[live.drafting.submission] = None
         self._part(live)
         self._close_unclosed()
 
     def _part(self, live: LiveRequest) -> None:
         """The request's submission is over at this end."""
-        if live.submission is not None:
-            self._open_tokens -= self._open.pop(live.submission)
-            del self._rids[live.submission]
-            self._reporter.end(live.submission)
-        live.part()
+        if live.drafting.submission is not None:
+            self._open_tokens -= self._open.pop(live.drafting.submission)
+            del self._rids[live.drafting.submission]
+            self._reporter.end(live.drafting.submission)
+        live.drafting.end_submission()
 
     def _close_unclosed(self) -> None:
         until = self._clock() + SUBMIT_BUDGET_S
@@ -313,10 +334,22 @@ class SidecarClient:
         """Whether more of the request's step draft is about to come."""
         return self._reporter.awaits(live)
 
+    def stepping(self, rids: Iterable[str]) -> int:
+        """Number of these requests that get step drafts while they are served."""
+        if not self.ready or Source.STEP in self._sources.paused:
+            return 0
+        lives = (self._live.get(rid) for rid in rids)
+        return sum(live is not None and live.drafting.has_steps for live in lives)
+
+    @property
+    def step_times(self) -> list[tuple[float, float]]:
+        """(completions, seconds) of the sidecar's passes for steps, from small to large."""
+        return self.heartbeat.step_times if self.heartbeat is not None else []
+
     def describe(self) -> dict[str, object]:
         """For /server_info and /metrics. What only a sidecar in reach does, is zero without one."""
         link, heartbeat, ready = self._link, self.heartbeat, self.ready
-        in_flight = sum(bool(live.unfinished) for live in self._live.values())
+        in_flight = sum(bool(live.drafting.unfinished) for live in self._live.values())
         return {
             "sidecar": "none" if link is None else link.state.value,
             "sidecar_restarts": self._sidecar.restarts if self._sidecar is not None else 0,
@@ -349,7 +382,8 @@ class SidecarClient:
         """Raise RuntimeError if the open submissions are not those of the live requests."""
         if not self._unsent.keys() <= self._live.keys():
             raise RuntimeError("a request that is over waits to be submitted")
-        submitted = {live.submission: live.rid for live in self._live.values() if live.submission}
+        numbers = {live.drafting.submission: live.rid for live in self._live.values()}
+        submitted = {number: rid for number, rid in numbers.items() if number is not None}
         if submitted != self._rids or self._rids.keys() != self._open.keys():
             raise RuntimeError("the open submissions are not those of the live requests")
         if self._open_tokens != sum(self._open.values()):

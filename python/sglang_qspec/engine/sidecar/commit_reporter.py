@@ -54,7 +54,7 @@ class CommitReporter:
         """
         commits: list[Commit] = []
         tokens = 0
-        numbers = [request.submission for request in requests]
+        numbers = [request.drafting.submission for request in requests]
         first = numbers.index(self._left) if self._left in numbers else 0
         self._left = None
         for request in (*requests[first:], *requests[:first]):
@@ -74,7 +74,7 @@ class CommitReporter:
 
     def _commit_of(self, request: LiveRequest, lookahead: int) -> Commit | None:
         """What the sidecar is to be told of one request; None for nothing."""
-        number = request.submission
+        number = request.drafting.submission
         told = self._told.get(number) if number is not None else None
         if number is None or told is None or len(request.output_ids) <= told:
             return None
@@ -87,13 +87,14 @@ class CommitReporter:
 
     def knows(self, live: LiveRequest, output_len: int) -> bool:
         """Whether the sidecar that says it knows so much of the output knows all it was told."""
-        return live.submission is not None and self._told.get(live.submission) == output_len
+        number = live.drafting.submission
+        return number is not None and self._told.get(number) == output_len
 
     def awaits(self, live: LiveRequest) -> bool:
         """Whether more of the request's step draft is about to come."""
         return (
-            live.steps
-            and not live.rests
+            live.drafting.has_steps
+            and live.drafting.complete_at != len(live.output_ids)
             and self.knows(live, len(live.output_ids))
             and live.longest_draft > 1
         )

@@ -1,0 +1,44 @@
+"""Ends requests where SGLang sends their last output, and attaches the record of each.
+
+Every finished request passes here, however it ended, except those that end in the waiting queue.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.frontend.meta_info import KEY
+from sglang_qspec.engine.requests import speculator
+from sglang_qspec.engine.scheduler import lifecycle
+
+
+def output_streamer_class(streamer: type, scheduler: Any) -> type:
+    """After `Scheduler.get_output_streamer_class`: a subclass that ends what has finished.
+
+    SGLang calls this once, when the scheduler has its worker.
+    """
+    if speculator.active() is None:
+        return streamer
+
+    class OutputStreamer(streamer):
+        has_additional_customized_info = True
+        __slots__ = ()
+
+        def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
+            info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
+            if speculator.active() is not None and any(req.finished() for req in reqs):
+                with guarded("a request was reported"):
+                    info[KEY] = [_record(req) for req in reqs]
+            return info
+
+    return OutputStreamer
+
+
+def _record(req: Any) -> list[dict[str, Any]]:
+    """The record of a request that ends here and had drafts; otherwise nothing.
+
+    A list, as SGLang would gather it if our hook on `update_request_meta_info` failed.
+    """
+    tally = lifecycle.finished(req) if req.finished() else None
+    return [] if tally is None else [tally.record()]

@@ -1,0 +1,31 @@
+"""What the sidecar does for one live request, as far as its messages say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Drafting:
+    """State of a request at the sidecar. `SidecarClient` alone changes it."""
+
+    submission: int | None = None
+    """Number of the open submission; None while there is none."""
+    repairs: int = 0
+    """Number of times that this sidecar has asked for missing tokens of the request."""
+    declined: bool = False
+    """The present sidecar does not draft for the request."""
+    unfinished: set[int] = field(default_factory=set)
+    """Numbers of the completions of the open submission that the sidecar has not finished."""
+    has_steps: bool = False
+    """A step draft has come since the submission was sent: the sidecar has read the prompt."""
+    complete_at: int | None = None
+    """Committed output length, in tokens, at which the sidecar finished its step draft. The draft
+    does not grow before the target commits more."""
+
+    def end_submission(self) -> None:
+        """Forget the open submission; a message for it now comes too late."""
+        self.submission = None
+        self.unfinished.clear()
+        self.has_steps = False
+        self.complete_at = None
