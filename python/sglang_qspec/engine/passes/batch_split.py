@@ -1,4 +1,4 @@
-"""A decoding batch in parts, each verified in a pass of its own, and their results as one."""
+"""Splits a decoding batch into parts with a pass each, and joins the results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 
 def can_split(batch: ScheduleBatch) -> bool:
-    """Whether nothing in this batch is kept for the batch as a whole.
+    """Whether the batch has no state that belongs to the batch as a whole.
 
-    Log probabilities and hidden states come in rows of a common width, and penalties, processors
-    and grammars keep their state by row: such batches are rare, and are verified in one pass.
+    Log probabilities and hidden states have one width for all requests, and penalties, processors
+    and grammars keep state by index. Such batches are rare; they are verified in one pass.
     """
     info = batch.sampling_info
     return not (
@@ -32,7 +32,7 @@ def can_split(batch: ScheduleBatch) -> bool:
 
 
 def take(batch: ScheduleBatch, rows: Sequence[int]) -> ScheduleBatch:
-    """Some rows of a batch as a batch; the requests and their memory are the same ones."""
+    """The requests at the indices `rows` as a batch. It shares requests and memory with `batch`."""
     part = copy.copy(batch)
     part.sampling_info = copy.copy(batch.sampling_info)
     part.sampling_info.penalizer_orchestrator = _NoPenalties()
@@ -42,20 +42,20 @@ def take(batch: ScheduleBatch, rows: Sequence[int]) -> ScheduleBatch:
 
 
 class _NoPenalties:
-    """Filtered along with a batch's sampling; a forward pass has no orchestrator of penalties."""
+    """Stands in for SGLang's orchestrator of penalties, which a forward pass does not have."""
 
     is_required = False
 
     def filter(self, keep_indices: torch.Tensor) -> None:
-        """There is nothing to filter."""
+        """Does nothing."""
 
 
 def join(
     rows: Sequence[Sequence[int]], results: Sequence[GenerationBatchResult]
 ) -> GenerationBatchResult:
-    """The results of all parts as that of the batch whose `rows` they had.
+    """Join the results of parts that were taken at the indices `rows`.
 
-    The scheduler reads tokens in rows of one width, the largest that a part had.
+    The result has the largest width of a part; shorter rows of tokens are padded.
     """
     order = torch.tensor([row for part in rows for row in part]).argsort()
     width = max(result.speculative_num_draft_tokens for result in results)
@@ -87,9 +87,9 @@ def finished(
     *,
     can_run_cuda_graph: bool,
 ) -> GenerationBatchResult:
-    """A pass as the scheduler reads it, with `next_token_ids` [bs * width].
+    """The result of a pass in the form that the scheduler reads.
 
-    `accept_lens` and the new `seq_lens` are [bs].
+    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs].
     """
     # Between passes SGLang filters and merges this; without overlap nothing else is read.
     carried = NgramVerifyInput(

@@ -1,4 +1,4 @@
-"""Which half of the running batch each request belongs to."""
+"""Assigns each running request to one of two halves of the batch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 
 class Halves:
-    """Keeps two halves whose sizes differ by at most one, and requests where they are.
+    """Keeps the sizes of the halves within one of each other, and moves few requests.
 
-    While one half is verified the sidecar drafts for the other, so a request that changes sides
-    loses half a round. As few as possible do: newcomers join the smaller half, and when requests
-    that have left make the halves differ, the latest of the larger one go over.
+    The sidecar drafts for one half while the target verifies the other, so a request that changes
+    halves loses half a round. New requests join the smaller half. When requests leave and the sizes
+    differ by more than one, the latest requests of the larger half move over.
     """
 
     def __init__(self) -> None:
         self._half: dict[str, int] = {}
-        """0 or 1, in the order in which the requests joined their half."""
+        """Half of each request, 0 or 1, in the order in which requests joined their half."""
 
     def split(self, rids: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The batch that runs now: its rows that are in half 0, and those that are in half 1."""
+        """Indices into `rids` of the requests of half 0, and of half 1."""
         running = set(rids)
         self._half = {rid: half for rid, half in self._half.items() if rid in running}
         for rid in rids:
@@ -35,5 +35,5 @@ class Halves:
         return rows
 
     def _surplus(self) -> int:
-        """How many requests half 0 has more than half 1."""
+        """Number of requests in half 0 less that in half 1."""
         return len(self._half) - 2 * sum(self._half.values())

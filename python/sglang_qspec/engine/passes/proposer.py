@@ -53,12 +53,12 @@ class Proposer:
         """Session of the link from which the wait statistics were learnt."""
 
     def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> Proposal:
-        """A tree for each request, of the width that the pass is to have.
+        """Choose a tree for each request, all of one width; width 1 is plain decoding.
 
-        Width 1 is plain decoding. Step drafts that are just being made are waited for: in `ahead`
-        for as long as that gains more than a pass with what is there (`policy.Patience`), in the
-        other pipelines, whose passes are made for them, unless they are late (`Punctuality`). What
-        comes and makes no tree larger buys no time, or it could hold up a pass forever.
+        The proposer waits for step drafts that the sidecar is making: in `ahead` as long as the
+        wait gains more than a pass with the present drafts (`policy.Patience`), in the other
+        pipelines unless the drafts are late (`policy.Punctuality`). A draft that makes no tree
+        larger does not prolong the wait, so a sidecar cannot hold up a pass.
         """
         session_count = self._speculator.sidecar.session_count
         if self._session_count != session_count:
@@ -123,14 +123,14 @@ class Proposer:
         return took, seconds - took if came else 0.0
 
     def _step_seconds(self, requests: int) -> float | None:
-        """What the sidecar takes to draft one token for each of so many requests."""
+        """Seconds of the sidecar for one token of each of `requests`; None if unknown."""
         measured = self._speculator.sidecar.step_times
         return Curve.through(measured)(requests) if measured else None
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
-        """Whether tree verification would ignore a sampling parameter of this batch."""
+        """Whether tree verification would ignore a sampling parameter or an image of this batch."""
         info = batch.sampling_info
-        # Positions of images are not counted in tokens: SGLang's own decode pass knows them.
+        # Images have positions that only SGLang's own decode pass computes.
         has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
         if info.has_watermark_candidates or has_images:
             return True
@@ -144,16 +144,16 @@ class Proposer:
 def _cuts_twice(params: Any) -> bool:
     """Whether top-k and top-p apply together.
 
-    SGLang's tree verification takes top-p of what top-k has left, its sampler of all.
+    SGLang's tree verification applies top-p to the tokens that top-k leaves, its sampler to all.
     """
     return bool(1 < params.top_k < TOP_K_ALL and params.top_p < 1)
 
 
 def _is_penalized(batch: ScheduleBatch) -> bool:
-    """Whether tokens are penalized by the text before them.
+    """Whether the batch has penalties.
 
-    SGLang's tree verification applies the penalties of the committed text to every node, which is
-    not what the target alone would do behind a draft token; `engine.cpu.penalties` does better.
+    SGLang's tree verification applies the penalties of the committed text to every node. Behind a
+    draft token the target alone would penalize that token too, as `engine.cpu.penalties` does.
     """
     info = batch.sampling_info
     return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None

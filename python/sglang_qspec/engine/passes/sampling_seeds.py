@@ -27,18 +27,20 @@ from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
 
 _seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Of SGLang's requests, which keep their object when they are retracted. A rid would not do: a
-client may use it again, and is to get another sample then."""
+"""Secret seeds by SGLang's request objects, which survive a retraction. A rid does not identify a
+request: a client may use it again, and must get another sample then."""
 _seeded = False
+"""Whether sampled requests draw with seeds in this process."""
 _rejecting = False
+"""Whether step drafts are accepted by rejection sampling."""
 _proposals: Proposals | None = None
-"""Of the pass that is being made."""
+"""Proposals at the nodes of the present pass."""
 
 
 def install(*, reject: bool = False) -> None:
-    """Let SGLang's sampler roll the dice too, for the passes without drafts.
+    """Make SGLang's sampler draw with seeds, too, in passes without drafts.
 
-    With `reject`, drafts are accepted by the probabilities that they were drawn with.
+    With `reject` the target accepts step drafts by rejection sampling.
     """
     global _seeded, _rejecting
     _rejecting = reject
@@ -62,7 +64,7 @@ def install(*, reject: bool = False) -> None:
 
 
 def seeded_of(req: Any) -> SeededSampling | None:
-    """Those of a request; None if it is greedy, or where no dice are rolled."""
+    """Sampling seed and filters of a request; None if it is greedy or the process has no seeds."""
     params = req.sampling_params
     if not _seeded or params.top_k == 1:
         return None
@@ -79,9 +81,9 @@ def seeded_of(req: Any) -> SeededSampling | None:
 
 @contextmanager
 def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
-    """All draws of a pass over `batch` are made with its requests' seeded, or near `proposals`.
+    """Within this context a pass over `batch` draws with the requests' seeds.
 
-    These are of all the nodes that the pass draws at.
+    `proposals` are the step-draft tokens at the nodes of the pass, for rejection sampling.
     """
     global _proposals
     info = batch.sampling_info
@@ -89,7 +91,7 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
         not _seeded
         or info is None
         or info.is_all_greedy
-        or info.sampling_mask_batch_indices is not None  # which tell of SGLang's own draw
+        or info.sampling_mask_batch_indices is not None  # masks describe SGLang's own draw
     ):
         yield
         return
@@ -104,7 +106,7 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
 
 
 def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -> Draws:
-    """How to draw for each of the `width` nodes of every request, at `positions` [bs * width]."""
+    """Filters, seeds and proposals of each node; `positions` int64 [bs * width]."""
 
     def per_node(values: torch.Tensor) -> torch.Tensor:
         return values.flatten().repeat_interleave(width)

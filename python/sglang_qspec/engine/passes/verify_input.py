@@ -1,4 +1,4 @@
-"""From draft trees to the tensors that SGLang's tree verification reads."""
+"""Builds the tensors of SGLang's tree verification from draft trees."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from sglang_qspec.trie import DraftTrees
 def verify_input_of(
     trees: DraftTrees, seq_lens: torch.Tensor, device: str, *, full_mask: bool
 ) -> NgramVerifyInput:
-    """The input of one pass over `trees`; `seq_lens` [bs] int64 excludes the drafts.
+    """The input of one pass over `trees`. `seq_lens` int64 [bs] are without drafts.
 
-    `full_mask`: GPU backends take each request's [D, seq_len + D] mask, CPU ones [D, D].
+    With `full_mask` each request has a mask [D, seq_len + D], as GPU backends read it; otherwise
+    [D, D], as CPU backends do. D is the width of the trees.
     """
     bs, width = trees.token_ids.shape
     layout = trees.lay_out()
@@ -41,7 +42,7 @@ def verify_input_of(
 
 
 def _with_prefix(mask: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-    """[bs, D, D] -> flat masks of [D, seq_len + D] a request, true over the whole prefix."""
+    """Extend masks [bs, D, D] by the prefix: flat, [D, seq_len + D] for each request."""
     width = mask.shape[1]
     parts = [
         torch.cat((torch.ones(width, int(seq_len), dtype=torch.bool), own), dim=1).flatten()

@@ -1,8 +1,8 @@
-"""The speculative worker: each decode step, draft trees in and verified tokens out.
+"""The speculative worker: verifies draft trees in each decode step.
 
-SGLang's scheduler calls `forward_batch_generation` once per iteration with a batch that is either
-being prefilled or decoding. A decoding batch takes one target pass: over draft trees if any request
-has one, otherwise an ordinary decode pass.
+SGLang's scheduler calls `forward_batch_generation` once an iteration, with a batch to prefill or to
+decode. A decoding batch takes one target pass, or one for each half. The pass verifies draft trees
+if any request has drafts; otherwise it is an ordinary decode pass.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class QSpecWorker(BaseSpecWorker):
         if self._on_cpu:
             sampling_seeds.install(reject=settings.acceptance == "reject")
 
-    # What SGLang asks of an NGRAM-like worker.
+    # The interface that SGLang expects of a worker like NGRAM's.
 
     @property
     def draft_worker(self) -> None:
@@ -86,7 +86,7 @@ class QSpecWorker(BaseSpecWorker):
         )
 
     def clear_cache_pool(self) -> None:
-        """Called by /flush_cache and weight updates: drafts made before are of no use."""
+        """Drop all drafts. SGLang calls this for /flush_cache and after weight updates."""
         if self._speculates:
             with guarded("drafts were dropped"):
                 self._speculator.drop_drafts()
@@ -94,9 +94,9 @@ class QSpecWorker(BaseSpecWorker):
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
     ) -> GenerationBatchResult:
-        """One round of decoding, or a prompt's pass.
+        """Run one round of decoding, or a prefill.
 
-        The scheduler restores `batch`'s fields after it (forward isolation).
+        The scheduler restores the fields of `batch` afterwards (forward isolation).
         """
         if not batch.forward_mode.is_decode():
             return self._extend(batch)
@@ -108,18 +108,18 @@ class QSpecWorker(BaseSpecWorker):
 
     @property
     def _speculates(self) -> bool:
-        """Whether nothing has failed so far."""
+        """Whether speculation is on: no error has ended it."""
         return speculator.active() is not None
 
     def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
-        """The course of this round, and the rows of each half if it has halves."""
+        """The plan of this round, and the indices of each half if the round has halves."""
         plan = PipelinePlan("queue", self._runtime.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
             with guarded("a round was planned"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                plan = self._course(batch, rids)
+                plan = self._choose_plan(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(
                     plan.pipeline, plan.width
@@ -128,8 +128,12 @@ class QSpecWorker(BaseSpecWorker):
                     halves = self._halves.split(rids)
         return plan, halves
 
-    def _course(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
-        """Of this round. A batch that has no halves, or no drafts for them, is drafted ahead."""
+    def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
+        """Choose the pipeline and the width of this round.
+
+        `halves` needs a batch that can be split and step drafts for half of its requests; otherwise
+        the round is made in `ahead`.
+        """
         widest = self._runtime.draft_token_num
         plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
         if plan.pipeline == "auto":
@@ -150,7 +154,7 @@ class QSpecWorker(BaseSpecWorker):
         return plan
 
     def _pass(self, batch: ScheduleBatch, plan: PipelinePlan) -> GenerationBatchResult:
-        """One pass of the target over a decoding batch; what it commits is drafted on from."""
+        """Run one pass of the target over a decoding batch, and record its result."""
         proposal: Proposal | None = None
         verify_input: NgramVerifyInput | None = None
         if self._speculates:
@@ -177,7 +181,7 @@ class QSpecWorker(BaseSpecWorker):
         return result
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
-        """Prefill, or an idle batch: the target alone."""
+        """Run a prefill or an idle batch."""
         if self._speculates:
             with guarded("requests were admitted"):
                 self._speculator.poll()
@@ -193,7 +197,7 @@ class QSpecWorker(BaseSpecWorker):
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
-        """An ordinary decode pass: one token a request, sampled as without speculation."""
+        """Run an ordinary decode pass: one token for each request."""
         bs = len(batch.reqs)
         batch.input_ids = torch.tensor(
             [_last_id(req) for req in batch.reqs], dtype=torch.int64, device=batch.device
@@ -217,7 +221,7 @@ class QSpecWorker(BaseSpecWorker):
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
     ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
-        """A pass over all trees; for each request also the accepted nodes and the bonus token."""
+        """Run a verify pass. Returns also the accepted nodes and the bonus token of each request."""
         width = trees.width
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.draft_token
@@ -237,7 +241,7 @@ class QSpecWorker(BaseSpecWorker):
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
         if result.logits_output.hidden_states is not None:
-            # The scheduler reads a row for each accepted token, where NGRAM leaves those of nodes.
+            # The scheduler reads a row for each accepted token; verification has one a node.
             rows = accept_index.flatten().clamp(min=0)
             result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
         tokens = predict[accept_index].flatten()
@@ -247,7 +251,7 @@ class QSpecWorker(BaseSpecWorker):
         return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
-        """Near what the target is to draw at all nodes of a pass; without trees, at its roots."""
+        """Proposals at the nodes of a pass, for rejection sampling; without trees, at the roots."""
         proposals = None
         if self._speculates:
             with guarded("drafted probabilities were looked up"):
@@ -257,7 +261,7 @@ class QSpecWorker(BaseSpecWorker):
         return proposals
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
-        """KV slots [bs * width] behind each request's committed tokens; already allocated."""
+        """The allocated KV slots behind each request's committed tokens: int64 [bs * width]."""
         positions = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.device)
         slots: torch.Tensor = batch.req_to_token_pool.req_to_token[
             batch.req_pool_indices.unsqueeze(1), positions
@@ -312,7 +316,7 @@ def _last_id(req: Any) -> int:
 def _accepted_nodes(
     accept_index: torch.Tensor, accept_lens: torch.Tensor, width: int
 ) -> list[list[int]]:
-    """Per request, the accepted draft nodes in order; the root, which is committed, is left out."""
+    """The accepted draft nodes of each request in order, without the root."""
     rows = accept_index.tolist()
     return [
         [index - row * width for index in indices[1:length]]
@@ -321,6 +325,6 @@ def _accepted_nodes(
 
 
 def _is_prefix(accept_index: torch.Tensor) -> bool:
-    """Whether every accepted path is the front of its row, so that its KV is in place already."""
+    """Whether every accepted path is the front of its tree, so that its KV is in place."""
     front = torch.arange(accept_index.numel(), dtype=accept_index.dtype).view_as(accept_index)
     return bool(((accept_index == front) | (accept_index < 0)).all())

@@ -1,4 +1,4 @@
-"""A request between its enqueueing and its end, and what speculation did for it."""
+"""The state of a live request, and the results of its speculation."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from sglang_qspec.trie import RequestTrie, Source
 
 @dataclass
 class Tally:
-    """What speculation did for one request. Counts are tokens, passes are target passes."""
+    """Results of speculation for one request. Counts are tokens; passes are target passes."""
 
     passes: int = 0
-    """Decode and verify passes; the pass of the prompt is not counted."""
+    """Decode and verify passes, without the prefill."""
     proposed: int = 0
+    """Draft tokens that passes verified."""
     accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
+    """Accepted draft tokens by source."""
     latest: list[Source] = field(default_factory=list)
     """Sources of the draft tokens that the latest pass accepted, in order."""
     ran_over: bool = False
-    """The token that the target added to the latest pass is behind the end of the output."""
+    """The target's own token of the latest pass is behind the end of the output."""
 
     def clip(self, excess: int) -> list[Source]:
-        """Take back what the latest pass gave behind the end of the output: `excess` tokens.
+        """Subtract the last `excess` tokens of the latest pass, which are behind the output's end.
 
-        A pass may run over a stop token or the length limit. The target's own token comes last in
-        it. Returns the sources of the draft tokens that are taken back.
+        A pass may run over a stop token or the length limit. The target's own token is the last of
+        the pass. Returns the sources of the subtracted draft tokens.
         """
         if excess <= 0:
             return []
@@ -48,7 +50,7 @@ class Tally:
         return behind
 
     def record(self) -> dict[str, Any]:
-        """As `meta_info["qspec"]` shows it; `accept_length` counts the target's own tokens too."""
+        """For `meta_info["qspec"]`. `accept_length` includes the target's own tokens."""
         accepted = sum(self.accepted.values())
         gained = self.passes + accepted - self.ran_over
         return {
@@ -64,7 +66,7 @@ class Tally:
 
 @dataclass
 class LiveRequest:
-    """A request between its enqueueing and its end."""
+    """A request from its entry into the waiting queue to its end."""
 
     rid: str
     trie: RequestTrie
@@ -72,12 +74,12 @@ class LiveRequest:
     rank: tuple[int, int]
     prompt_ids: list[int]
     output_ids: list[int]
-    """Committed so far."""
+    """Committed output tokens."""
     max_new_tokens: int
     stop_token_ids: list[int]
     ignore_eos: bool
     queued_at: float | None
-    """When it was queued, by the speculator's clock; None once its first draft has come."""
+    """Time of its entry into the queue, by the speculator's clock; None after its first draft."""
     waits: bool = True
     """The request is in SGLang's waiting queue."""
     drafting: Drafting = field(default_factory=Drafting)
@@ -85,27 +87,27 @@ class LiveRequest:
     seeded: SeededSampling | None = None
     """Sampling seed and filters of the request; None for a greedy request."""
     credit: Credit = field(default_factory=Credit)
-    """Of its drafts against their scores."""
+    """Reliability of its draft scores."""
     tally: Tally = field(default_factory=Tally)
 
     @property
     def wants_candidates(self) -> bool:
-        """Whether its target accepts step drafts by what they were drawn from."""
+        """Whether the target accepts its step drafts by rejection sampling."""
         return self.seeded is not None and self.seeded.probabilities
 
     @property
     def text_len(self) -> int:
-        """Tokens of prompt and committed output."""
+        """Number of tokens of prompt and committed output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def longest_draft(self) -> int:
-        """Longest useful draft from what is committed, in tokens."""
+        """Maximum useful length of a draft behind the committed output, in tokens."""
         remaining = self.max_new_tokens - len(self.output_ids)
         return min(remaining, self.controls.max_completion_tokens)
 
     def submit(self, number: int, *, completions: bool) -> Submit:
-        """Asks the sidecar for drafts from here on; without `completions` for steps alone."""
+        """The message that asks for drafts; without `completions` only for step drafts."""
         temperature = self.controls.temperature
         return Submit(
             submission=number,
@@ -123,9 +125,9 @@ class LiveRequest:
         )
 
     def commit_since(self, number: int, output_len: int, wanted: int) -> Commit:
-        """What it has committed behind an output of `output_len`, to be followed by `wanted`.
+        """The message that reports the output from `output_len` on, and asks for `wanted` tokens.
 
-        More than one Commit holds is left to the next one.
+        It has at most `MAX_COMMIT_TOKENS` tokens; the next message has the rest.
         """
         return Commit(
             submission=number,
@@ -136,5 +138,5 @@ class LiveRequest:
 
 
 def sources_of(wanted: Controls) -> frozenset[Source]:
-    """Those that may be proposed."""
+    """Draft sources that the controls allow."""
     return frozenset(source for source in Source if source.name.lower() in wanted.sources)

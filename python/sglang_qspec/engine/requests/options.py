@@ -1,4 +1,4 @@
-"""What a request asks of speculation. It was checked when the request came in; here it is read."""
+"""Reads the options of a request in the scheduler. The frontend has checked them before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_controls(custom_params: Mapping[str, Any] | None, settings: QSpecConfig) -> Controls:
-    """Its controls; those of the server where they are malformed all the same."""
+    """The controls of a request. Malformed ones are logged, and the server's controls apply."""
     try:
         return controls.read(custom_params, settings)
     except RequestError as error:
@@ -25,10 +25,10 @@ def read_controls(custom_params: Mapping[str, Any] | None, settings: QSpecConfig
 
 
 def read_guesses(custom_params: Mapping[str, Any] | None, vocab_size: int) -> list[list[int]]:
-    """Its guesses as token ids; none where they are malformed all the same.
+    """The guesses of a request as token ids. Malformed ones are logged and dropped.
 
-    They are not counted here: a text guess comes in two spacings, and the caps are on what the
-    client sent.
+    The caps are not checked here: they apply to what the client sent, and the frontend turns each
+    text guess into two lists of token ids.
     """
     value = (custom_params or {}).get(GUESS_IDS_KEY)
     if value is None:

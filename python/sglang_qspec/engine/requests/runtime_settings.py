@@ -1,7 +1,7 @@
-"""Settings that may be changed while the server runs, through SGLang's `/set_internal_state`.
+"""Settings that an operator changes while the server runs, through `/set_internal_state`.
 
-That endpoint carries numbers only, so a mode is named by its place among `config.MODES` and a
-switch is 0 or 1. Values are checked where the request comes in, while an error still is a 400.
+The endpoint carries only numbers: a mode is its index in `config.MODES`, a switch is 0 or 1. The
+frontend checks values, so that a wrong one is an HTTP 400.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ PREFIX = "qspec_"
 
 @dataclass
 class RuntimeSettings:
-    """The values in force. Owned by the worker; its speculator reads and turns them.
+    """The present values. The worker owns them; its speculator reads and sets them.
 
-    The first five count from the next pass on, the others for requests that come from then on.
+    The first five apply from the next pass on, the others to requests that arrive afterwards.
     """
 
     mode: str
+    """A pipeline, `queue`, or `auto`."""
     step_tokens: int
+    """Maximum lookahead of step drafts, in tokens."""
     draft_token_num: int
-    """Tokens of a verify pass for each request, at most."""
+    """Maximum number of tokens that a pass verifies for each request."""
     fixed_width: bool
+    """Every pass has `draft_token_num` tokens a request."""
     enabled: bool = True
-    """False: decode all requests plainly, and have nothing drafted."""
+    """False: all requests are decoded plainly, and the sidecar drafts nothing."""
     completions: int = MAX_COMPLETIONS
-    """Of each waiting prompt, at most."""
+    """Maximum number of completions of each waiting prompt."""
     source_queue: bool = True
     source_step: bool = True
     source_guess: bool = True
@@ -41,7 +44,7 @@ class RuntimeSettings:
 
     @classmethod
     def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> RuntimeSettings:
-        """As the server was started; with captured `graphs` there is one width."""
+        """The values at the start of a server. With CUDA `graphs` the width is fixed."""
         return cls(
             settings.mode,
             settings.step_tokens,
@@ -52,11 +55,11 @@ class RuntimeSettings:
 
     @property
     def sources(self) -> frozenset[str]:
-        """Those that are used."""
+        """Names of the draft sources in use."""
         return frozenset(source for source in SOURCES if getattr(self, f"source_{source}"))
 
     def grant(self, wanted: Controls) -> Controls:
-        """What a request that comes now gets of what it wants."""
+        """The controls that a new request gets: what it wants, limited by the present values."""
         return replace(
             wanted,
             enabled=wanted.enabled and self.enabled,
@@ -65,10 +68,7 @@ class RuntimeSettings:
         )
 
     def lookahead(self, pipeline: str, width: int) -> int:
-        """How far step drafts are to run ahead of what is committed, in tokens.
-
-        A pass verifies at most `width` tokens of a request.
-        """
+        """Lookahead of step drafts in a pipeline whose passes are `width` wide, in tokens."""
         match pipeline:
             case "queue":
                 return 0
@@ -77,7 +77,7 @@ class RuntimeSettings:
         return min(self.step_tokens, width - 1)
 
     def set(self, name: str, value: float) -> None:
-        """Turn one knob, named with its prefix, to a value that `check` has let through."""
+        """Set one value. `name` has its prefix; `check` has accepted `value`."""
         field = name.removeprefix(PREFIX)
         if field == "mode":
             self.mode = MODES[int(value)]
@@ -91,11 +91,11 @@ NAMES = tuple(PREFIX + field.name for field in fields(RuntimeSettings))
 def check(
     given: Mapping[str, Any], settings: QSpecConfig, draft_token_num: int, *, graphs: bool
 ) -> None:
-    """Check those of `given` that are ours; `settings` and `draft_token_num` are the server's own.
+    """Check the settings of QSPEC among `given`.
 
-    With captured `graphs` there is no other `draft_token_num`.
-
-    Raises RequestError that names the knob, the value, and what is allowed.
+    `settings` and `draft_token_num` are those that the server was started with. With CUDA `graphs`
+    no other `draft_token_num` is allowed. Raises RequestError that names the setting, the value and
+    what is allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {

@@ -1,7 +1,8 @@
-"""The drafts of all live requests: whose they are, what comes for them, and what they have earned.
+"""Owns the live requests and their drafts.
 
-One `Speculator` lives in a scheduler's process and belongs to its thread. It is told of a request's
-events (`enqueue`, `end`), is polled for the sidecar's messages, and is asked for draft trees.
+One `Speculator` lives in a scheduler's process and belongs to its thread. The scheduler reports a
+request's events (`enqueue`, `admit`, `end`), polls for the sidecar's messages, and asks for draft
+trees.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
 POLL_S = 0.0002
-"""Between two polls of a wait."""
+"""Seconds between two polls of a wait."""
 
 
 class Speculator:
-    """See the module. `link` is None when there is neither a draft model nor an endpoint.
+    """See the module. `link` is None for a server without a draft model and without an endpoint.
 
-    `sidecar` is the one at its other end, where the server has started it and keeps it alive.
+    `sidecar` is the process that this server started; None if someone else runs the sidecar.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class Speculator:
         rank: tuple[int, int] = (0, 0),
         seeded: SeededSampling | None = None,
     ) -> None:
-        """A request joined the queue; `output_ids` is not empty if it was retracted from decoding.
+        """A request joined the waiting queue; a retracted request comes with its `output_ids`.
 
-        A retracted request keeps its trie, and drafts are asked for anew from its longer prefix.
-        Requests of a smaller `rank` are served sooner, and those of one rank as they come.
-        `seeded` are those with which the target draws its tokens, if it does.
+        A retracted request keeps its trie and is submitted again with its longer text. SGLang
+        serves requests by `rank`, smallest first, then by arrival. `seeded` is None for a greedy
+        request.
         """
         wanted = self.runtime_settings.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
@@ -91,7 +92,7 @@ class Speculator:
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
             self.sidecar.forget(live)
             live.waits = True
-            self._live[rid] = self._live.pop(rid)  # behind those that wait
+            self._live[rid] = self._live.pop(rid)  # to the end of the order
         else:
             self.end(rid)
             live = LiveRequest(
@@ -127,16 +128,17 @@ class Speculator:
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 
     def admit(self, rid: str) -> None:
-        """The request waits no longer."""
+        """SGLang serves the request now; it has left the waiting queue."""
         live = self._live.get(rid)
         if live is not None and live.waits:
             live.waits = False
             self.sidecar.admit(live)
 
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
-        """The request is over, however it ended. None if nothing was drafted for it.
+        """Forget a request that has ended. Returns its tally; None if it had no drafts.
 
-        `output_len`, where the last pass may have run over the end, is what counts of the output.
+        `output_len` is the length of the output that the client gets; the last pass may have
+        committed more.
         """
         live = self._live.pop(rid, None)
         if live is None:
@@ -149,7 +151,7 @@ class Speculator:
         return live.tally
 
     def poll(self) -> None:
-        """Take in what the sidecar sent, and send what could not be sent before."""
+        """Receive the sidecar's messages, and send those that the link did not take before."""
         began = self._clock()
         self.sidecar.keep_alive()
         self._exchange()
@@ -172,7 +174,7 @@ class Speculator:
             live.rid,
             live.trie.serial,
             Source.STEP if step else Source.QUEUE,
-            # Another sidecar's completion of the same number is another stream.
+            # A completion of the same number in another submission is another stream.
             drafted.submission * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,
             drafted.start,
@@ -190,10 +192,10 @@ class Speculator:
         *,
         drafts: bool = True,
     ) -> DraftTrees:
-        """For each request a tree of at most `width` tokens, its root included.
+        """A tree of at most `width` tokens for each request, its root included.
 
-        Just the root where there is nothing to propose, and for all without `drafts`. `outputs` are
-        the committed tokens of each, at least one; the tries follow them, and they only grow.
+        A request without drafts has only the root; with `drafts` False all have. `outputs` are the
+        committed tokens of each request, at least one. They only grow, and the tries follow them.
         """
         drafting = [
             rid if self._follow(rid, output_ids) and drafts else None
@@ -214,14 +216,14 @@ class Speculator:
         return seconds
 
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
-        """How much of each request's scores is to be believed: [bs]."""
+        """Factor by which each request's scores are multiplied: float64 [bs]."""
         lives = map(self._live.get, rids)
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
-        """For which of these requests more of a step draft is to come: bool [bs].
+        """Whether more tokens of a step draft are about to come for each request: bool [bs].
 
-        Where drafts run further ahead than a pass verifies, only if the tree has room for more.
+        Where the lookahead exceeds the width of a pass, only trees with room for more count.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
         if not self.sidecar.ready or not self.sidecar.lookahead:
@@ -236,7 +238,7 @@ class Speculator:
         return awaited
 
     def wait_for_steps(self, seconds: float) -> bool:
-        """Wait for more of any step draft, at most so long; whether it came."""
+        """Wait at most `seconds` for tokens of any step draft; whether some came."""
         before, until = self._steps_taken, self._clock() + seconds
         while True:
             self._exchange()
@@ -247,7 +249,7 @@ class Speculator:
             time.sleep(POLL_S)
 
     def _follow(self, rid: str, output_ids: Sequence[int]) -> bool:
-        """Commit what is new; whether another draft token may be of use."""
+        """Commit the new tokens; whether the request can use a further draft token."""
         live = self._live.get(rid)
         if live is None:
             return False
@@ -266,9 +268,10 @@ class Speculator:
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
     ) -> None:
-        """A pass over `trees` is done: `accepted` are the nodes that the target confirmed.
+        """Commit the result of a pass over `trees`, and report it to the sidecar.
 
-        `bonus_ids` are the tokens that it chose behind them.
+        `accepted` are the confirmed nodes of each tree, `bonus_ids` the target's own tokens behind
+        them.
         """
         self.totals.record(trees, accepted)
         sizes, sources, tokens = (
@@ -289,7 +292,7 @@ class Speculator:
         self._report(rids)
 
     def judge(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
-        """See what the trees that were `offered` to a pass were worth, verified or not."""
+        """Update each request's credit: were the first tokens of the `offered` trees right?"""
         claimed: list[float] = np.where(first.proposed, offered.scores, 0.0).sum(axis=1).tolist()
         right: list[int] = first.right.sum(axis=1).tolist()
         for row, rid in enumerate(rids):
@@ -298,19 +301,19 @@ class Speculator:
                 live.credit.observe(claimed[row], right[row] > 0)
 
     def drop_drafts(self) -> None:
-        """Forget all drafts, as when the target's weights change; requests stay live.
+        """Forget all drafts, for example when the target's weights change; requests stay live.
 
-        For those that wait, drafts are asked for anew.
+        Waiting requests are submitted again.
         """
         for rid, live in self._live.items():
-            self.sidecar.forget(live)  # what is under way is of no use either
+            self.sidecar.forget(live)  # drafts on their way are useless too
             live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
             if live.waits:
                 self.sidecar.submit(live)
 
     def turn(self, name: str, value: float) -> None:
-        """Turn a knob, as `RuntimeSettings.set`. All drafting stops and begins with `enabled`."""
+        """Change a setting, as `RuntimeSettings.set`. `enabled` stops or resumes all drafting."""
         before = self.runtime_settings.enabled
         self.runtime_settings.set(name, value)
         if before and not self.runtime_settings.enabled:
@@ -319,9 +322,9 @@ class Speculator:
             self.sidecar.resume()
 
     def describe(self) -> dict[str, Any]:
-        """For /server_info and /metrics: the sidecar's state, what is kept, what it has earned.
+        """State and totals for /server_info and /metrics.
 
-        The totals are since the start, `drafted_tokens` since the sidecar's.
+        Totals count from the start of the server, `drafted_tokens` from that of the sidecar.
         """
         return {
             **self.sidecar.describe(),

@@ -1,26 +1,24 @@
-"""What step drafts were drawn from, kept until the target has decided the places they stand at.
+"""Keeps the candidates of step-draft tokens until the target has decided their positions.
 
-The target draws near such a token (`verify.rejection`), so that its text is the draft's as often
-as it can be. Why that is exact, whatever the sidecar's distributions are:
+The target accepts such a token by rejection sampling (`verify.rejection`). This keeps the target's
+distribution for any distribution of the sidecar, for these reasons:
 
-- A token x comes with the distribution q that it was drawn from, given the text before it, by
-  numbers of the sidecar's own. The sidecar knows nothing of the target's numbers but what the
-  committed text tells: it has no seed, and its first completions are greedy. So while the target
-  has not decided x's place, its numbers for that place depend on nothing that has come or that
-  will, and x depends on them as little.
-- Once x has come it counts, in whatever pass its place is decided behind the draft's own tokens:
-  in a tree or beside it, at a leaf, in a pass without drafts, in that of a retracted prompt. Before
-  it has come nothing depends on it. Whether a place is decided with x or without is thus no matter
-  of what x is; were x tested only where the tree or the pass suits it, it would be.
-- x counts once. Every pass decides the place behind the committed output, and each place behind a
-  node that it accepts; other draws of it are thrown away. What remains of a draft is read from the
-  end of the output on, and only while all before that is the draft's own, so that a place which is
-  decided is never drawn near anything again, and a token that comes too late is dropped.
-- Where drafts overlap, as after a retraction, the earlier one counts for as long as it lasts. The
-  later one is not looked at to choose between them.
+- The sidecar draws a token x from a distribution q, given the text before it, with its own random
+  numbers. It does not know the target's random numbers: it has no seed, and its first completions
+  are greedy. So x is independent of the random numbers with which the target decides its position.
+- Once x has arrived, the target uses it in the pass that decides its position, whatever that pass
+  is: over a tree that has x or not, at a leaf, without drafts, or the prefill of a retracted
+  request. Whether a position is decided with x therefore does not depend on the value of x. If x
+  were used only in passes that suit it, it would.
+- The target uses x once. Every pass decides the position behind the committed output, and each
+  position behind a node that it accepts; it discards its other draws. A draft is read from the end
+  of the output on, and only while the output is the draft's own text. So a decided position is not
+  decided again, and a token that arrives too late is dropped.
+- Where drafts overlap, as after a retraction, the earlier draft counts as long as it lasts. The
+  later draft has no influence on this choice.
 
-A token without its candidates, or behind a gap, is a guess like any other: drawn independently of
-the target's numbers, it changes nothing of what the target draws.
+A token without candidates, or behind a gap, is a guess like any other. It is independent of the
+target's random numbers and does not change what the target draws.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ from sglang_qspec.trie import DraftTrees
 from sglang_qspec.verify.rejection import Proposals
 
 MAX_TOKENS = 128
-"""Kept for one request: twice as far as step drafts run ahead at most, since what has been decided
-goes only when the next pass asks."""
+"""Maximum number of tokens kept for one request: twice the largest lookahead, since decided tokens
+are dropped only when the next pass asks."""
 
 
 class DrawnToken(NamedTuple):
-    """A token of a step draft, and what it was drawn from."""
+    """A token of a step draft with its candidates."""
 
     token_id: int
     candidate_ids: NDArray[np.int64]
@@ -56,19 +54,19 @@ class DrawnToken(NamedTuple):
 
 
 class _Draft:
-    """One step draft: what has come of it and is not decided yet."""
+    """The received tokens of one step draft that are not decided yet."""
 
     def __init__(self, name: tuple[int, int], base_len: int) -> None:
         self.name = name
-        """Its submission, and its number there."""
+        """Numbers of the submission and of the draft within the submission."""
         self.received = 0
         self.tokens: deque[DrawnToken] = deque()
         self._place = base_len
         """Output position of the first of `tokens`."""
 
     def follow(self, output_ids: Sequence[int]) -> bool:
-        """Drop what is decided; whether all of it came out as drafted."""
-        if self._place > len(output_ids):  # what comes before it is not known
+        """Drop the decided tokens; whether the output has all of them."""
+        if self._place > len(output_ids):  # the text before the draft is not known
             return False
         for token_id in output_ids[self._place : self._place + len(self.tokens)]:
             if self.tokens.popleft().token_id != token_id:
@@ -78,17 +76,17 @@ class _Draft:
 
 
 class StepProposals:
-    """The drawn step drafts of all requests, by rid."""
+    """The sampled step drafts of all requests, by rid."""
 
     def __init__(self) -> None:
         self._drafts: dict[str, deque[_Draft]] = {}
 
     def __len__(self) -> int:
-        """Requests with any."""
+        """Number of requests with tokens."""
         return len(self._drafts)
 
     def take(self, rid: str, drafted: Drafted) -> None:
-        """More of a step draft has come. What does not join on to the rest of it is ignored."""
+        """Add tokens of a step draft. Tokens that do not continue the draft are ignored."""
         drafts = self._drafts.get(rid) or deque()
         kept = sum(len(draft.tokens) for draft in drafts)
         if not drafted.candidates or kept + len(drafted.candidates) > MAX_TOKENS:
@@ -104,11 +102,11 @@ class StepProposals:
             drafts[-1].tokens += map(DrawnToken.told, drafted.token_ids, drafted.candidates)
 
     def end(self, rid: str) -> None:
-        """The request is over."""
+        """Drop the drafts of a request that has ended."""
         self._drafts.pop(rid, None)
 
     def ahead(self, rid: str, output_ids: Sequence[int]) -> Sequence[DrawnToken]:
-        """The tokens drawn for the places behind the committed output, in order."""
+        """The tokens drawn for the positions behind the committed output, in order."""
         drafts = self._drafts.get(rid)
         while drafts:
             followed = drafts[0].follow(output_ids)
@@ -121,9 +119,10 @@ class StepProposals:
     def proposals(
         self, rids: Sequence[str], outputs: Sequence[Sequence[int]], trees: DraftTrees | None = None
     ) -> Proposals | None:
-        """Near what the target is to draw at every node of the trees; None for nothing anywhere.
+        """The proposal at every node of the trees; None if no node has one.
 
-        `outputs` are the committed tokens of each request. Without trees there are only roots.
+        `outputs` are the committed tokens of each request. Without trees, each request has only its
+        root.
         """
         if not self._drafts:
             return None
@@ -141,7 +140,7 @@ class StepProposals:
 
 
 def _child(trees: DraftTrees, row: int, parent: int, token_id: int) -> int | None:
-    """The node behind `parent` with this token, of which there is one at most."""
+    """The child of `parent` with this token; None if there is none."""
     nodes = slice(1, int(trees.sizes[row]))
     found = (trees.parents[row, nodes] == parent) & (trees.token_ids[row, nodes] == token_id)
     return 1 + int(found.argmax()) if found.any() else None

@@ -1,6 +1,6 @@
-"""Owns the link: sends Submits, Commits and Closes, and submits all anew to a new sidecar.
+"""The server's client of the sidecar: submits requests, reports commits, closes submissions.
 
-It never waits: what the link does not take is sent at a later poll.
+It never waits: a message that the link does not take is sent at a later poll.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sglang_qspec.trie import Source
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission have numbers below this."""
 MESSAGES_PER_POLL = 64
-"""Bounds the time of one poll: about 10 us a message."""
+"""Maximum number of messages that one poll reads; a message takes about 10 us."""
 SUBMIT_BUDGET_S = 0.002
-"""Time after which a poll submits no further request; a new sidecar is asked anew for all."""
+"""Seconds after which a poll submits no further request; a new sidecar gets all of them anew."""
 MAX_REPAIRS = 8
-"""How often a sidecar may ask for what it lacks of one request, before it is asked no more."""
+"""Number of repairs after which a request is served without the sidecar."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +46,14 @@ def is_step(drafted: Drafted) -> bool:
 
 
 class SidecarClient:
-    """See the module. `link` is None when there is neither a draft model nor an endpoint.
+    """See the module. `link` is None for a server without a draft model and without an endpoint.
 
-    `sidecar` is the one at its other end, where the server has started it and keeps it alive.
-    `live` are the requests, which are another's; here they are read, and given submissions. Nothing
-    is asked of the sidecar that its `sources` pause.
+    `sidecar` is the process that this server started; None if someone else runs the sidecar.
+    The speculator owns the `live` requests; the client changes only their `drafting`. The client
+    does not ask for drafts of paused `sources`.
 
-    The courier mints the number of each submission and keeps no more of them open than the sidecar
-    takes of one server: the others are submitted when some have ended.
+    The client mints the number of each submission. It keeps at most as many submissions open as the
+    sidecar accepts from one server, and submits the other requests when some have ended.
     """
 
     def __init__(
@@ -66,27 +66,27 @@ class SidecarClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lookahead = settings.step_tokens if settings.mode != "queue" else 0
-        """How far step drafts are to run ahead of what is committed, in tokens; 0 for none."""
+        """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
         self.session_count = 0
-        """Counts the sidecars that have been at the other end."""
+        """The link's `session_count` at the last `catch_up`."""
         self._on_admission = settings.on_admission
         self._live = live
         self._link = link
         self._sidecar = sidecar
         self._sources = sources
         self._paused: frozenset[Source] = frozenset()
-        """What the sidecar has last been kept from."""
+        """Sources that were paused at the last `catch_up`."""
         self._clock = clock
         self._numbers = itertools.count(1)
         self._unsent: dict[str, None] = {}
         self._open: dict[int, int] = {}
-        """Tokens of the text of each submission that the sidecar works on."""
+        """Number of tokens that the sidecar keeps for each open submission."""
         self._rids: dict[int, str] = {}
-        """The request of each of them."""
+        """The rid of each open submission."""
         self._open_tokens = 0
-        """Tokens of the texts of all open submissions."""
+        """Sum of `_open`."""
         self._unclosed: dict[int, None] = {}
-        """Submissions whose Close the link has not taken yet."""
+        """Numbers of ended submissions; the link has not taken their Close yet."""
         self._declined = 0
         self._faults = Faults(logger, clock, owner="sidecar")
         self._reporter = CommitReporter()
@@ -94,21 +94,21 @@ class SidecarClient:
 
     @property
     def ready(self) -> bool:
-        """Whether a sidecar is in reach."""
+        """Whether a sidecar is connected."""
         return self._link is not None and self._link.state is LinkState.READY
 
     @property
     def heartbeat(self) -> Heartbeat | None:
-        """The sidecar's latest."""
+        """The latest heartbeat; None before the first."""
         return self._link.heartbeat if self._link is not None else None
 
     def keep_alive(self) -> None:
-        """Start our sidecar again if it has gone."""
+        """Restart the server's own sidecar if it has ended."""
         if self._sidecar is not None:
             self._sidecar.keep_alive()
 
     def receive(self) -> list[tuple[LiveRequest, Drafted]]:
-        """What the sidecar has drafted, each with its request; what comes too late is left out."""
+        """The received drafts, each with its request; drafts of closed submissions are dropped."""
         messages = self._link.receive(MESSAGES_PER_POLL) if self._link is not None else ()
         drafted = []
         for message in messages:
@@ -143,29 +143,29 @@ class SidecarClient:
         return True
 
     def _live_of(self, submission: int) -> LiveRequest | None:
-        """The request of an open submission."""
+        """The request of an open submission; None for a closed one."""
         rid = self._rids.get(submission)
         return self._live.get(rid) if rid is not None else None
 
     def _repair(self, live: LiveRequest, gap: Gap) -> None:
-        """Send the sidecar what it lacks of a request, from the next report on or all anew."""
+        """Send the tokens that the sidecar lacks: in the next report, or with a new submission."""
         if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
-            return  # it has been told since
+            return  # a later report has sent them
         live.drafting.repairs += 1
         if live.drafting.repairs > MAX_REPAIRS:
-            self._decline(live, "it keeps asking for what it was told")
+            self._decline(live, "the sidecar keeps asking for tokens that it was sent")
         elif gap.known_len is None:
             self._ask_anew(live)
 
     def _decline(self, live: LiveRequest, reason: str) -> None:
-        """Go on without the sidecar's drafts for a request, until there is another sidecar."""
+        """Serve the request without this sidecar's drafts; a new sidecar is asked again."""
         live.drafting.declined = True
         self._declined += 1
         self._faults.note("no drafts for a request", reason)
         self.forget(live)
 
     def catch_up(self) -> None:
-        """Send what could not be sent before, and to a new sidecar all that is live."""
+        """Send the messages that wait. A new sidecar gets all live requests."""
         if self._link is None or not self.ready:
             return
         if self._link.session_count != self.session_count:
@@ -178,14 +178,14 @@ class SidecarClient:
         self._submit_unsent()
 
     def _begin_anew(self) -> None:
-        """The sidecar knows none of the live requests: it is new, or has closed them."""
+        """Submit all live requests: the sidecar is new, or has forgotten them."""
         for live in self._live.values():
             self._part(live)
             live.drafting.declined, live.drafting.repairs = False, 0
             self._ask_anew(live)
 
     def _pause(self, paused: frozenset[Source]) -> None:
-        """Let the sidecar rest if nothing is wanted of it, and ask again for what was not."""
+        """Close submissions of requests that use only paused sources, and open the others."""
         self._paused = paused
         for live in self._live.values():
             if not self._asks(live):
@@ -199,7 +199,7 @@ class SidecarClient:
             self._want(live)
 
     def submit(self, live: LiveRequest) -> None:
-        """Ask for the request's drafts, now or as soon as that can be sent."""
+        """Ask for drafts of the request, as soon as the link takes the message."""
         self._want(live)
         self._submit_unsent()
 
@@ -208,7 +208,7 @@ class SidecarClient:
             self._unsent[live.rid] = None
 
     def _asks(self, live: LiveRequest) -> bool:
-        """Whether anything that the sidecar drafts may be used for the request."""
+        """Whether the request may use any of the sidecar's drafts."""
         if self._stopped or live.drafting.declined or live.controls.draft_token_num < 2:
             return False
         steps = self.lookahead > 0 and self._may(live, Source.STEP)
@@ -218,14 +218,16 @@ class SidecarClient:
         return source.name.lower() in live.controls.sources and source not in self._paused
 
     def _submit_unsent(self) -> None:
-        """Submit what waits to be, oldest first, as far as the link and the sidecar take it."""
+        """Submit waiting requests, oldest first, until the link or the sidecar is full."""
         if self._link is None or not self.ready:
             return
         until = self._clock() + SUBMIT_BUDGET_S
         while self._unsent and self._clock() <= until:
             live = self._live[next(iter(self._unsent))]
             if not self._fits_context(live):
-                self._decline(live, f"its text of {live.text_len} tokens is too long for the draft")
+                self._decline(
+                    live, f"its text of {live.text_len} tokens is too long for the draft model"
+                )
                 continue
             if not self._has_room(live):
                 return
@@ -240,12 +242,12 @@ class SidecarClient:
                     self._note_open(live, message)
 
     def _fits_context(self, live: LiveRequest) -> bool:
-        """Whether the draft model takes the request's text and a token behind it."""
+        """Whether the text and one more token fit into the draft model's context."""
         sidecar = self._link.sidecar if self._link is not None else None
         return sidecar is None or live.text_len < sidecar.context_len
 
     def _has_room(self, live: LiveRequest) -> bool:
-        """Whether the sidecar keeps the request's text beside those of the open submissions."""
+        """Whether the sidecar has room for the request's text."""
         sidecar = self._link.sidecar if self._link is not None else None
         if sidecar is None or not self._open:
             return True
@@ -254,7 +256,7 @@ class SidecarClient:
         return submissions < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
 
     def _note_open(self, live: LiveRequest, message: Submit) -> None:
-        """The sidecar works on a request from now on."""
+        """The link has taken the Submit of a request."""
         number = live.drafting.submission = message.submission
         self._open[number], self._rids[number] = len(message.token_ids), live.rid
         self._open_tokens += self._open[number]
@@ -265,9 +267,9 @@ class SidecarClient:
             self.admit(live)
 
     def admit(self, live: LiveRequest) -> None:
-        """The request waits no longer. What the sidecar does about it is a setting.
+        """SGLang serves the request now. The setting `on_admission` says what the sidecar does.
 
-        Best effort: if it cannot be sent now, the drafts only come in another order.
+        Best effort: without the message, drafts only come in another order.
         """
         if self._on_admission == "stop":
             self.forget(live)
@@ -276,7 +278,7 @@ class SidecarClient:
             self._link.send(Admit(live.drafting.submission))
 
     def forget(self, live: LiveRequest) -> None:
-        """Nothing more is to be drafted for the request. A Close that is not taken waits."""
+        """End the request's submission. A Close that the link does not take is sent later."""
         self._unsent.pop(live.rid, None)
         if live.drafting.submission is not None:
             self._unclosed[live.drafting.submission] = None
@@ -284,7 +286,7 @@ class SidecarClient:
         self._close_unclosed()
 
     def _part(self, live: LiveRequest) -> None:
-        """The request's submission is over at this end."""
+        """Forget the request's open submission, if there is one."""
         if live.drafting.submission is not None:
             self._open_tokens -= self._open.pop(live.drafting.submission)
             del self._rids[live.drafting.submission]
@@ -300,19 +302,19 @@ class SidecarClient:
             del self._unclosed[number]
 
     def stop(self) -> None:
-        """Nothing is to be drafted for any request until `resume`."""
+        """End all submissions, and open none before `resume`."""
         self._stopped = True
         for live in self._live.values():
             self.forget(live)
 
     def resume(self) -> None:
-        """Have all that is live drafted for anew."""
+        """Submit all live requests again."""
         self._stopped = False
         self._begin_anew()
         self._submit_unsent()
 
     def report(self, rids: Iterable[str]) -> None:
-        """Let the sidecar follow what these requests have committed."""
+        """Report the committed output of these requests to the sidecar."""
         if (
             self._link is not None
             and self.ready
@@ -321,17 +323,17 @@ class SidecarClient:
         ):
             requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
             for commit in self._reporter.report(requests, self._link, self.lookahead):
-                # The sidecar keeps the outputs, too. What is sent again counts again, which errs on
-                # the safe side.
+                # The sidecar keeps outputs too. A token that is sent twice counts twice, which errs
+                # on the safe side.
                 self._open[commit.submission] += len(commit.token_ids)
                 self._open_tokens += len(commit.token_ids)
 
     def knows(self, live: LiveRequest, output_len: int) -> bool:
-        """Whether a sidecar that knows so much of the request's output knows all it was told."""
+        """Whether the sidecar, which knows `output_len` tokens of output, has read all reports."""
         return self._reporter.knows(live, output_len)
 
     def awaits(self, live: LiveRequest) -> bool:
-        """Whether more of the request's step draft is about to come."""
+        """Whether the sidecar is about to send more of the request's step draft."""
         return self._reporter.awaits(live)
 
     def stepping(self, rids: Iterable[str]) -> int:
@@ -347,7 +349,7 @@ class SidecarClient:
         return self.heartbeat.step_times if self.heartbeat is not None else []
 
     def describe(self) -> dict[str, object]:
-        """For /server_info and /metrics. What only a sidecar in reach does, is zero without one."""
+        """State for /server_info and /metrics. Without a connected sidecar, its activity is 0."""
         link, heartbeat, ready = self._link, self.heartbeat, self.ready
         in_flight = sum(bool(live.drafting.unfinished) for live in self._live.values())
         return {
@@ -372,7 +374,7 @@ class SidecarClient:
         }
 
     def close(self) -> None:
-        """Dismiss our sidecar and close the link: nothing is sent or received any more."""
+        """End the server's own sidecar and close the link."""
         if self._sidecar is not None:
             self._sidecar.dismiss()
         if self._link is not None:

@@ -1,4 +1,4 @@
-"""What the sidecar knows of the output of each request it drafts for, and is yet to be told."""
+"""Reports committed output to the sidecar, and tracks what the sidecar knows."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ from sglang_qspec.link import Link
 from sglang_qspec.messages import MAX_COMMITS, Commit, Commits
 
 MAX_TOKENS = 8192
-"""Tokens after which a report takes no further request."""
-
-
+"""Number of tokens from which on a report takes no further request."""
 NO_CREDIT = 0.3
 """Credit factor below which a request is reported only every TRY_AFTER tokens."""
 TRY_AFTER = 32
-"""Committed tokens between two tries."""
+"""Number of committed tokens between two reports of a request without credit."""
 
 
 class CommitReporter:
-    """Reports what requests have committed, so that their step drafts follow.
+    """Sends the `Commits` that step drafts continue from.
 
-    Best effort: a report that the link does not take is not repeated, but the next one says all
-    that is not known, and a sidecar that lacks anything says where its knowledge ends.
+    Best effort: a report that the link does not take is not repeated. The next report has all
+    unreported tokens, and a sidecar that lacks tokens answers with a `Gap`.
     """
 
     def __init__(self) -> None:
         self._told: dict[int, int] = {}
-        """Committed output that the sidecar knows of, in tokens, for each open submission."""
+        """Number of output tokens reported for each open submission."""
         self._left: int | None = None
-        """The submission that the next report begins with, as the last one did not hold it."""
+        """Submission that the next report begins with; the last report had no room for it."""
 
     def begin(self, submission: int, output_len: int) -> None:
-        """The sidecar works on a request from now on, and knows so much of its output."""
+        """A submission is open; its Submit had `output_len` tokens of output."""
         self._told[submission] = output_len
 
     def end(self, submission: int) -> None:
-        """The sidecar works on the request no longer."""
+        """A submission is closed."""
         self._told.pop(submission, None)
 
     def rewind(self, submission: int, output_len: int) -> bool:
-        """The sidecar knows no more than `output_len`; whether that is less than it was told."""
+        """Report again from `output_len` on; False if no more than that was reported."""
         if not output_len < self._told.get(submission, 0):
             return False
         self._told[submission] = output_len
@@ -49,8 +47,8 @@ class CommitReporter:
     def report(self, requests: Sequence[LiveRequest], link: Link, lookahead: int) -> list[Commit]:
         """Report what `requests` have committed; drafts may run `lookahead` tokens ahead.
 
-        Where one report does not hold all, the next begins with what was left. Returns what the
-        link has taken.
+        A request for which the report has no room comes first in the next one. Returns the commits
+        that the link has taken.
         """
         commits: list[Commit] = []
         tokens = 0
@@ -73,7 +71,7 @@ class CommitReporter:
         return commits
 
     def _commit_of(self, request: LiveRequest, lookahead: int) -> Commit | None:
-        """What the sidecar is to be told of one request; None for nothing."""
+        """The unreported tokens of one request; None if there is nothing to report."""
         number = request.drafting.submission
         told = self._told.get(number) if number is not None else None
         if number is None or told is None or len(request.output_ids) <= told:
@@ -86,12 +84,12 @@ class CommitReporter:
         return request.commit_since(number, told, useful)
 
     def knows(self, live: LiveRequest, output_len: int) -> bool:
-        """Whether the sidecar that says it knows so much of the output knows all it was told."""
+        """Whether the sidecar, which knows `output_len` tokens of output, has read all reports."""
         number = live.drafting.submission
         return number is not None and self._told.get(number) == output_len
 
     def awaits(self, live: LiveRequest) -> bool:
-        """Whether more of the request's step draft is about to come."""
+        """Whether the sidecar is about to send more of the request's step draft."""
         return (
             live.drafting.has_steps
             and live.drafting.complete_at != len(live.output_ids)

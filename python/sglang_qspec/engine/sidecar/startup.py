@@ -1,4 +1,4 @@
-"""What a worker's `Speculator` is made of: tries, and the link to a sidecar that may be ours."""
+"""Builds a worker's `Speculator`: its tries, the link, and the server's own sidecar."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from sglang_qspec.trie import TrieLimits, TrieStore
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""How long the start waits for a sidecar at a given endpoint, to learn of a misfit in time."""
+"""Seconds that the start waits for a sidecar at a given endpoint, so that a refusal stops it."""
 
 
 def open_speculator(
     settings: QSpecConfig, runtime_settings: RuntimeSettings, gpu_id: int, target_worker: Any
 ) -> Speculator:
-    """Open the link, starting a sidecar first if the server has a draft model of its own.
+    """Open the link, and start a sidecar if the server has a draft model of its own.
 
-    Raises LinkError if the sidecar at a given endpoint refuses this target. A sidecar that is
-    absent is no error: the link keeps trying, and requests are served without queue drafts.
+    Raises LinkError if the sidecar at a given endpoint refuses this target. An absent sidecar is no
+    error: the link keeps trying, and requests are served without its drafts.
     """
     vocab_size = target_worker.model_config.vocab_size
     limits = TrieLimits(
@@ -76,7 +76,7 @@ def _hello() -> Hello:
 
 
 def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
-    """Connect to a sidecar that someone else runs."""
+    """Connect to a sidecar that someone else runs, and wait for its answer."""
     link = SidecarLink(endpoint, hello, key_pair)
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     while link.state is LinkState.CONNECTING and time.monotonic() < deadline:
@@ -84,11 +84,12 @@ def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
         time.sleep(0.02)
     if link.state is LinkState.REFUSED:
         raise LinkError(
-            f"{flag('endpoint')} is {endpoint!r}, and its sidecar refuses: {link.refusal}"
+            f"{flag('endpoint')} is {endpoint!r}; its sidecar refuses this server: {link.refusal}"
         )
     if link.state is not LinkState.READY:
         logger.warning(
-            "No sidecar answers at %s yet: serving without queue drafts until one does.", endpoint
+            "No sidecar answers at %s yet; requests are served without its drafts until one does.",
+            endpoint,
         )
     return link
 
@@ -117,7 +118,7 @@ def _start_own(
 
 
 def _default_device(gpu_id: int) -> str:
-    """The target's kind of device; the last GPU, so that two GPUs are one for each model."""
+    """The last GPU, so that with two GPUs each model has one; `cpu` without a GPU."""
     if not torch.cuda.is_available():
         return "cpu"
     last = torch.cuda.device_count() - 1
