@@ -221,7 +221,7 @@ class QSpecWorker(BaseSpecWorker):
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
     ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
-            # The scheduler reads a row for each accepted token; verification has one per node.
+        """Run a verify pass. Returns also the accepted nodes and the bonus token of each request."""
         width = trees.width
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.draft_token
@@ -241,7 +241,7 @@ class QSpecWorker(BaseSpecWorker):
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
         if result.logits_output.hidden_states is not None:
-            # The scheduler reads a row for each accepted token; verification has one a node.
+            # The scheduler reads one row per accepted token; verification has one per node.
             rows = accept_index.flatten().clamp(min=0)
             result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
         tokens = predict[accept_index].flatten()
