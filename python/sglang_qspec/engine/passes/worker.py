@@ -221,7 +221,7 @@ class QSpecWorker(BaseSpecWorker):
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
     ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
-        """Run a verify pass. Returns also the accepted nodes and the bonus token of each request."""
+        """Run a verify pass. Also returns each request's accepted nodes and bonus token."""
         width = trees.width
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.draft_token
