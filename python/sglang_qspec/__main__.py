@@ -1,11 +1,11 @@
 """The `qspec` command.
 
 qspec models demo                          build the demo models and print their folders
-qspec models quantize --model M --bits 8   write a quantized draft of a local checkpoint
-qspec sidecar ...                          run the drafting process by hand
+qspec models quantize --model M --bits 8   write a quantized draft model of a local checkpoint
+qspec sidecar ...                          run a sidecar, which servers connect to
 qspec keys PATH                            write a key file for a tcp link
-qspec complete "prompt"                     ask a running server, and see what was drafted
-qspec theory --alpha A --k K ...           what each pipeline is expected to yield
+qspec complete "prompt"                    print a completion and the draft source of its text
+qspec theory --alpha A --k K ...           predict the throughput of each pipeline
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sglang_qspec.theory import command as theory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status is 0, 1 for an error of ours, 2 for a wrong usage."""
+    """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["sidecar"]:  # it has a parser of its own
+    if arguments[:1] == ["sidecar"]:  # has its own parser
         from sglang_qspec.sidecar.__main__ import main as sidecar
 
         return sidecar(arguments[1:]) or 0
@@ -84,13 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="build the demo models and print their folders",
         description="Build the demo models in the cache, without a network, and print their "
-        "folders, one a line: 'target PATH', then 'draft PATH'.",
+        "folders: a line 'target PATH', then a line 'draft PATH'.",
     )
     quantize = tasks.add_parser(
         "quantize",
-        help="write a quantized draft of a local checkpoint",
-        description="Round a checkpoint's weights to nearest, in GPTQ layout, and print the "
-        "folder of the result.",
+        help="write a quantized draft model of a local checkpoint",
+        description="Quantize the weights of a checkpoint by rounding to nearest, write them in "
+        "GPTQ layout, and print the output folder.",
     )
     quantize.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     quantize.add_argument("--bits", type=int, required=True, help="4 or 8")
@@ -98,18 +98,18 @@ def _parser() -> argparse.ArgumentParser:
         "--group-size",
         type=_group_size,
         metavar="N|channel",
-        help="weights that share a scale: 128, 64, 32, or all of an output channel; "
-        "by default channel for 8 bits, and the largest that fits for 4",
+        help="number of weights that share a scale: 128, 64, 32, or channel for all weights of an "
+        "output channel; by default channel for 8 bits, and the largest number that fits for 4",
     )
-    quantize.add_argument("--output", type=Path, help="a new folder; by default one in the cache")
+    quantize.add_argument("--output", type=Path, help="folder to create; default: in the cache")
 
     keys = commands.add_parser("keys", help="write a key file for a tcp link")
-    keys.add_argument("path", type=Path, help="a new file, for the sidecar's and the servers' end")
+    keys.add_argument("path", type=Path, help="file to create; copy it to sidecar and servers")
 
     complete.add_options(
         commands.add_parser(
             "complete",
-            help="ask a running server for a completion, and see what was drafted",
+            help="print a completion of a running server and the draft source of its text",
             description=complete.DESCRIPTION,
         )
     )
@@ -117,12 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     theory.add_options(
         commands.add_parser(
             "theory",
-            help="predict the pipelines' throughput, or fit the model to a measured run",
+            help="predict the throughput of each pipeline, or fit the model to a measured run",
             description=theory.DESCRIPTION,
         )
     )
 
-    commands.add_parser("sidecar", help="run the drafting process by hand", add_help=False)
+    commands.add_parser("sidecar", help="run a sidecar, which servers connect to", add_help=False)
     return parser
 
 

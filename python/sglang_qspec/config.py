@@ -1,12 +1,13 @@
-"""Every setting of QSPEC: its default, what is allowed, its flag and its environment variable.
+"""The settings of QSPEC, with their defaults, allowed values, flags and environment variables.
 
-The server's own flags are used where SGLang has one (`--speculative-draft-model-path`,
-`--speculative-draft-model-quantization`, `--speculative-num-draft-tokens`); the rest live here.
-A field `completions` is the flag `--speculative-qspec-completions` and the variable
-`SGLANG_QSPEC_COMPLETIONS`. SGLang starts its processes anew and a plugin cannot add fields to its
-arguments, so the environment is what carries the settings to all of them; flags are written to it.
+The field `completions` has the flag `--speculative-qspec-completions` and the environment variable
+`SGLANG_QSPEC_COMPLETIONS`. Where SGLang has a flag, QSPEC uses it instead, such as
+`--speculative-draft-model-path` and `--speculative-num-draft-tokens`.
 
-This is the one file that reads the environment.
+Settings reach SGLang's subprocesses through the environment, because a plugin cannot add fields to
+SGLang's arguments. The server therefore writes flags to environment variables.
+
+Only this file reads the environment.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ from sglang_qspec.errors import ConfigError
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 MAX_COMPLETIONS = 64
+"""Maximum number of completions drafted for one request."""
 MAX_DRAFT_TOKENS = 64
-"""Tokens of a verify pass for one request, the committed one included."""
+"""Maximum number of tokens that a verify pass takes for one request, including the last committed
+token."""
 MAX_SERVER_TOKENS = 8 << 20
-"""Default of the tokens of texts, and of the tokens of drafts, that a sidecar keeps for one server.
-A text takes eight bytes a token and a draft four, so that a server takes about 100 MiB."""
+"""Default limit on the text tokens, and separately on the draft tokens, that a sidecar keeps for
+one server. A text token takes eight bytes and a draft token four, so a server takes about 100 MiB.
+"""
 PIPELINES = ("sequential", "halves", "ahead")
-"""How the drafting of steps and their verification can interleave."""
+"""Ways to interleave the drafting of steps with their verification."""
 MODES = ("queue", *PIPELINES, "auto")
+"""Values of the setting `mode`."""
 
 Parser = Callable[[str], Any]
-"""Reads a setting from text; raises ValueError with what is allowed."""
+"""Parses the text of a setting; raises ValueError with the allowed values as its message."""
 
 
 def _whole(low: int, high: int) -> Parser:
@@ -100,15 +105,15 @@ def _cores(text: str) -> str:
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """The processor numbers in a list such as `0,2-5`; empty for an empty text.
+    """Parse a list of CPU numbers such as `0,2-5`; an empty text gives an empty set.
 
-    Raises ValueError with what is allowed.
+    Raises ValueError with the allowed format as its message.
     """
     cores: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, _, last = part.partition("-")
         if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
-            raise ValueError("a list of processor numbers such as 0,2-5")
+            raise ValueError("a list of CPU numbers such as 0,2-5")
         cores.update(range(int(first), int(last or first) + 1))
     return frozenset(cores)
 
@@ -123,120 +128,124 @@ def _setting(default: Any, parse: Parser, help: str) -> Any:
 
 @dataclass(frozen=True)
 class QSpecConfig:
-    """All settings of one server, checked. Frozen: a change needs a restart."""
+    """Checked settings of one server. A change needs a restart."""
 
     completions: int = _setting(
         8,
         _whole(1, MAX_COMPLETIONS),
-        "completions drafted of each waiting prompt: one greedy, the rest sampled",
+        "number of completions drafted for each waiting prompt: one greedy, the others sampled",
     )
     temperature: float = _setting(
-        0.6, _number(0.0, 2.0), "sampling temperature of all completions but the greedy one"
+        0.6, _number(0.0, 2.0), "sampling temperature of all completions except the greedy one"
     )
     top_p: float = _setting(
         1.0,
         _number(0.0, 1.0),
-        "sampled completions keep to the likeliest tokens that have this much of the probability "
-        "together; 1 means all",
+        "nucleus sampling of completions: cumulative probability of the most likely tokens that "
+        "are sampled from; 1 means all tokens",
     )
     disable_greedy_first: bool = _setting(
-        False, _switch, "sample all completions, the first one too"
+        False, _switch, "sample all completions, including the first one"
     )
     on_admission: str = _setting(
         "defer",
         _one_of("defer", "stop", "continue"),
-        "what the sidecar does about a request once it is served: defer its drafts to those of "
-        "waiting requests, stop (also all that the mode would do), or continue",
+        "what the sidecar does with a request once the target serves it: defer (complete the "
+        "drafts of waiting requests first), stop (draft nothing more for it, in any mode) or "
+        "continue (keep its place in the queue)",
     )
     mode: str = _setting(
         "auto",
         _one_of(*MODES),
-        "what the sidecar drafts for: waiting requests alone (queue), or served ones too and first "
-        "of all: between two passes of the target (sequential), for one half of them while the "
-        "target verifies the other (halves), ahead of what it verifies (ahead), or what of these "
-        "is fastest by the times that are measured (auto)",
+        "which requests the sidecar drafts for: waiting requests only (queue), or served requests "
+        "first and then waiting ones. Served requests get drafts between two target passes "
+        "(sequential), for one half of the batch while the target verifies the other half "
+        "(halves), or ahead of the pass that runs (ahead); auto selects the fastest of these by "
+        "measured times",
     )
     step_tokens: int = _setting(
         16,
         _whole(1, 64),
-        "how far drafts for a served request run ahead of what is committed, in tokens; in "
-        "sequential and halves no further than a pass verifies",
+        "lookahead of step drafts: number of tokens drafted ahead of the committed output of a "
+        "served request; sequential and halves draft no more than one pass verifies",
     )
     width: str = _setting(
         "adaptive",
         _one_of("adaptive", "fixed"),
-        "tokens that a pass verifies for each request: as many as pay, or always "
-        "--speculative-num-draft-tokens; a GPU with CUDA graphs has only fixed",
+        "number of tokens that a pass verifies for each request: adaptive (the number that is "
+        "expected to be fastest) or fixed (always --speculative-num-draft-tokens); with CUDA "
+        "graphs it is always fixed",
     )
     acceptance: str = _setting(
         "match",
         _one_of("match", "reject"),
-        "how sampled requests' step drafts are accepted: drawn with the target's dice and matched, "
-        "or by their drafted probabilities (rejection sampling); requests with a sampling_seed are "
-        "always matched; a GPU has only match",
+        "how the target accepts step drafts of sampled requests: match (sidecar and target sample "
+        "with the same seed, and equal tokens are accepted) or reject (rejection sampling with the "
+        "draft probabilities); requests with a sampling_seed always use match; on a GPU only match "
+        "is allowed",
     )
     max_completion_tokens: int = _setting(
-        512, _whole(1, 65536), "longest completion that is drafted, in tokens"
+        512, _whole(1, 65536), "maximum length of a drafted completion, in tokens"
     )
     endpoint: str = _setting(
         "",
         _endpoint,
-        "address of a sidecar that is started by hand, possibly shared by several servers; "
-        "by default the server starts its own on a private ipc socket",
+        "address of a running sidecar, which several servers can share (see qspec sidecar); by "
+        "default the server starts its own sidecar on a private ipc socket",
     )
     key_file: str = _setting(
-        "", _text, "key file that authenticates both ends of a tcp endpoint (written by qspec keys)"
+        "", _text, "key file that authenticates both ends of a tcp endpoint; qspec keys writes one"
     )
     draft_device: str = _setting(
         "",
         _device,
-        "device of the draft model; by default cpu on a cpu server, otherwise the last GPU",
+        "device of the draft model: cpu, cuda or cuda:N; by default cpu on a CPU server, otherwise "
+        "the last GPU",
     )
     cores: str = _setting(
         "",
         _cores,
-        "processors that the sidecar is pinned to, such as 1 or 2-5; by default it takes what the "
-        "server leaves idle of its own",
+        "CPUs that the sidecar is pinned to, such as 1 or 2-5; by default it shares the server's "
+        "CPUs, and drafts on a CPU at the lowest priority",
     )
     mem_fraction: float = _setting(
-        0.15, _number(0.01, 0.95), "share of the draft device's memory for draft weights and KV"
+        0.15, _number(0.01, 0.95), "fraction of the draft device's memory for draft weights and KV"
     )
     dtype: str = _setting(
         "auto",
         _one_of("auto", "bfloat16", "float16", "float32"),
-        "activation type of the draft model",
+        "data type of the draft model's activations",
     )
     draft_slots: int = _setting(
-        64, _whole(1, 4096), "completions that the sidecar decodes at the same time, at most"
+        64, _whole(1, 4096), "maximum number of completions that the sidecar decodes in one pass"
     )
     guess_tags: str = _setting(
         "user",
         _one_of("user", "everywhere", "off"),
-        "where <NGRAMGUESS> tags are read: in raw prompts and messages of users (user), in "
-        "messages of every role too (everywhere), or nowhere (off); where they are not read they "
-        "are literal text",
+        "where the server reads <NGRAMGUESS> tags: in raw prompts and user messages (user), in raw "
+        "prompts and messages of every role (everywhere), or nowhere (off); elsewhere tags are "
+        "literal text",
     )
     return_provenance: bool = _setting(
         False,
         _switch,
-        "tell in meta_info of each output token whether the target chose it or which source "
-        "drafted it, also of requests that do not ask for it",
+        "return the draft source of each output token, or target, in meta_info of all requests; "
+        "without it only requests that ask for it get this list",
     )
-    max_guesses: int = _setting(
-        64, _whole(1, 4096), "guesses that a client may send with one request"
-    )
+    max_guesses: int = _setting(64, _whole(1, 4096), "maximum number of guesses in one request")
     max_guess_tokens: int = _setting(
         4096,
         _whole(1, 1 << 20),
-        "tokens of all guesses that a client sends with one request, at most",
+        "maximum number of tokens in all guesses of one request",
     )
     max_request_tokens: int = _setting(
         16384,
         _whole(16, 1 << 24),
-        "draft tokens kept for one request, at most; each completion and guess counts as 4 more",
+        "maximum number of draft tokens kept for one request; each completion and guess counts as "
+        "4 additional tokens",
     )
     max_total_tokens: int = _setting(
-        4 << 20, _whole(1024, 1 << 30), "draft tokens kept for all requests together, at most"
+        4 << 20, _whole(1024, 1 << 30), "maximum number of draft tokens kept for all requests"
     )
 
     def __post_init__(self) -> None:
@@ -247,31 +256,32 @@ class QSpecConfig:
             )
         if self.endpoint.startswith("tcp://") and not self.key_file:
             raise ConfigError(
-                f"{flag('endpoint')} is {self.endpoint!r}, and a tcp endpoint needs "
-                f"{flag('key_file')}: the link is authenticated"
+                f"{flag('endpoint')} is {self.endpoint!r}, but a tcp endpoint must be "
+                f"authenticated: write a key file with `qspec keys PATH` and set "
+                f"{flag('key_file')}"
             )
 
 
 def fields() -> tuple[dataclasses.Field[Any], ...]:
-    """The settings, in the order of the documentation."""
+    """All settings, in the order of the README table."""
     return dataclasses.fields(QSpecConfig)
 
 
 def flag(name: str) -> str:
-    """The command line flag of a setting."""
+    """Command line flag of a setting."""
     return FLAG_PREFIX + name.replace("_", "-")
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Environment variable of a setting."""
     return ENV_PREFIX + name.upper()
 
 
 def parse(name: str, text: str, *, given_as: str) -> Any:
-    """Read the setting `name` from `text`.
+    """Parse the value of the setting `name`.
 
-    Raises ConfigError that names `given_as` (the flag or the variable), the value, and what is
-    allowed.
+    `given_as` is the flag or variable that gave the value, for the error message. Raises
+    ConfigError if the value is not allowed.
     """
     field = QSpecConfig.__dataclass_fields__[name]
     try:
@@ -281,17 +291,17 @@ def parse(name: str, text: str, *, given_as: str) -> Any:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> QSpecConfig:
-    """The settings that the environment gives.
+    """Read the settings from environment variables.
 
-    Raises ConfigError for a value or a combination that is not allowed, and for a variable with
-    the prefix of QSPEC that is no setting (a misspelt one would be ignored otherwise).
+    Raises ConfigError for a value or combination that is not allowed, and for an unknown variable
+    with the prefix of QSPEC, which is likely a misspelt setting.
     """
     known = {variable(field.name): field.name for field in fields()}
     unknown = sorted(
         name for name in environ if name.startswith(ENV_PREFIX) and name not in known.keys() | _OWN
     )
     if unknown:
-        raise ConfigError(f"{unknown[0]} is not a setting of QSPEC; known are {', '.join(known)}")
+        raise ConfigError(f"{unknown[0]} is not a setting of QSPEC; allowed are {', '.join(known)}")
     given = {
         name: parse(name, environ[variable_name], given_as=variable_name)
         for variable_name, name in known.items()
@@ -301,10 +311,10 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> QSpecConfig:
 
 
 def to_environment(settings: Mapping[str, str]) -> None:
-    """Write settings, as text by name, to this process's environment for those it will start."""
+    """Write settings (name to text) to this process's environment, for its subprocesses."""
     for name, text in settings.items():
         os.environ[variable(name)] = text
 
 
 _OWN = frozenset({ENV_PREFIX + "CACHE"})
-"""Variables with our prefix that are not server settings: the demo models' cache folder."""
+"""Variables with the prefix of QSPEC that are no server settings: the demo models' cache folder."""

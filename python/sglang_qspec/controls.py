@@ -1,9 +1,9 @@
-"""What one request may ask of QSPEC: at most what the server's settings give it, or nothing.
+"""Per-request settings, which lower the server's settings or switch speculation off.
 
-These are keys of the sampling parameters' `custom_params`, flat because SGLang allows no deeper
-nesting there, each with the prefix `qspec_`; those of `guess.GUESS_KEYS` are others. The names of
-the settings that a request may lower are those of `config`, and `draft_token_num` is that of
-SGLang's `--speculative-num-draft-tokens`.
+They are keys of the sampling parameters' `custom_params` with the prefix `qspec_`. The keys are
+flat, because SGLang allows no nested objects there. Most are named after a setting in `config`;
+`draft_token_num` is named after SGLang's `--speculative-num-draft-tokens`. `guess` reads the keys
+of guesses.
 """
 
 from __future__ import annotations
@@ -18,30 +18,36 @@ from sglang_qspec.guess import GUESS_KEYS
 
 PREFIX = "qspec_"
 SOURCES = ("queue", "guess", "prompt", "output", "step")
-"""Where draft tokens may come from."""
+"""Sources of draft tokens."""
 
 
 @dataclass(frozen=True)
 class Controls:
-    """How one request is drafted for."""
+    """Settings of one request."""
 
     enabled: bool
-    """False: decode it plainly."""
+    """Whether to speculate; False decodes the request plainly."""
     sources: frozenset[str]
-    """Those of SOURCES that are used."""
+    """Draft sources that the request uses, a subset of SOURCES."""
     completions: int
+    """Number of completions to draft while the request waits."""
     draft_token_num: int
-    """Tokens that a pass verifies for it, at most; 1 is the committed one alone, without drafts."""
+    """Maximum number of tokens that a pass verifies, including the last committed token; 1 means no
+    drafts."""
     temperature: float
+    """Sampling temperature of the completions."""
     top_p: float
+    """Cumulative probability of the most likely tokens that completions are sampled from."""
     greedy_first: bool
+    """Whether the first completion is greedy."""
     max_completion_tokens: int
+    """Maximum length of a completion, in tokens."""
     return_provenance: bool
-    """Tell whose each of its output tokens is."""
+    """Whether the answer labels each output token with its draft source, or `target`."""
 
 
 def of_server(settings: QSpecConfig, draft_token_num: int = MAX_DRAFT_TOKENS) -> Controls:
-    """Of a request that asks for nothing; `draft_token_num` is the server's."""
+    """Controls of a request without `custom_params`; `draft_token_num` is the server's setting."""
     return Controls(
         enabled=True,
         sources=frozenset(SOURCES),
@@ -60,9 +66,9 @@ def read(
     settings: QSpecConfig,
     draft_token_num: int = MAX_DRAFT_TOKENS,
 ) -> Controls:
-    """The controls of a request with these `custom_params`; keys without our prefix are ignored.
+    """Controls of a request with these `custom_params`; keys without the prefix are ignored.
 
-    Raises RequestError that names the key, the value, and what is allowed.
+    Raises RequestError for an unknown key with the prefix, and for a value that is not allowed.
     """
     most = of_server(settings, draft_token_num)
     given = {
@@ -106,9 +112,9 @@ def _switch(value: object) -> bool:
 
 def _whole_up_to(high: int) -> Callable[[object], int]:
     def check(value: object) -> int:
-        # A bool is an int to isinstance, and no number here.
+        # isinstance would accept a bool as an int.
         if type(value) is not int or not 1 <= value <= high:
-            raise ValueError(f"a whole number from 1 to {high}, which is this server's setting")
+            raise ValueError(f"a whole number from 1 to {high}, the server's setting")
         return value
 
     return check
@@ -119,9 +125,9 @@ def _number_up_to(high: float) -> Callable[[object], float]:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not 0 <= value <= high  # nor is a NaN
+            or not 0 <= value <= high  # also false for NaN
         ):
-            raise ValueError(f"a number from 0 to {high:g}, which is this server's setting")
+            raise ValueError(f"a number from 0 to {high:g}, the server's setting")
         return float(value)
 
     return check

@@ -1,13 +1,14 @@
-"""Guesses that a client sends with its request.
+"""Guesses that a client sends with a request.
 
-In text, `<NGRAMGUESS>...</NGRAMGUESS>`: `split` takes the tags and what they enclose out of it. Out
-of band, two keys of the sampling parameters' `custom_params`, where SGLang allows no nested lists:
+A client encloses a guess in the text in `<NGRAMGUESS>...</NGRAMGUESS>`; `split` removes tags and
+guesses from the text. Or it sends guesses as keys of the sampling parameters' `custom_params`:
 
-- `qspec_guesses`: a string, or a list of strings. A request that has it is searched for no tags.
-- `qspec_guess_ids`: token ids, one flat list with None (null in JSON) between guesses. A list of
-  lists is accepted where a client can send one, and becomes a flat list.
+- `qspec_guesses`: a string, or a list of strings. With this key, tags in the text are literal.
+- `qspec_guess_ids`: token ids, one flat list with None (null in JSON) between guesses, as SGLang
+  allows no nested lists in `custom_params`. A list of lists is accepted where a client can send
+  one, and flattened.
 
-The caps count what a client sends: guesses, and the tokens of each guess as it was written.
+The limits count guesses and tokens as the client sent them.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ CLOSE_TAG = "</NGRAMGUESS>"
 GUESSES_KEY = "qspec_guesses"
 GUESS_IDS_KEY = "qspec_guess_ids"
 GUESS_KEYS = (GUESSES_KEY, GUESS_IDS_KEY)
-"""Keys of `custom_params`."""
+"""Keys of `custom_params` that hold guesses."""
 
 _TAG = re.compile("</?NGRAMGUESS>")
 
 
 @dataclass(frozen=True)
 class GuessLimits:
-    """Caps on the guesses that a client sends with one request.
+    """Limits on the guesses of one request, as the client sends them.
 
-    What is kept of guesses is capped elsewhere, by `trie.limits`.
+    `trie.limits` limits the draft tokens that are kept.
     """
 
     max_guesses: int = 64
+    """Maximum number of guesses."""
     max_tokens: int = 4096
-    """Of all its guesses together."""
+    """Maximum number of tokens in all guesses."""
     max_chars_per_token: int = 32
-    """Text of more characters than this times `max_tokens` is refused before it is tokenized."""
+    """Characters per token of `max_tokens`. Longer text is refused before it is tokenized."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -48,15 +50,16 @@ class GuessLimits:
 
     @property
     def max_chars(self) -> int:
+        """Maximum number of characters in all guesses."""
         return self.max_tokens * self.max_chars_per_token
 
     def check_number(self, number: int) -> None:
-        """Raise GuessError unless one request may have `number` guesses."""
+        """Raise GuessError if `number` guesses are too many for one request."""
         if number > self.max_guesses:
             raise GuessError(f"there are {number} guesses; at most {self.max_guesses} are allowed")
 
     def check_texts(self, guesses: Sequence[str]) -> None:
-        """Raise GuessError unless one request may have these guesses, as far as text can tell."""
+        """Raise GuessError if one request's guesses are too many or have too many characters."""
         self.check_number(len(guesses))
         chars = sum(map(len, guesses))
         if chars > self.max_chars:
@@ -66,7 +69,7 @@ class GuessLimits:
             )
 
     def check_tokens(self, tokens: int) -> None:
-        """Raise GuessError unless the guesses of one request may have `tokens` tokens together."""
+        """Raise GuessError if all guesses of one request have too many tokens."""
         if tokens > self.max_tokens:
             raise GuessError(
                 f"the guesses have {tokens} tokens together; at most {self.max_tokens} are allowed"
@@ -74,11 +77,11 @@ class GuessLimits:
 
 
 def split(text: str, limits: GuessLimits) -> tuple[str, list[str]]:
-    """The text without tags and guesses, and the guesses in their order.
+    """Return the text without tags and guesses, and the guesses in order of appearance.
 
-    Nothing else of the text changes, white space next to a tag included. Raises GuessError for
-    tags that do not pair up or nest, for a blank guess, for text in which taking the guesses out
-    would leave or form a tag, and for guesses over a cap.
+    The other text does not change; white space next to a tag stays. Raises GuessError for unpaired
+    or nested tags, a blank guess, guesses over a limit, and text that contains a tag after the
+    guesses are removed.
     """
     if OPEN_TAG not in text and CLOSE_TAG not in text:
         return text, []
@@ -120,17 +123,17 @@ def split(text: str, limits: GuessLimits) -> tuple[str, list[str]]:
     if formed is not None:
         raise GuessError(
             f"without its guesses the text has {formed.group()} at character {formed.start()}; "
-            f"no tag may remain, so change the text, or send the guesses as {GUESSES_KEY} in "
+            f"no tag may remain: change the text, or send the guesses as {GUESSES_KEY} in "
             f"custom_params"
         )
     return rest, guesses
 
 
 def read_guess_texts(value: object) -> list[str]:
-    """The guesses in the value of `qspec_guesses`.
+    """Read the guesses in the value of `qspec_guesses`.
 
-    Raises GuessError unless it is a string or a list of strings, none of them blank. An empty
-    list is allowed: no guesses, and no tags either.
+    An empty list is allowed. Raises GuessError unless `value` is a string or a list of strings,
+    none of them blank.
     """
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
@@ -148,10 +151,11 @@ def read_guess_texts(value: object) -> list[str]:
 
 
 def read_guess_ids(value: object, vocab_size: int) -> list[list[int]]:
-    """The guesses in the value of `qspec_guess_ids`, each a list of token ids below `vocab_size`.
+    """Read the guesses in the value of `qspec_guess_ids`, each a list of token ids.
 
     `value` is a list of lists of token ids, or one flat list with None between the guesses.
-    Raises GuessError for anything else, and for an empty guess.
+    Raises GuessError for any other value, for an empty guess, and for a token id that is not below
+    `vocab_size`.
     """
     if not isinstance(value, list | tuple) or not value:
         raise GuessError(
@@ -166,7 +170,7 @@ def read_guess_ids(value: object, vocab_size: int) -> list[list[int]]:
             raise GuessError(f"guess {number} in {GUESS_IDS_KEY} is empty")
         guess: list[int] = []
         for item in group:
-            # A bool is an int to isinstance, and no token id.
+            # isinstance would accept a bool as an int.
             if type(item) is not int or not 0 <= item < vocab_size:
                 raise GuessError(
                     f"guess {number} in {GUESS_IDS_KEY} holds {_shown(item)}, but a token id must "
@@ -178,7 +182,7 @@ def read_guess_ids(value: object, vocab_size: int) -> list[list[int]]:
 
 
 def flatten(guesses: Sequence[Sequence[int]]) -> list[int | None]:
-    """The flat form of guesses, for `custom_params`; `read_guess_ids` reads it."""
+    """Return the flat form of guesses for `custom_params`, which `read_guess_ids` reads."""
     flat: list[int | None] = []
     for number, guess in enumerate(guesses):
         if number:

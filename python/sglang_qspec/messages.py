@@ -1,14 +1,14 @@
-"""Every message on the wire between a server and its sidecar.
+"""All messages between a server and its sidecar.
 
     server  ->  sidecar     Hello, Submit, Admit, Commits, Close, Ping
     sidecar ->  server      Welcome, Refusal, Drafted, Gap, Declined, Heartbeat
 
-Messages are tagged msgspec structs in msgpack, one to a ZMQ frame. Fields are only ever appended,
-with a default. Token ids are the target's; lengths are in tokens.
+Each message is a tagged msgspec struct, encoded as msgpack in one ZMQ frame. New fields are
+appended, with a default. Token ids are the target's; lengths are in tokens.
 
-Requests are named by `submission`, a number that the server mints for each Submit and never uses
-twice. A client's request id never travels: it has any length and any characters, and a client may
-use it again. A draft for a closed submission therefore cannot reach a later request.
+`submission` identifies a request. The server assigns a new number to each Submit and never reuses
+one, so a late draft for a closed submission cannot reach a later request. Client request ids are
+not sent: they have any length and any characters, and a client may reuse them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PROTOCOL = 2
 MAX_FROM_SIDECAR_BYTES = 64 << 10
 """Maximum size of a frame to a server, in bytes. The scheduler's thread decodes these frames."""
 MAX_DRAFTED_TOKENS = 512
-"""Maximum number of tokens in one `Drafted`; a longer draft travels in several messages."""
+"""Maximum number of tokens in one `Drafted`; a longer draft is sent in several messages."""
 MAX_DRAWN_TOKENS = 32
-"""Maximum number of tokens in one `Drafted` that comes with `candidates`."""
+"""Maximum number of tokens in one `Drafted` that has `candidates`."""
 MAX_CANDIDATES = 64
 """Maximum number of candidates sent with each token of a step draft."""
 MAX_COMMITS = 256
@@ -33,221 +33,236 @@ MAX_COMMIT_TOKENS = 4096
 MAX_LOOKAHEAD = 64
 """Maximum number of tokens that a step draft runs ahead of the committed output."""
 MIN_TEMPERATURE = 1e-6
-"""Lowest temperature that is not 0. SGLang takes a lower one for greedy decoding."""
+"""Lowest temperature other than 0. SGLang decodes greedily at a lower temperature."""
 MAX_STOP_TOKENS = 1024
-"""Maximum number of stop tokens in one `Submit`; a server leaves out the others."""
+"""Maximum number of stop tokens in one `Submit`; the server omits any further stop tokens."""
 MAX_SUBMISSIONS = 16384
-"""Maximum number of open submissions of one server; the server holds the others back."""
+"""Maximum number of open submissions of one server; the server holds back further requests."""
 
 
 def max_to_sidecar_bytes(context_len: int) -> int:
-    """Maximum size of a frame to a sidecar with this context length, in bytes.
+    """Maximum size, in bytes, of a frame to a sidecar with this context length.
 
-    A token takes at most five bytes; the constant part holds the other fields of a `Submit`, and
-    the largest `Commits`.
+    A token takes at most five bytes. The constant covers the other fields of a `Submit`, and the
+    largest `Commits`.
     """
     return (128 << 10) + 6 * context_len
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Opens the link. Sent again whenever the sidecar may have been replaced."""
+    """Opens a session. The server sends it again when the sidecar may have been replaced."""
 
     protocol: int
     vocab_size: int
     fingerprint: str
     """Digest of the target's tokenizer (`link.fingerprint`)."""
     number: int = 0
-    """Grows with every Hello; the answer repeats it, and any other answer is ignored."""
+    """Sequence number. `Welcome` repeats it; the server ignores a Welcome with another number."""
 
 
 class SeededSampling(msgspec.Struct, frozen=True):
-    """Sampling seed and filters of a sampled request; its drafts are drawn with them, too.
+    """Sampling seed and filters of a sampled request, used by both target and sidecar.
 
-    Target and sidecar take the Gumbel maximum with the noise that `seed` and a token's position
-    give (`verify.sample`), so that they agree wherever their distributions nearly do.
+    Both take the Gumbel arg max with noise derived from `seed` and the token's position
+    (`verify.sample`), so they choose the same token wherever their distributions nearly agree.
 
     With `probabilities` the target accepts step drafts by rejection sampling (`verify.rejection`).
-    The sidecar then ignores `seed`, which the server does not tell: it draws step drafts alone,
-    with random numbers of its own, and sends the `Candidates` of each of their tokens.
+    The server then sends 0 as the seed. The sidecar samples step drafts with its own random
+    numbers and sends the `Candidates` of each token; its first completion is greedy.
     """
 
     seed: int
     temperature: float
     top_k: int = 1 << 30
-    """Likeliest tokens that are drawn from; the default stands for all."""
+    """Number of most likely tokens that are sampled from; the default means all tokens."""
     top_p: float = 1.0
+    """Cumulative probability of the most likely tokens that are sampled from; 1 means all."""
     min_p: float = 0.0
+    """Minimum probability of a token, relative to the most likely token; 0 means no minimum."""
     probabilities: bool = False
+    """Whether the target accepts step drafts by rejection sampling, and needs `Candidates`."""
 
 
 class Candidates(msgspec.Struct, frozen=True):
-    """All tokens that a drafted one might have been, and how likely each of them was."""
+    """The distribution that the sidecar sampled one draft token from."""
 
     token_ids: list[int]
-    """Different ones, `MAX_CANDIDATES` at most."""
+    """Distinct token ids, the draft token among them; at most `MAX_CANDIDATES`."""
     probs: list[float]
     """Probability of each candidate, over 0; the sum is 1 within `frame.MAX_ROUNDING`."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Draft `completions` continuations of `token_ids`; with none, only follow its `Commits`."""
+    """Asks for `completions` drafts that continue `token_ids`, and for step drafts after Commits.
+
+    With 0 completions the sidecar only drafts steps.
+    """
 
     submission: int
     token_ids: list[int]
     """Prompt followed by the output committed so far; at least one token."""
     base_len: int
-    """How many of `token_ids` are committed output."""
+    """Length of the committed output in `token_ids`, in tokens."""
     max_new_tokens: int
-    """Longest useful completion."""
+    """Maximum useful length of a completion, in tokens."""
     completions: int
+    """Number of completions to draft."""
     temperature: float
-    """Of the completions that are sampled."""
+    """Temperature of the sampled completions; 0 makes them greedy."""
     stop_token_ids: list[int] = []
-    """A completion ends after any of these."""
+    """A completion ends after any of these tokens."""
     ignore_eos: bool = False
-    """The draft model's end-of-sequence tokens do not end a completion."""
+    """Whether completions continue after the draft model's end-of-sequence tokens."""
     top_p: float = 1.0
-    """Sampled completions keep to the likeliest tokens that have this much probability together."""
+    """Cumulative probability of the most likely tokens that completions are sampled from."""
     greedy_first: bool = True
-    """The first completion is greedy, or drawn with `seeded`; otherwise all are sampled."""
+    """Whether the first completion is greedy, or drawn with `seeded`. If False, all completions
+    are sampled."""
     rank: tuple[int, int] = (0, 0)
-    """Requests of a smaller rank are served sooner, whenever they came; those of one rank in the
-    order of their Submits."""
+    """Rank in the server's queue. The server serves requests of a smaller rank first, and requests
+    of equal rank in the order of their Submits."""
     seeded: SeededSampling | None = None
-    """Of its first completion and its step drafts; without, they are greedy."""
+    """Sampling seed and filters of the first completion and the step drafts; None makes them
+    greedy."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
-    """The request waits no longer: those that do come first."""
+    """The target has begun to serve the request: complete the drafts of waiting requests first."""
 
     submission: int
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """Output that the target has committed for one request since the server's last report."""
+    """Output that the target committed for one request since the server's last report."""
 
     submission: int
     base_len: int
-    """Committed output length before `token_ids`."""
+    """Length of the committed output before `token_ids`, in tokens."""
     token_ids: list[int]
-    """At least one token. Tokens that the sidecar knows already are skipped; where tokens between
-    those and these are missing, it answers with a `Gap`."""
+    """Committed tokens, at least one. The sidecar skips tokens that it already has. If `base_len`
+    is beyond the output that it has, it answers with a `Gap`."""
     max_new_tokens: int
-    """How far to draft ahead of it, in tokens; at most MAX_LEAD."""
+    """Number of tokens to draft ahead of the committed output; at most MAX_LOOKAHEAD."""
 
 
 class Commits(msgspec.Struct, frozen=True, tag="commits"):
-    """What these requests have committed in a pass: draft on from there, before all else."""
+    """Output of several requests, to draft from before any other work."""
 
     requests: list[Commit]
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """The request finished or aborted: stop working on it."""
+    """The request has finished or was aborted; the sidecar drops it."""
 
     submission: int
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Asks for a `Heartbeat`; sent about once a second, so that the sidecar knows who is alive."""
+    """Asks for a `Heartbeat`, and shows that the server is alive; sent about once a second."""
 
     number: int = 0
-    """Grows with every Ping."""
+    """Sequence number, which the Heartbeat repeats as `answers`."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Answers `Hello`: drafts may be asked for."""
+    """Answers `Hello`: the sidecar accepts the server."""
 
     protocol: int
     model: str
     """Display name of the draft model."""
     vocab_size: int
     context_len: int
-    """Longest prompt plus completion that the draft model takes."""
+    """Context length of the draft model: maximum length of prompt and completion, in tokens."""
     session: str = ""
-    """Names this stay of the server at this sidecar; a new one means that earlier work is gone."""
+    """Identifies the session of this server. If it changes, the sidecar has none of the earlier
+    submissions."""
     number: int = 0
-    """The `number` of the Hello that this answers."""
+    """`number` of the Hello that this message answers."""
     max_text_tokens: int = 1 << 31
-    """Maximum number of `Submit.token_ids` that the sidecar keeps for one server, over all open
-    submissions; the server holds the others back."""
+    """Maximum number of `Submit.token_ids` that the sidecar keeps for one server, summed over its
+    open submissions. The server holds back further requests."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """Answers `Hello`: this pair of models must not work together."""
+    """Answers `Hello`: the sidecar does not accept the server."""
 
     reason: str
+    """Why, in words for the server's log: a protocol or model mismatch, or too many servers."""
 
 
 class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
-    """More tokens of one completion, streamed as they come."""
+    """New tokens of one completion."""
 
     submission: int
     completion: int
-    """Which of the request's completions; 0 is the likely one, if any is. Numbers from
-    `config.MAX_COMPLETIONS` on are step drafts, each of which takes the place of the last; what
-    follows `Commits`."""
+    """Number of the completion within the request. 0 is the greedy completion, or the one drawn
+    with the request's own seed, if the request has one. Numbers from `config.MAX_COMPLETIONS` on
+    are step drafts; each replaces the previous step draft."""
     base_len: int
-    """Committed output length that the completion continues from."""
+    """Length of the committed output that the completion continues, in tokens."""
     start: int
     """Position of the first of `token_ids` within the completion."""
     token_ids: list[int]
-    """At most MAX_DRAFTED_TOKENS."""
+    """New tokens; at most MAX_DRAFTED_TOKENS."""
     finished: bool = False
-    """No more tokens of this completion will come; of a step draft, none until the next commit. Of
-    steps this is said after each commit on which no draft goes on, with `token_ids` empty."""
+    """Whether the completion is complete; for a step draft, complete until the next Commit. If no
+    step draft continues after a Commit, the sidecar sends this with empty `token_ids`."""
     known_len: int = 0
-    """Of a step draft: the committed output length that the sidecar knew of when it sent this. What
-    is `finished` before the sidecar has read a commit goes on once it has."""
+    """For step drafts, length of the committed output that the sidecar had when it sent this
+    message. A step draft that `finished` may continue once the sidecar reads a later Commit."""
     candidates: list[Candidates] = []
     """Candidates of each of `token_ids`; empty unless `SeededSampling.probabilities` is set."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap"):
-    """Answers a `Commit` that the sidecar cannot apply: it asks for what it lacks."""
+    """Answers a `Commit` that the sidecar cannot apply, because it lacks earlier output."""
 
     submission: int
     known_len: int | None
-    """Committed output length that the sidecar knows: the next Commit must start there. None if it
-    does not know the submission: the server must submit the request anew."""
+    """Length of the committed output that the sidecar has; the next Commit must start there. None
+    if it does not have the submission; the server must then submit the request again."""
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined"):
-    """The sidecar keeps nothing of this submission: the server must not ask again at once."""
+    """The sidecar has dropped this submission, and does not draft for it."""
 
     submission: int
     reason: str
+    """Why, in words for the server's log."""
     retry: bool = False
-    """The sidecar is full: the server may ask again when some of its submissions have ended."""
+    """Whether the server may submit the request again, once some of its submissions have ended and
+    the sidecar has room."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The sidecar is alive, and how busy it is."""
+    """Answers `Ping` with the load and the counters of the sidecar."""
 
     requests: int
-    """Requests with unfinished completions, over all servers."""
+    """Requests with unfinished drafts, over all servers."""
     rows: int
-    """Completions being drafted right now."""
+    """Completions that the latest pass advanced; 0 when the sidecar is idle."""
     drafted_tokens: int
     """Tokens drafted since the sidecar started."""
     dropped_messages: int
-    """Messages that a slow server's full queue has cost since the sidecar started."""
+    """Messages dropped since the sidecar started, because a server's queue was full or the server
+    had disconnected."""
     answers: int = 0
-    """The `number` of the Ping that this answers: all that was sent before it has been read."""
+    """`number` of the Ping that this message answers; the sidecar has read all earlier messages."""
     step_passes: int = 0
     """Passes of the draft model that advanced step drafts, since the sidecar started."""
     step_tokens: int = 0
-    """Step draft tokens that they gave."""
+    """Step draft tokens that the `step_passes` produced."""
     step_seconds: float = 0.0
-    """Seconds that they took together."""
+    """Total duration of the `step_passes`, in seconds."""
     step_times: list[tuple[float, float]] = []
-    """What such a pass takes lately: (completions advanced, seconds), from small to large."""
+    """Recent mean duration of a step pass by its size: (completions advanced, seconds), smallest
+    size first."""
     texts: int = 0
-    """Different texts that the sidecar keeps, over all servers."""
+    """Number of distinct prompts that the sidecar keeps, over all servers."""
     kv_rows: int = 0
-    """Rows of the draft model's KV that are open."""
+    """Number of open rows of the draft model's KV."""
     kv_tokens: int = 0
-    """Tokens of KV that these rows hold."""
+    """Number of KV slots that the open rows hold."""
 
 
 ToSidecar = Hello | Submit | Admit | Commits | Close | Ping

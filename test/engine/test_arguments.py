@@ -213,7 +213,7 @@ def test_an_endpoint_and_a_draft_model_exclude_each_other(models: DemoModels) ->
         ({"SGLANG_QSPEC_COMPLETIONS": "0"}, "SGLANG_QSPEC_COMPLETIONS is '0'.*from 1 to 64"),
         ({"SGLANG_QSPEC_COMPLETION": "4"}, "SGLANG_QSPEC_COMPLETION is not a setting"),
         ({"SGLANG_QSPEC_TEMPERATURE": "hot"}, "'hot', but must be a number from 0 to 2"),
-        ({"SGLANG_QSPEC_CORES": "1-0"}, "a list of processor numbers"),
+        ({"SGLANG_QSPEC_CORES": "1-0"}, "a list of CPU numbers"),
         ({"SGLANG_QSPEC_ENDPOINT": "localhost:1"}, "ipc://PATH or tcp://HOST:PORT"),
         ({"SGLANG_QSPEC_ENDPOINT": "tcp://localhost:1"}, "--speculative-qspec-key-file"),
         ({"SGLANG_QSPEC_MAX_TOTAL_TOKENS": "1024"}, "max-request-tokens"),
