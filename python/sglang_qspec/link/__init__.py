@@ -1,7 +1,7 @@
-"""Both ends of the wire between a server and its sidecar, and a fake of it in one process.
+"""Connection between a server and its sidecar.
 
-The server's end is a `Link`: `SidecarLink` over ZMQ, or `FakeSidecarLink`. The sidecar's end is a
-`LinkServer`. This is the only package that knows ZMQ.
+The server uses a `Link`: `SidecarLink` over ZMQ, or `FakeSidecarLink` within one process. The
+sidecar uses a `LinkServer`. No other package imports ZMQ.
 """
 
 from sglang_qspec.link.client import SidecarLink

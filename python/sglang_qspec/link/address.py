@@ -1,7 +1,7 @@
-"""Which addresses the two ends of a link may meet at.
+"""Checks the address of an endpoint, on the server and on the sidecar.
 
-A unix socket is as private as its directory, so that has to be private (`directory`). TCP is only
-for those who hold the key file.
+A unix socket is only as private as its directory, so the directory must be private (`directory`).
+A tcp endpoint needs a key file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _TCP_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.*-]+):(?P<port>\d
 
 
 def check_connect(endpoint: str, keys: Keys | None) -> None:
-    """Whether a server may connect to `endpoint`. Raises LinkError that says what is allowed.
+    """Raise LinkError unless a server may connect to `endpoint`.
 
-    An ipc directory may be absent, as the sidecar may start later, unless others could make it.
+    The directory of an ipc endpoint may be absent, because the sidecar may start later, unless
+    other users could create it.
     """
     if endpoint.startswith(IPC):
         check_private_or_absent(endpoint, os.path.dirname(_ipc_path(endpoint)))
@@ -37,10 +38,10 @@ def check_connect(endpoint: str, keys: Keys | None) -> None:
 
 
 def check_bind(endpoint: str, keys: Keys | None) -> None:
-    """Whether a sidecar may bind `endpoint`. Raises LinkError that says what is allowed.
+    """Raise LinkError unless a sidecar may bind `endpoint`.
 
-    ZMQ would remove whatever file lies at an ipc path, and take the path away from a sidecar that
-    is listening there: neither is allowed.
+    ZMQ would delete any file at an ipc path, and take over the path of a sidecar that listens
+    there. Both are refused.
     """
     if not endpoint.startswith(IPC):
         _tcp_address(endpoint, keys)
@@ -52,7 +53,7 @@ def check_bind(endpoint: str, keys: Keys | None) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise LinkError(f"the endpoint is {endpoint!r}, but a file that is no socket is there")
+        raise LinkError(f"the endpoint is {endpoint!r}, but the file there is no socket")
     if _someone_listens(path):
         raise LinkError(f"the endpoint is {endpoint!r}, but another process listens there")
 
@@ -79,8 +80,8 @@ def _tcp_address(endpoint: str, keys: Keys | None) -> tuple[str, str]:
         raise LinkError(f"the endpoint is {endpoint!r}, but a port is a number from 1 to 65535")
     if keys is None:
         raise LinkError(
-            f"the endpoint is {endpoint!r}, and a tcp endpoint needs a key file: the link is "
-            "authenticated (`qspec keys PATH` writes one)"
+            f"the endpoint is {endpoint!r}, but a tcp endpoint needs a key file: write one "
+            "with `qspec keys PATH`, and give it to both ends"
         )
     return host, port
 
@@ -93,6 +94,6 @@ def _someone_listens(path: str) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            # Full, or not ours: someone is there in any case.
+            # The listener's queue is full, or the socket belongs to another user.
             return True
     return True

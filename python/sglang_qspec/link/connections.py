@@ -1,15 +1,15 @@
-"""Bounds the open connections of the sidecar's socket.
+"""Limits the open connections of the sidecar's socket.
 
 ZMQ accepts every connection, and each takes a file descriptor. When no descriptor is free, ZMQ's
-thread retries without a pause on tcp, and aborts the process on ipc. So `Connections` closes
-connections on which no server is served when there are more than a limit.
+thread retries without a pause on tcp, and aborts the process on ipc. When more connections than a
+limit are open, `Connections` therefore closes connections that serve no server.
 
-It chooses them at random. Of n such connections, a server that has just connected loses its own
-with a probability of 1/n, and connects again. If the oldest were closed first, a fast flood would
-close every connection before its handshake ends.
+It chooses them at random: among n connections, a server that has just connected loses its own with
+a probability of 1/n, and connects again. If the oldest were closed first, a fast flood would close
+every connection before its handshake ends.
 
-Between two looks ZMQ accepts 1001 connections at most: so many events fit into the queue of its
-monitor, and ZMQ's thread waits while the queue is full.
+Between two calls of `look` ZMQ accepts at most 1001 connections: its monitor queue holds this
+number of events, and ZMQ's thread waits while the queue is full.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from sglang_qspec.link import descriptors
 from sglang_qspec.link.disconnector import Disconnector
 
 HANDSHAKE_S = 5.0
-"""ZMQ closes a connection whose handshake takes longer. The sidecar answers the gate's question
-between two passes of the draft model, so this is longer than a pass."""
+"""Maximum duration of a handshake, after which ZMQ closes the connection. It is longer than a pass
+of the draft model, because the sidecar answers authentication requests between two passes."""
 MAX_CONNECTIONS = 512
-"""Open connections, at most: twice the number of servers that a sidecar serves."""
+"""Maximum number of open connections: twice the maximum number of servers of a sidecar."""
 
 _MONITOR = "inproc://connections"
 # Not ACCEPT_FAILED: without a free descriptor ZMQ sends it over and over.
 _WATCHED = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _CLOSE_S = 1.0
-"""Longest wait for ZMQ's thread to stop listening."""
+"""Maximum wait for ZMQ's thread to stop listening."""
 
 
 class Connections:
-    """Knows the open connections of a ROUTER socket, and reads the socket's messages.
+    """Tracks the open connections of a ROUTER socket, and reads its messages.
 
-    It has no thread: its owner calls `look` whenever `socket` is readable.
+    It has no thread: the owner calls `look` when `socket` is readable.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes]) -> None:
-        """Watch `router`, which is not bound yet."""
+        """Watch `router`, which must not be bound yet."""
         self.limit = min(MAX_CONNECTIONS, descriptors.spare())
-        """Open connections, at most."""
+        """Maximum number of open connections."""
         self._router = router
         self._open: set[int] = set()
-        """File descriptors of the connections, without those that are being closed."""
+        """File descriptors of the open connections, except those that are being closed."""
         self._kept: dict[bytes, int] = {}
-        """File descriptor of each connection on which a server is served, by routing id."""
+        """File descriptor of each connection that serves a server, by routing id."""
         self._latest: tuple[bytes, int] | None = None
-        """Routing id and file descriptor of the latest message that came on another connection."""
+        """Routing id and file descriptor of the latest message on any other connection."""
         self._disconnector = Disconnector()
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         router.monitor(_MONITOR, _WATCHED)
@@ -63,35 +63,35 @@ class Connections:
 
     @property
     def count(self) -> int:
-        """Number of open connections, as of the last look."""
+        """Number of open connections at the last `look`."""
         return len(self._open)
 
     def receive(self) -> list[bytes]:
-        """The next message, its routing id first. Raises zmq.Again if there is none."""
+        """Return the frames of the next message, routing id first; zmq.Again if there is none."""
         routing_id = self._router.recv(zmq.NOBLOCK)
         if routing_id in self._kept:
             return [routing_id, *self._router.recv_multipart(zmq.NOBLOCK)]
-        # Only a frame that is not copied knows its connection; reading it takes 4 us longer.
+        # Only an uncopied frame gives its connection's descriptor; reading one takes 4 us longer.
         frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         self._latest = routing_id, int(frames[0].get(zmq.SRCFD))
         return [routing_id, *(frame.bytes for frame in frames)]
 
     def keep(self, routing_id: bytes) -> None:
-        """Keep the connection that the latest message came on open: its server is served."""
+        """Protect the connection of the latest message, as its server is now served."""
         if self._latest is None or self._latest[0] != routing_id:
             return
         descriptor = self._latest[1]
-        # An unread event may concern an earlier connection of the same descriptor.
+        # An unread event may concern an earlier connection with the same descriptor.
         self._read_events()
         if descriptor in self._open:
             self._kept[routing_id] = descriptor
 
     def release(self, routing_id: bytes) -> None:
-        """The server of this routing id is no longer served."""
+        """End the protection of the connection, as its server is no longer served."""
         self._kept.pop(routing_id, None)
 
     def look(self) -> int:
-        """Learn of new and ended connections; close those over the limit, and return how many."""
+        """Read connection events, close connections over the limit, and return their number."""
         self._read_events()
         surplus = self.count - self.limit
         if surplus <= 0:
@@ -109,7 +109,7 @@ class Connections:
         if self.socket.closed:
             return
         if endpoint := self._router.getsockopt_string(zmq.LAST_ENDPOINT):
-            # While ZMQ's thread waits for room in the queue, the monitor cannot be disabled.
+            # The monitor cannot be disabled while ZMQ's thread waits for room in its queue.
             self._router.unbind(endpoint)
             deadline = time.monotonic() + _CLOSE_S
             while not self._read_events() and time.monotonic() < deadline:
@@ -119,7 +119,7 @@ class Connections:
         self._disconnector.close()
 
     def _read_events(self) -> bool:
-        """Whether ZMQ has stopped listening."""
+        """Read all monitor events; return whether ZMQ has stopped listening."""
         stopped = False
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self.socket, zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""A DEALER socket with its monitor: frames in, frames out, and whether anybody is connected."""
+"""The server's DEALER socket, with a monitor that shows whether it is connected."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sglang_qspec.link.keys import Keys
 from sglang_qspec.messages import MAX_FROM_SIDECAR_BYTES
 
 SEND_QUEUE = 8192
-"""Messages waiting for a slow sidecar, at most; a burst of arrivals must fit."""
+"""Maximum number of messages queued for a slow sidecar; a burst of arrivals must fit."""
 RECEIVE_QUEUE = 4096
-"""Messages waiting for a busy scheduler, at most; a draft's chunk takes about 100 bytes, and no
-frame more than MAX_FROM_SIDECAR_BYTES, so that the queue takes 256 MiB at the very most. What does
-not fit waits at the sidecar."""
+"""Maximum number of messages queued for a busy scheduler; further messages wait at the sidecar. A
+typical Drafted takes 100 bytes and no frame takes more than MAX_FROM_SIDECAR_BYTES, so the queue
+takes at most 256 MiB."""
 RECONNECT_MS = (50, 1000)
-"""First and longest wait between attempts to connect."""
+"""First and longest wait between attempts to connect, in ms."""
 PULSE_MS = (2000, 15000)
-"""ZMQ's own heartbeat, answered by the other process's io thread even while that process is busy:
-interval, and the silence after which the connection is closed. Finds hosts that vanished."""
+"""Interval of ZMQ's own heartbeat, and the silence after which ZMQ closes the connection, in ms. It
+detects vanished hosts. The peer's io thread answers it even while its process is busy."""
 
-# Plain integers: arithmetic on ZMQ's enums costs as much as a whole look at the socket.
+# Plain integers, as arithmetic on ZMQ's enums takes as long as polling the socket.
 _NOBLOCK = int(zmq.NOBLOCK)
 _EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
@@ -37,14 +37,14 @@ _WATCHED = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED) | _FAILUR
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to the connection since the last look."""
+    """Changes of the connection since the last `watch`."""
 
     lost: bool
-    """A connection ended; what was queued on it is gone."""
+    """Whether a connection ended; messages queued on it are gone."""
     made: bool
-    """There is a new connection."""
+    """Whether there is a new connection."""
     failures: tuple[str, ...]
-    """Attempts that failed in ZMQ's handshake, by the name of ZMQ's event."""
+    """Names of the ZMQ events of failed handshakes."""
 
 
 class Dealer:
@@ -58,7 +58,7 @@ class Dealer:
         self._open()
 
     def send(self, frame: bytes) -> bool:
-        """Queue a frame; False when the queue is full or nobody is connected."""
+        """Queue a frame; False if the queue is full or there is no connection."""
         try:
             self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
@@ -67,19 +67,18 @@ class Dealer:
 
     @property
     def readable(self) -> bool:
-        """Whether a frame waits. Cheaper than a `receive` in vain, which is an exception inside."""
+        """Whether a frame waits. An empty `receive` costs more, as it handles an exception."""
         return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def receive(self) -> bytes | None:
-        """The next frame, or None. A message of several frames, which no sidecar sends, is read
-        as so many messages."""
+        """Return the next frame, or None. Each frame of a multipart message counts as a message."""
         try:
             return self._socket.recv(_NOBLOCK)
         except zmq.Again:
             return None
 
     def watch(self) -> Change:
-        """Read what the monitor saw, and update `connected`."""
+        """Read the events of the monitor, and update `connected`."""
         lost = made = False
         failures = []
         while int(self._monitor.getsockopt(_EVENTS)) & _READABLE:
@@ -93,7 +92,7 @@ class Dealer:
         return Change(lost, made, tuple(failures))
 
     def reopen(self) -> None:
-        """A new socket, where ZMQ gave the old one's connection up."""
+        """Replace the socket, after ZMQ has stopped reconnecting it."""
         self._shut()
         self._open()
 
@@ -105,7 +104,7 @@ class Dealer:
         self.connected = False
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        # Nothing queues up for a sidecar that is not there, to surprise the next one.
+        # Queue nothing while disconnected, so that a new sidecar gets no stale messages.
         self._socket.immediate = 1
         self._socket.sndhwm = SEND_QUEUE
         self._socket.rcvhwm = RECEIVE_QUEUE
@@ -122,6 +121,6 @@ class Dealer:
 
     def _shut(self) -> None:
         self._socket.disable_monitor()
-        # A socket left open would have `term` wait for it.
+        # `term` would wait for an open socket.
         self._monitor.close(linger=0)
         self._socket.close(linger=0)

@@ -1,4 +1,4 @@
-"""The process's file descriptors: how many it may have open, and how many connections may take."""
+"""Limit of the process's file descriptors, and the share of them for connections."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _NO_LIMIT = 1 << 20
 
 
 def raise_limit() -> None:
-    """Raise this process's limit of open files as far as it may without privileges."""
+    """Raise this process's soft limit of open files to its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def spare() -> int:
-    """Number of file descriptors that connections may take: half of the free ones.
+    """Number of file descriptors for connections: half of the free ones.
 
-    The other half is for the process's own files, and for connections that are accepted before
-    their number is looked at.
+    The other half is for the process's own files, and for connections that ZMQ accepts between two
+    checks of the limit.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _NO_LIMIT if soft == resource.RLIM_INFINITY else soft

@@ -1,7 +1,7 @@
-"""Which directories are private enough for a unix socket: those that only this user can enter.
+"""Checks that only this user can enter the directory of a unix socket.
 
-ZMQ gives its sockets the mode that the umask leaves, so whoever can enter the directory may be able
-to connect. Whoever can write to a directory above it could put another directory in its place.
+The umask decides the mode of ZMQ's sockets, so a user who can enter the directory may be able to
+connect. A user who can write to a parent directory could replace the directory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import stat
 from sglang_qspec.errors import LinkError
 
 _MAX_LINKS = 40
-"""Symbolic links that are followed on the way to a directory, at most; as in Linux."""
+"""Maximum number of symbolic links in the path of a directory; the same as in Linux."""
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_private(endpoint: str, directory: str) -> None:
-    """Raises LinkError unless `directory`, which holds the socket of `endpoint`, is private.
+    """Raise LinkError unless `directory`, which holds the socket of `endpoint`, is private.
 
-    It has to belong to this user and to have the mode 0700. No other user may be able to exchange
-    it, or a symbolic link on the way to it.
+    It must belong to this user and have a mode without access for group and others. No other user
+    may be able to replace it, or a symbolic link in its path.
     """
     try:
         real = _resolve(endpoint, directory)
@@ -46,7 +46,7 @@ def check_private(endpoint: str, directory: str) -> None:
 
 
 def check_private_or_absent(endpoint: str, directory: str) -> None:
-    """Like `check_private`, but `directory` may be absent if no other user can make it."""
+    """Like `check_private`, but `directory` may be absent if no other user can create it."""
     try:
         _resolve(endpoint, directory)
     except FileNotFoundError as error:
@@ -63,7 +63,7 @@ def check_private_or_absent(endpoint: str, directory: str) -> None:
 
 
 def check_parent(endpoint: str, parent: str) -> None:
-    """Raises LinkError if other users can exchange a directory that this user makes in `parent`."""
+    """Raise LinkError if another user can replace a directory that this user makes in `parent`."""
     try:
         _check_above(endpoint, _resolve(endpoint, os.path.abspath(parent)))
     except OSError as error:
@@ -71,10 +71,10 @@ def check_parent(endpoint: str, parent: str) -> None:
 
 
 def _resolve(endpoint: str, directory: str) -> str:
-    """The path of `directory` without symbolic links.
+    """Return the path of `directory` without symbolic links.
 
-    Raises LinkError if another user can exchange a step of the way, and OSError if a step is
-    missing, then with the path of the step, or cannot be followed.
+    Raises LinkError if another user can replace a component of the path. Raises OSError if a
+    component is missing (with its path) or cannot be followed.
     """
     steps = directory.split("/")[::-1]
     path = "/"
@@ -93,7 +93,7 @@ def _resolve(endpoint: str, directory: str) -> str:
             if status.st_uid not in (0, os.geteuid()):
                 raise LinkError(
                     f"the endpoint is {endpoint!r}, but {path!r} is a symbolic link of user "
-                    f"{status.st_uid}, who can let it point elsewhere"
+                    f"{status.st_uid}, who can change its target"
                 )
             links += 1
             if links > _MAX_LINKS:
@@ -109,7 +109,7 @@ def _check_above(endpoint: str, directory: str) -> None:
     if mode & _WRITABLE and not mode & stat.S_ISVTX:
         name = shlex.quote(directory)
         raise LinkError(
-            f"the endpoint is {endpoint!r}, but other users can write to {directory!r}, and so "
-            f"exchange what lies in it: run `chmod go-w {name}`, or `chmod +t {name}` if it is "
-            "meant for all users"
+            f"the endpoint is {endpoint!r}, but other users can write to {directory!r}, and "
+            f"replace its contents: run `chmod go-w {name}`, or `chmod +t {name}` if all users "
+            "are to write to it"
         )

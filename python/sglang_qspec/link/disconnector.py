@@ -1,4 +1,4 @@
-"""Ends single connections of a ZMQ socket, which ZMQ itself offers no call for."""
+"""Closes single connections of a ZMQ socket; ZMQ has no call for this."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import socket
 
 
 class Disconnector:
-    """Shuts connections down by their file descriptors, which belong to ZMQ.
+    """Shuts connections down by their file descriptors, which ZMQ owns.
 
-    ZMQ then sees the end of the connection and closes its descriptor. It may have done so already,
-    and the number may be another file's. So a connection is duplicated before it is checked: the
-    duplicate cannot change. A descriptor is set aside for this, as none may be free.
+    ZMQ then sees the end of the connection and closes the descriptor. ZMQ may have closed it
+    already, and the number may belong to another file now. The descriptor is therefore duplicated
+    before it is checked, as the duplicate cannot change. One descriptor is reserved for this,
+    because none may be free.
     """
 
     def __init__(self) -> None:
@@ -21,9 +22,9 @@ class Disconnector:
         """Holds the duplicate while a connection is shut down, and `_blank` otherwise."""
 
     def end(self, descriptor: int, endpoint: str) -> bool:
-        """Shut the connection down; False if `descriptor` is no connection accepted at `endpoint`.
+        """Shut a connection down; False if `descriptor` is no connection accepted at `endpoint`.
 
-        `endpoint` is an address of ZMQ with its port or path.
+        `endpoint` is a ZMQ address with its port or path.
         """
         try:
             os.dup2(descriptor, self._slot, inheritable=False)
@@ -56,7 +57,7 @@ def _shut_down(descriptor: int, endpoint: str) -> bool:
 
 
 def _accepted_at(endpoint: str, connection: socket.socket) -> bool:
-    """An accepted connection has the address of the listener as its own."""
+    """Whether the connection's local address is the listener's, as for accepted connections."""
     address = connection.getsockname()
     if connection.family == socket.AF_UNIX:
         return endpoint == f"ipc://{address}"

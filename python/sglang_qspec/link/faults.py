@@ -1,4 +1,4 @@
-"""Counts what goes wrong, and logs each kind of it at most once a minute."""
+"""Counts faults by kind, and logs each kind at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG_INTERVAL_S = 60.0
 
 
 class Faults:
-    """Owns the counts of one end of a link, or of a drafter."""
+    """Fault counts of one end of a link, or of a drafter."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Faults:
         *,
         owner: str = "link",
     ) -> None:
-        """`owner` begins every line of the log."""
+        """`owner` is the prefix of each log line."""
         self._owner = owner
         self._logger = logger
         self._clock = clock
@@ -31,10 +31,10 @@ class Faults:
         return self._counts[kind]
 
     def note(self, kind: str, detail: object, *, traceback: bool = False) -> None:
-        """Count one fault of `kind` (few and fixed); `detail` is for the log.
+        """Count one fault of `kind`, one of a few fixed texts; `detail` is for the log.
 
-        `detail` may quote a peer: it is cut and escaped. With `traceback` the log shows that of
-        the exception that is being handled.
+        `detail` may quote a peer, so it is truncated and escaped. With `traceback` the log shows
+        the traceback of the exception that is being handled.
         """
         self._counts[kind] += 1
         if self.is_due(kind):
@@ -44,7 +44,7 @@ class Faults:
             )
 
     def is_due(self, kind: str) -> bool:
-        """Whether a line of this kind may be logged now; if so, the next one is due in a minute."""
+        """Whether to log a line of this kind now; if so, the next one is due in a minute."""
         now = self._clock()
         logged_at = self._logged_at.get(kind)
         if logged_at is not None and now - logged_at < LOG_INTERVAL_S:
@@ -54,7 +54,7 @@ class Faults:
 
 
 def quote(text: str, limit: int = 300) -> str:
-    """What a peer wrote, fit for one line of a log."""
+    """Truncate and escape a peer's text for one log line."""
     cut = text if len(text) <= limit else text[:limit] + "..."
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut

@@ -1,4 +1,4 @@
-"""A digest of a tokenizer: two that agree give every token id the same text."""
+"""Digest of a tokenizer; tokenizers with equal digests give each token id the same text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sglang_qspec.errors import LinkError
 
 
 def fingerprint(vocabulary: Mapping[str, int], added: Mapping[str, int] | None = None) -> str:
-    """Digest of what makes token ids mean the same text, as 64 hexadecimal digits.
+    """Digest of the text of each token id, as 64 hexadecimal digits.
 
-    `vocabulary` maps each token to its id; `added` maps the added and special tokens, for
-    tokenizers that keep them apart (a token in both must have one id). The order does not matter,
-    nor do ids without a token, with which model vocabularies are padded. Merges and normalizers
-    are left out: they decide which ids a text becomes, not which text an id stands for.
+    `vocabulary` maps tokens to ids; `added` maps added and special tokens, for tokenizers that
+    keep them apart (a token in both must have one id). Order does not matter. Ids without a token,
+    which pad model vocabularies, do not count. Neither do merges and normalizers: they affect how
+    text becomes ids, not the text of an id.
 
     Raises LinkError when the vocabulary is empty, a token has two ids, or an id is negative.
     """
@@ -23,7 +23,7 @@ def fingerprint(vocabulary: Mapping[str, int], added: Mapping[str, int] | None =
         if tokens.setdefault(token, token_id) != token_id:
             raise LinkError(f"token {token!r} has the ids {tokens[token]} and {token_id}")
     if not tokens:
-        raise LinkError("the vocabulary is empty, so it cannot be compared with another")
+        raise LinkError("the vocabulary is empty, so tokenizers cannot be compared")
     digest = hashlib.sha256()
     for token_id, token in sorted((token_id, token) for token, token_id in tokens.items()):
         if token_id < 0:

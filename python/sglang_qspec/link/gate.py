@@ -1,4 +1,4 @@
-"""Lets in only servers that hold the key file: ZMQ's authentication (ZAP, RFC 27) over CURVE."""
+"""Admits only servers that have the key file, with ZMQ authentication (ZAP, RFC 27) over CURVE."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _VERSION = b"1.0"
 
 
 class Gate:
-    """Answers ZMQ's question, for each connection, whether the key that was proven is ours.
+    """Answers ZMQ's authentication request for each connection: is this the servers' key?
 
-    It has no thread: its owner calls `answer` whenever `socket` is readable.
+    It has no thread: the owner calls `answer` when `socket` is readable.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
@@ -25,16 +25,16 @@ class Gate:
         self.socket.bind(_ADDRESS)
 
     def guard(self, router: zmq.Socket[bytes], keys: Keys) -> None:
-        """Make `router` speak CURVE, and ask here. Before it is bound."""
+        """Let `router` use CURVE and authenticate here. Call it before `router` is bound."""
         router.curve_server = True
         router.curve_secretkey = keys.sidecar_secret.encode("ascii")
         router.curve_publickey = keys.sidecar_public.encode("ascii")
         router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN.encode("ascii"))
-        # No connection without an answer from here.
+        # Without an answer from this gate ZMQ refuses the connection.
         router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def answer(self) -> int:
-        """Answer all questions that wait; how many were turned away."""
+        """Answer all waiting requests; return the number of refused connections."""
         turned_away = 0
         while True:
             try:
@@ -43,7 +43,7 @@ class Gate:
                 return turned_away
             envelope, fields = _split(question)
             if len(fields) < 2:
-                # There is nobody, or no request, to answer. ZMQ itself sends no such message.
+                # No return address or request id to answer to. ZMQ sends no such message.
                 turned_away += 1
                 continue
             version, request_id, *details = fields
@@ -65,6 +65,9 @@ class Gate:
 
 
 def _split(question: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """The return address, up to the empty frame, and the rest; nothing without such a frame."""
+    """Split frames after the empty frame that ends the return address.
+
+    Without an empty frame, all frames are the return address.
+    """
     end = question.index(b"") + 1 if b"" in question else len(question)
     return question[:end], question[end:]

@@ -1,4 +1,4 @@
-"""The drafting process: it runs the draft model for one or several servers.
+"""The sidecar: a process that runs the draft model for one or more servers.
 
-`python -m sglang_qspec.sidecar` is the process; `SidecarProcess` starts it from a server.
+`python -m sglang_qspec.sidecar` runs the sidecar; a server starts one with `SidecarProcess`.
 """

@@ -1,7 +1,7 @@
 """`python -m sglang_qspec.sidecar`: draft for the servers that connect to an endpoint.
 
-Nothing heavy is imported before the processors and devices are settled: torch reads the number of
-threads, and CUDA the devices that it may see, only once.
+CPUs and devices are set before torch is imported, because torch reads the number of threads and
+CUDA reads the visible devices only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("sglang_qspec.sidecar")
 
 
 def main(argv: list[str]) -> int:
-    """Run until SIGTERM, SIGINT or the end of the parent; 0 then, 1 if it could not start."""
+    """Run until SIGTERM, SIGINT or the parent's end. Returns 0, or 1 after a QSpecError."""
     options = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.WARNING, format="[%(asctime)s] sidecar: %(message)s", datefmt="%H:%M:%S"
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace, kind: str | None) -> int:
-    # Here, because these import torch.
+    # These import torch, so they follow the settings of CPUs and device.
     from sglang_qspec.link import LinkServer, keys
     from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
     from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         model.name,
         model.vocab_size,
         model.context_len,
-        # The outputs of these texts take the other half.
+        # The other half is for the outputs that follow these texts.
         max_text_tokens=options.max_server_tokens // 2,
     )
     server = LinkServer(
@@ -133,53 +133,52 @@ def _parser() -> argparse.ArgumentParser:
     default = QSpecConfig()
     parser = argparse.ArgumentParser(prog="python -m sglang_qspec.sidecar", description=__doc__)
     add = parser.add_argument
-    add("--model-path", required=True, help="the draft model: a local checkpoint or a name")
+    add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
     add("--revision", help="branch, tag or commit of a model on a hub; by default the hub's")
-    add("--endpoint", required=True, help="ipc://PATH or tcp://HOST:PORT to serve at")
-    add("--quantization", help="how SGLang quantizes the weights; by default as the checkpoint is")
-    add("--dtype", default=default.dtype, help="activation type")
-    add("--device", default="", help="cpu, cuda or cuda:N; by default what SGLang finds")
-    add("--cores", default="", help="processors to run on, such as 1 or 2-5")
-    add("--mem-fraction", type=float, default=default.mem_fraction, help="of the device's memory")
-    add("--max-total-tokens", type=int, help="tokens of KV, at most")
-    add("--context-length", type=int, help="longest prompt and completion, if not the model's")
-    add("--slots", type=int, default=default.draft_slots, help="completions decoded at a time")
+    add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
+    add("--quantization", help="SGLang's quantization method; by default that of the checkpoint")
+    add("--dtype", default=default.dtype, help="data type of the activations")
+    add("--device", default="", help="cpu, cuda or cuda:N; by default SGLang's choice")
+    add("--cores", default="", help="CPUs to run on, such as 1 or 2-5")
+    add("--mem-fraction", type=float, default=default.mem_fraction, help="fraction of its memory")
+    add("--max-total-tokens", type=int, help="maximum number of KV tokens")
+    add("--context-length", type=int, help="maximum length of prompt and completion")
+    add("--slots", type=int, default=default.draft_slots, help="completions in one pass")
     add("--max-completion-tokens", type=int, default=default.max_completion_tokens)
-    add("--prefill-tokens", type=int, help="prompt tokens read between two decode passes")
+    add("--prefill-tokens", type=int, help="maximum number of prompt tokens in one pass")
     add(
         "--share-between-servers",
         action="store_true",
-        help="draft equal prompts of several servers once, and share their KV. A server can then "
-        "tell from how soon a draft comes that another one has been asked the same, and gets "
-        "drafts that were drawn with the sampling seeds of the other's requests; by default "
-        "nothing of one server reaches another",
+        help="draft equal prompts of several servers once, and share their KV. Draft latency then "
+        "reveals to a server that another one had the same prompt, and the server gets drafts "
+        "drawn with the sampling seeds of the other's requests; by default servers share neither",
     )
     add(
         "--max-server-tokens",
         type=_positive,
         default=MAX_SERVER_TOKENS,
-        help="tokens of texts, and tokens of drafts, that are kept for one server "
+        help="maximum number of text tokens, and of draft tokens, kept for one server "
         "(default: %(default)s)",
     )
-    add("--key-file", default="", help="authenticates both ends of a tcp endpoint")
-    add("--trust-remote-code", action="store_true", help="let the model bring its own code")
-    add("--parent-pid", type=int, help="end when this parent process is gone")
+    add("--key-file", default="", help="key file for a tcp endpoint (see qspec keys)")
+    add("--trust-remote-code", action="store_true", help="run code that the model ships")
+    add("--parent-pid", type=int, help="end when this parent process has ended")
     return parser
 
 
 def _positive(text: str) -> int:
-    """Raises ArgumentTypeError unless the text is a whole number of 1 or more."""
+    """Parse a whole number of 1 or more; ArgumentTypeError for any other text."""
     try:
         value = int(text)
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number of at least 1")
     return value
 
 
 def _settle_device(device: str) -> str | None:
-    """Let this process see only its device; `cpu`, `cuda` or None for SGLang's choice."""
+    """Hide other devices from this process; return `cpu`, `cuda`, or None for SGLang's choice."""
     kind, _, index = device.partition(":")
     if kind not in ("", "cpu", "cuda") or (index and not index.isdigit()):
         raise ConfigError(f"--device is {device!r}, but must be cpu, cuda or cuda:N")
@@ -198,7 +197,7 @@ def _settle_device(device: str) -> str | None:
 
 
 def _settle_cores(text: str) -> None:
-    """Run on these processors, one thread on each."""
+    """Run on the CPUs in the list `text`, with one thread on each."""
     try:
         cores = parse_cores(text)
         if not cores:
@@ -211,13 +210,13 @@ def _settle_cores(text: str) -> None:
 
 
 def _yield_cores() -> None:
-    """On the processors of the server that started this sidecar, take only what it leaves idle."""
+    """Run at the lowest priority, with half the threads, on the CPUs of the starting server."""
     os.nice(19)
     os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
 def _clear_socket(endpoint: str, parent_pid: int | None) -> None:
-    """ZMQ leaves the socket's file behind; a server that was killed leaves its directory too."""
+    """Remove the socket file, which ZMQ leaves behind, and the directory of a killed server."""
     from sglang_qspec.link import remove_private
 
     if endpoint.startswith("ipc://"):
@@ -230,5 +229,5 @@ def _clear_socket(endpoint: str, parent_pid: int | None) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    # Everything is given back; tearing down torch and SGLang module by module would take seconds.
+    # All resources are released; the interpreter's teardown of torch and SGLang takes seconds.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The sidecar as a child of a server."""
+"""Runs the sidecar as a child process of a server."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from sglang_qspec.config import QSpecConfig
 logger = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""Time to stop in an orderly way before it is killed."""
+"""Time, in seconds, to exit after SIGTERM before the sidecar is killed."""
 LOOK_S = 0.25
-"""Between two looks at whether it is alive."""
+"""Interval, in seconds, between two checks that the sidecar is alive."""
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Waits before the attempts that follow failures in a row, in seconds. After the failure that
-follows the last wait, no further attempt is made."""
+"""Waits before consecutive restart attempts, in seconds. The sidecar is not restarted after the
+failure that follows the last wait."""
 SETTLED_S = 120.0
-"""A sidecar that ran for this time, in seconds, resets the count of failures in a row."""
+"""Run time, in seconds, after which a failure no longer counts as consecutive."""
 
 
 class SidecarProcess:
     """Starts `python -m sglang_qspec.sidecar`, restarts it when it fails, and ends it.
 
-    It writes its log to this process's standard error, ends by itself when this process is gone,
-    and is in a session of its own, so that a terminal's Ctrl-C reaches only the server.
+    The sidecar logs to this process's standard error, and ends by itself when this process is
+    gone. It has its own process group, so a terminal's Ctrl-C reaches only the server. It stays in
+    the server's session, because the kernel divides CPU time between sessions before it considers
+    niceness.
     """
 
     def __init__(
@@ -44,9 +46,9 @@ class SidecarProcess:
         trust_remote_code: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`device` is `cpu`, `cuda` or `cuda:N`, counted among the GPUs this process may see.
+        """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs visible to this process.
 
-        `revision` of a model on a hub is a branch, a tag or a commit; None is the hub's default.
+        `revision` is the branch, tag or commit of a model on a hub; None is the hub's default.
         """
         self.command = [
             sys.executable,
@@ -71,17 +73,17 @@ class SidecarProcess:
         if trust_remote_code:
             self.command.append("--trust-remote-code")
         self.restarts = 0
-        """How often it was started again after it had died or could not be started."""
+        """Number of restarts after the sidecar had died or could not be started."""
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted = False
-        """It was started, and not stopped."""
+        """Whether the sidecar is to run: `start` was called, and `stop` was not."""
         self._clock = clock
         self._started_at = 0.0
-        """Time of the latest attempt to start it."""
+        """Time of the latest start attempt."""
         self._failures = 0
-        """In a row."""
+        """Number of consecutive failures."""
         self._start_error: OSError | None = None
-        """Why the latest attempt to start it failed."""
+        """Error of the latest start attempt; None if it succeeded."""
         self._next_look = 0.0
         self._restart_at: float | None = None
 
@@ -95,14 +97,14 @@ class SidecarProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, as `subprocess` tells it; None while it has not."""
+        """Return code of `subprocess`; None while the sidecar runs or was never started."""
         return self._process.poll() if self._process is not None else None
 
     def start(self) -> None:
-        """Start it, unless it is alive. Its model takes seconds to load; this does not wait.
+        """Start the sidecar unless it is alive, without waiting for its model to load.
 
-        If the system cannot start a process, as when it is short of memory, the error is logged
-        and `keep_alive` tries again later, as it does when the sidecar has died.
+        If the system cannot start a process, for example for lack of memory, the failure counts as
+        a death of the sidecar, and `keep_alive` tries again later.
         """
         self._wanted = True
         if not self.alive:
@@ -116,9 +118,9 @@ class SidecarProcess:
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # a server's standard output may be someone's data
-                # Ctrl-C in a terminal is for the server alone. A session of its own would do that
-                # too, but the kernel shares processors out by session first, then by niceness.
+                stdout=2,  # a server's standard output may carry data
+                # Ctrl-C in a terminal must reach only the server. A new session would do that too,
+                # but the kernel divides CPU time between sessions first, then by niceness.
                 process_group=0,
             )
         except OSError as error:
@@ -127,10 +129,10 @@ class SidecarProcess:
             logger.info("started the sidecar as process %d", self._process.pid)
 
     def keep_alive(self) -> None:
-        """Start it again if it has died or could not be started.
+        """Restart the sidecar if it has died or could not be started.
 
-        The wait before an attempt grows with the number of failures in a row. To be called often,
-        by one thread.
+        The wait before a restart grows with the number of consecutive failures. Call this often,
+        from one thread.
         """
         now = self._clock()
         if now < self._next_look or not self._wanted:
@@ -158,18 +160,18 @@ class SidecarProcess:
 
     @property
     def _failure(self) -> str:
-        """How the latest attempt ended, for the log."""
+        """How the latest run or start attempt ended, for the log."""
         if self._start_error is not None:
             return f"could not be started ({self._start_error})"
         return f"died with {self.exit_code}"
 
     def dismiss(self, grace_s: float = GRACE_S) -> None:
-        """End it for good without waiting, as `stop` does in a thread of its own."""
+        """Stop the sidecar for good in a new thread, without waiting."""
         self._wanted = False
         threading.Thread(target=self.stop, args=(grace_s,), name="sidecar-end", daemon=True).start()
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """End it, by force after `grace_s` seconds; returns when it is gone. May be repeated."""
+        """Stop the sidecar and wait for its end; kill it after `grace_s` seconds. May be repeated."""
         self._wanted = False
         if self._process is None:
             return
