@@ -1,4 +1,4 @@
-"""One server's unfinished completions in the order of their urgency."""
+"""One server's unfinished completions, ordered by urgency."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import Iterator
 from sglang_qspec.sidecar.prompt import Completion, Kind, Place, Prompt
 
 LOOKAHEAD = 64
-"""How many waiting prompts have their first completions drafted before any has its others."""
+"""Number of waiting prompts that get their first completions before any gets its others."""
 
 Urgency = tuple[int, ...]
-"""A key of the order of work: the smallest is the most urgent."""
+"""Sort key of a completion: the smallest is the most urgent."""
 
 
 class DraftQueue:
-    """Owns the order in which the prompts of one server are worked on.
+    """Order in which the drafter works on the prompts of one server.
 
-    Waiting prompts stand in the order in which their server will serve them; those that are done
-    have left. The order of work is:
+    Waiting prompts are in the order in which the server will serve them; finished prompts are
+    removed. The order of work is:
 
-    1. step drafts, the oldest first: a target is about to verify them,
-    2. the first completions of the next LOOKAHEAD prompts, each of which is worth more than all
-       the others of a prompt together,
-    3. the other completions of the next prompt, then the first one of the prompt LOOKAHEAD behind
-       it, and so on down the queue,
-    4. what is left to do for prompts that are served already, the shortest completions first.
+    1. step drafts, the oldest first, because a target is about to verify them,
+    2. the first completions of the next LOOKAHEAD prompts, because a first completion is worth more
+       than all other completions of a prompt,
+    3. the other completions of the next prompt, then the first completion of the prompt LOOKAHEAD
+       places behind it, and so on down the queue,
+    4. unfinished completions of prompts that are already served, the shortest first.
 
-    So a prompt that is about to be served gets all its completions while prompts far behind have
-    none; if the drafter is slower than the server, each prompt still has its first one.
+    A prompt that is served soon thus gets all its completions while prompts far behind have none.
+    If the drafter is slower than the server, each prompt still gets its first completion.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Time that passes have spent on these prompts, as `Turns` counts it."""
+        """Virtual drafting time of this server in seconds, as `Turns` charges it."""
         self._waiting: list[Prompt] = []
         self._places: dict[Prompt, Place] = {}
-        """Those by which `_waiting` is sorted."""
+        """Place of each waiting prompt, the sort key of `_waiting`."""
         self._served: dict[Prompt, int] = {}
         self._steps: dict[Prompt, int] = {}
-        """Prompts with the numbers under which they were queued."""
+        """Step drafts, and the order in which they were queued."""
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
@@ -50,7 +50,7 @@ class DraftQueue:
         return prompt in self._places or prompt in self._served or prompt in self._steps
 
     def arrange(self, prompt: Prompt) -> None:
-        """Put a prompt where it belongs, after its requests have changed."""
+        """Queue a prompt at its place again, after its requests have changed."""
         self.remove(prompt)
         if prompt.finished:
             return
@@ -62,12 +62,12 @@ class DraftQueue:
             bisect.insort(self._waiting, prompt, key=self._places.__getitem__)
 
     def begin(self, step: Prompt) -> None:
-        """Queue a step draft, behind those that are queued already."""
+        """Queue a step draft behind the queued ones."""
         if not step.finished:
             self._steps.setdefault(step, next(self._numbers))
 
     def remove(self, prompt: Prompt) -> None:
-        """The prompt, or the step draft, has nothing to be drafted."""
+        """Remove a prompt or step draft from the queue, if it is queued."""
         if prompt in self._places:
             del self._waiting[self._number_of(prompt)]
             del self._places[prompt]
@@ -115,7 +115,7 @@ class DraftQueue:
         assert len(places) == len(self._places), "a place is held for nobody"
 
     def _number_of(self, prompt: Prompt) -> int:
-        """How many waiting prompts stand before this one."""
+        """Number of waiting prompts before this one."""
         place = self._places[prompt]
         return bisect.bisect_left(self._waiting, place, key=self._places.__getitem__)
 

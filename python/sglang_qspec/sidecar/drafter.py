@@ -1,8 +1,7 @@
-"""Drafts what servers ask for, many completions at a time, the most urgent first.
+"""Drafts the submissions of all servers in batches, the most urgent completions first.
 
-Each step decodes one token of the first `slots` unfinished completions in the order of `Turns`. A
-newcomer therefore overtakes: a completion that no longer belongs to the first is paused, keeps its
-row, and goes on later.
+Each step decodes one token for the first `slots` unfinished completions in the order of `Turns`. A
+new completion can displace a less urgent one, which pauses, keeps its KV row, and continues later.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4
-"""A completion's tokens are sent in pieces of so many; its first one, and steps, at once."""
+"""Number of tokens in one message of a completion. The first token, and the tokens of step drafts,
+are sent at once."""
 RETRY_S = 0.1
-"""Time after which messages that a server's full queue did not take are sent again."""
+"""Time, in seconds, after which messages that did not fit a server's queue are sent again."""
 
 
 class Drafter:
-    """Turns requests into drafts with a model. One thread calls it."""
+    """Drafts completions and steps for the requests of all servers. One thread calls it."""
 
     def __init__(
         self,
@@ -58,11 +58,14 @@ class Drafter:
         share: bool = False,
         max_server_tokens: int = MAX_SERVER_TOKENS,
     ) -> None:
-        """`slots`: completions decoded in one pass. `prefill_tokens`: prompt tokens in one pass,
-        between two of which the running completions advance by one token. `apart`: steps, first
-        completions and others do not share passes, nor do servers, since a larger pass is a slower
-        one. `share`: equal prompts of several servers are drafted once, and their KV is shared.
-        `max_server_tokens`: tokens of texts, and of drafts, kept for one server."""
+        """Set the limits of a pass and what passes and servers share.
+
+        `slots` is the maximum number of completions in one pass, and `prefill_tokens` the maximum
+        number of prompt tokens. With `apart`, step drafts, first completions, other completions and
+        servers do not share passes, because a larger pass is slower on a CPU. With `share`, equal
+        prompts of several servers are drafted once and share their KV. `max_server_tokens` limits
+        the text tokens, and separately the draft tokens, kept for one server.
+        """
         self._model = model
         self._max_completion_tokens = max_completion_tokens
         self._share = share
@@ -81,39 +84,39 @@ class Drafter:
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
         self._suspects: dict[Prompt, dict[Completion, int]] = {}
-        """Prompts of a pass that failed, which are tried again one by one: the completions that
-        were in it, and how far the pass would have covered each."""
+        """Prompts of a failed pass, which are tried again one by one. For each, its completions in
+        the pass, with the length of KV that the pass would have reached, in tokens."""
         self._undelivered: dict[Share, Subscriber] = {}
-        """Shares of which a message was not taken; what it said is sent again."""
+        """Shares with a message that the link did not take; its tokens are sent again."""
         self._retry_at = 0.0
         self._outbox: list[tuple[Peer, FromSidecar]] = []
         self.drafted_tokens = 0
-        """Tokens drafted so far."""
+        """Number of tokens drafted since the start."""
         self.step_times = StepTimes()
         self._advanced = 0
         self._computed: Counter[Peer] = Counter()
-        """Tokens that the pass has computed for each server."""
+        """Number of tokens that the current pass computed for each server."""
         self._step_tokens = 0
         self._read = 0
 
     @property
     def requests(self) -> int:
-        """Requests for which more is to be drafted before their next commits."""
+        """Number of requests with unfinished completions or step drafts."""
         return sum(prompt.subscriptions[s].busy for s, prompt in self._wanted.items())
 
     @property
     def texts(self) -> int:
-        """Different texts that are kept."""
+        """Number of distinct prompts that are kept."""
         return len(self._turns.prompts)
 
     @property
     def rows(self) -> int:
-        """Completions that the last step advanced; none once there is nothing to do."""
+        """Number of completions that the last step advanced; 0 when idle."""
         return 0 if self.idle else self._advanced
 
     @property
     def suspects(self) -> int:
-        """Prompts of a pass that failed and are yet to be tried alone."""
+        """Number of prompts of a failed pass that have not been tried alone yet."""
         return len(self._suspects)
 
     @property
@@ -122,7 +125,7 @@ class Drafter:
         return not self._turns
 
     def handle(self, peer: Peer, message: ToSidecar) -> None:
-        """Act on what a server sent."""
+        """Handle a message of a server."""
         match message:
             case Submit():
                 self.submit(peer, message)
@@ -134,7 +137,10 @@ class Drafter:
                 self.close(peer, message)
 
     def submit(self, peer: Peer, message: Submit) -> None:
-        """Draft for a request; a repeated one starts anew. What is over a cap is declined."""
+        """Begin to draft for a request, from the start if it was submitted before.
+
+        A submission over a limit is declined.
+        """
         subscriber = (peer, message.submission)
         self._leave(subscriber)
         objection = self._quota.objection(peer, message)
@@ -158,7 +164,7 @@ class Drafter:
             self._outbox += prompt.news_for(subscriber, share)
 
     def admit(self, peer: Peer, message: Admit) -> None:
-        """The request is served now: draft for it behind those that wait."""
+        """Move a request that is now served behind the waiting requests."""
         subscriber = (peer, message.submission)
         prompt = self._wanted.get(subscriber)
         if prompt is not None:
@@ -166,8 +172,8 @@ class Drafter:
             self._turns.arrange(prompt)
 
     def follow(self, peer: Peer, message: Commits) -> None:
-        """Draft on from what these requests have committed; ask for those that are not known."""
-        # Beginning a draft costs as much as its text is long: once for each request.
+        """Draft steps from committed output; answer a Gap for each unknown submission."""
+        # Beginning a draft costs as much as its text is long: begin one per request.
         last = {commit.submission: commit for commit in message.requests}
         for commit in message.requests:
             subscriber = (peer, commit.submission)
@@ -197,7 +203,7 @@ class Drafter:
         finally:
             after = len(subscription.output_ids)
             self._quota.add_text(peer, after - before)
-        if subscription.place is not None:  # only a request that is served outruns its drafts
+        if subscription.place is not None:  # only a served request outruns its drafts
             return
         for share in subscription.shares:
             completion = share.completion
@@ -206,18 +212,18 @@ class Drafter:
                 self._finish(completion)
 
     def close(self, peer: Peer, message: Close) -> None:
-        """Stop drafting for a request; one that is not known is ignored."""
+        """Stop drafting for a request; unknown submissions are ignored."""
         self._leave((peer, message.submission))
 
     def drop(self, peer: Peer) -> None:
-        """Stop drafting for all requests of a server that has gone."""
+        """Stop drafting for all requests of a disconnected server."""
         for subscriber in [s for s in self._wanted if s[0] == peer]:
             self._leave(subscriber)
         self._turns.drop(peer)
         self._quota.drop(peer)
 
     def take(self) -> list[tuple[Peer, FromSidecar]]:
-        """What is to be sent, and to whom; it is handed out once."""
+        """Return pending messages with their receivers, each once."""
         if self._undelivered and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + RETRY_S
             undelivered, self._undelivered = self._undelivered, {}
@@ -229,9 +235,9 @@ class Drafter:
         return outbox
 
     def undelivered(self, peer: Peer, message: FromSidecar) -> None:
-        """A message was not taken: what it said of a completion is sent again a moment later.
+        """Queue the tokens of a message that the link did not take, to be sent again.
 
-        A step draft is not sent again, as the next commit ends the need for it.
+        Tokens of step drafts are not sent again, because the next Commit makes them obsolete.
         """
         if not isinstance(message, Drafted) or message.completion >= MAX_COMPLETIONS:
             return
@@ -246,12 +252,12 @@ class Drafter:
                 self._undelivered[share] = subscriber
 
     def step(self) -> None:
-        """Advance the most urgent completions by one token, and new prompts by a piece.
+        """Run one pass: a token for the most urgent completions, and prefill of new prompts.
 
-        After a pass that raises, none of the KV that it may have touched is left. The prompts of
-        the pass are tried again one by one, and one that fails alone is declined.
+        If the pass raises, all KV that it may have touched is freed. Its prompts are then tried
+        again one by one, and a prompt that fails alone is declined.
 
-        Raises PromptError where a prompt fails alone and the model works otherwise.
+        Raises PromptError if a prompt fails alone while the model works for another text.
         """
         began, self._step_tokens, self._advanced = time.monotonic(), 0, 0
         self._computed.clear()
@@ -281,7 +287,7 @@ class Drafter:
         return None
 
     def _plan(self, suspect: Prompt | None) -> Plan | None:
-        """The next pass. A completion too large for its server's KV ends with what it has."""
+        """Plan the next pass, and end completions that are too large for the KV."""
         while not self.idle and (suspect is None or suspect in self._turns):
             plan = self._scheduler.plan(suspect)
             if plan is not None:
@@ -301,7 +307,10 @@ class Drafter:
             self._grow(plan.decode, self._model.step(rows, last))
 
     def _recover(self, plan: Plan, suspect: Prompt | None) -> None:
-        """A pass has failed: give back the rows of its prompts, and find the one that fails."""
+        """After a failed pass, free the rows of its prompts and mark the prompts as suspects.
+
+        A suspect that failed alone is declined.
+        """
         reach = {completion: len(completion) for completion in plan.completions}
         for prompt in {completion.prompt: None for completion in reach}:
             self._allocator.clear(prompt)
@@ -314,7 +323,7 @@ class Drafter:
                 self._decline(subscriber, "a pass of the draft model over the text failed")
 
     def _acquit(self, suspect: Prompt) -> None:
-        """A pass over a suspect alone succeeded: it is none once all of the failed pass is done."""
+        """Clear a suspect once passes over it alone have covered its part of the failed pass."""
         left = {
             completion: size
             for completion, size in self._suspects[suspect].items()
@@ -328,24 +337,24 @@ class Drafter:
             del self._suspects[suspect]
 
     def _works(self) -> bool:
-        """Whether a pass over a single token succeeds just after another pass has failed."""
+        """Whether the model can still run a pass, tested with a single token."""
         if not (self._model.free_rows and self._model.free_tokens):
             return False
         row = self._model.open()
         try:
             choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
-        except (DraftModelError, RuntimeError):  # torch's own errors are RuntimeErrors
+        except (DraftModelError, RuntimeError):  # torch raises RuntimeError
             return False
         finally:
             self._model.close(row)
         return True
 
     def expel(self, peer: Peer, message: ToSidecar) -> None:
-        """A message could not be acted on: forget the requests that it is about."""
+        """Decline the requests of a message that could not be handled."""
         requests = message.requests if isinstance(message, Commits) else [message]
         for request in requests:
             if isinstance(request, Submit | Admit | Commit | Close):
-                self._decline((peer, request.submission), "the sidecar failed at a message")
+                self._decline((peer, request.submission), "the sidecar failed to handle a message")
 
     def _decline(self, subscriber: Subscriber, reason: str, *, retry: bool = False) -> None:
         self._leave(subscriber)
@@ -353,7 +362,7 @@ class Drafter:
         self._outbox.append((peer, Declined(submission, reason, retry)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, completions and rows belong together."""
+        """Raise AssertionError unless requests, completions and rows are consistent."""
         self._turns.check_integrity()
         self._allocator.check_integrity()
         self._quota.check_integrity()
@@ -365,7 +374,7 @@ class Drafter:
             prompt.check_integrity()
 
     def _limit(self, message: Submit) -> int:
-        """Tokens that a completion may have."""
+        """Maximum length of a completion, in tokens."""
         room = self._model.context_len - len(message.token_ids)
         return max(0, min(message.max_new_tokens, self._max_completion_tokens, room))
 
@@ -392,9 +401,10 @@ class Drafter:
         self._turns.arrange(prompt)
 
     def _prefill(self, completions: list[Completion], budget: int) -> None:
-        """Read `policy` tokens of prompts, the most urgent first; draft where one is complete.
+        """Prefill up to `budget` prompt tokens, the most urgent completions first.
 
-        Each server that has prompts to read gets an equal part of the budget.
+        Each server with prompts to prefill gets an equal part of the budget. A completion with its
+        prefill complete gets its next token.
         """
         owners = {completion.prompt.owner for completion in completions}
         left = dict.fromkeys(owners, max(1, budget // len(owners)))
@@ -419,14 +429,17 @@ class Drafter:
             self._grow([completion], logits[place : place + 1])
 
     def _grow(self, completions: list[Completion], logits: torch.Tensor) -> None:
-        """Append a token to each completion: `logits` float [n, vocab] follow their last ones."""
+        """Append a token to each completion, from the `logits` after its last token.
+
+        `logits` is float [n, vocab].
+        """
         for place, completion in enumerate(completions):
             if completion is completion.prompt.completions[0] and not completion.token_ids:
                 self._branch(completion, logits[place : place + 1])
         self._append(completions, logits)
 
     def _branch(self, first: Completion, logits: torch.Tensor) -> None:
-        """A prompt is read, with `logits` [1, vocab] at its end: begin all its completions."""
+        """Begin the other completions of a prefilled prompt, from its last `logits` [1, vocab]."""
         others = [c for c in first.prompt.completions[1:] if not c.finished and not c.token_ids]
         if others and first.row is not None:
             self._allocator.keep(first.prompt, first)

@@ -171,7 +171,7 @@ class SidecarProcess:
         threading.Thread(target=self.stop, args=(grace_s,), name="sidecar-end", daemon=True).start()
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Stop the sidecar and wait for its end; kill it after `grace_s` seconds. May be repeated."""
+        """Stop the sidecar and wait for its end; kill it after `grace_s` seconds."""
         self._wanted = False
         if self._process is None:
             return

@@ -1,4 +1,4 @@
-"""A text that is being drafted on: its completions, and the requests that get them."""
+"""A prompt, its completions, and the requests that receive them."""
 
 from __future__ import annotations
 
@@ -21,72 +21,75 @@ from sglang_qspec.messages import (
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
 
 Subscriber = tuple[Peer, int]
-"""A server and the number of its submission."""
+"""A server, and the number of one of its submissions: identifies a request."""
 PromptKey = tuple[Hashable, ...]
 Place = tuple[tuple[int, int], int]
-"""Where a request stands in the queue: its rank, then its arrival at the sidecar. The smallest is
-served first."""
+"""Place of a request in its server's queue: rank, then order of arrival at the sidecar. The server
+serves the smallest place first."""
 
 MAX_PROMPT_COMPLETIONS = MAX_COMPLETIONS
-"""Maximum number of completions that one prompt has at a time. Sampled requests beyond this number
-get completions of other requests until one of their own becomes possible."""
+"""Maximum number of completions of one prompt at a time. Sampled requests beyond this number share
+completions of other requests until there is room for their own."""
 CROWD = 64
-"""Requests that get a completion, from which on most of them get it in one piece."""
+"""Number of subscribers of a completion above which most of them receive it only once finished."""
 
 
 def tokens_of(token_ids: Sequence[int]) -> array[int]:
-    """Token ids at four bytes each; a list takes up to 36."""
+    """Pack token ids at four bytes each; a list takes up to 36 bytes each."""
     return array("i", token_ids)
 
 
 class Kind(Enum):
-    """What a completion is for."""
+    """Purpose of a completion."""
 
     STEP = auto()
-    """It continues what a request that is served has committed."""
+    """A step draft, which continues the committed output of a served request."""
     FIRST = auto()
-    """Its target is likeliest to follow it."""
+    """The completion that the target is most likely to agree with."""
     OTHER = auto()
+    """Any other completion."""
 
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """One completion as one request gets it."""
+    """Delivery of one completion to one request."""
 
     completion: Completion
     number: int
-    """Number of the completion in the messages to this request; 0 is drawn with the request's own
-    seed, or greedy."""
+    """Number of the completion in messages to this request; 0 is the greedy one, or the one drawn
+    with the request's own seed."""
     sent: int = 0
-    """Tokens sent."""
+    """Number of tokens sent."""
     told_finished: bool = False
+    """Whether the end of the completion was sent."""
     outrun: bool = False
-    """The request has committed more tokens than the completion had."""
+    """Whether the request's committed output was longer than the unfinished completion."""
 
 
 @dataclass(eq=False, slots=True)
 class Completion:
-    """One continuation of a prompt, as far as it is drafted."""
+    """A drafted continuation of a prompt."""
 
     prompt: Prompt
     index: int
-    """A number that no other completion of the prompt ever has; the first one's is 0."""
+    """Number of the completion, never reused within the prompt; the first one has 0."""
     sampling: Sampling | SeededSampling
     seed: int
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     candidates: list[Candidates] = field(default_factory=list)
-    """What the tokens were drawn from that are not sent yet, where the target wants to know.
-    Only step drafts have any, and a step draft has one subscriber."""
+    """Candidates of the tokens that are not sent yet; empty unless it is a step draft for
+    rejection sampling."""
     row: int | None = None
-    """Its KV row, which covers a prefix of the prompt and `token_ids`."""
+    """KV row, which covers a prefix of the prompt and `token_ids`; None without a row."""
     finished: bool = False
+    """Whether no more tokens are drafted; a step draft may continue after a Commit."""
     shares: dict[Subscriber, Share] = field(default_factory=dict)
-    """The requests that get it. A completion without any is dropped."""
+    """Deliveries by subscriber. A completion without subscribers is dropped."""
     useful_to: int = 0
-    """Requests among them that have not outrun it."""
+    """Number of subscribers that have not outrun the completion."""
 
     def __len__(self) -> int:
-        """Tokens of the prompt and the completion."""
+        """Length of prompt and completion, in tokens."""
         return len(self.prompt.token_ids) + len(self.token_ids)
 
     @property
@@ -98,25 +101,25 @@ class Completion:
 
     @property
     def position(self) -> int:
-        """What its next draw depends on besides its seed."""
-        # The target numbers its draws by the position of the token before.
+        """Position that the next random number is derived from, with the seed."""
+        # The target derives it from the position of the previous token in the text.
         return len(self) - 1 if isinstance(self.sampling, SeededSampling) else len(self.token_ids)
 
     def tail(self, start: int, count: int) -> list[int]:
-        """At most `count` tokens of prompt and completion from position `start` on."""
+        """Return at most `count` tokens of prompt and completion from position `start` on."""
         prompt = self.prompt.token_ids
         tokens = prompt[start : start + count]
         after = max(0, start - len(prompt))
         return (tokens + self.token_ids[after : after + count - len(tokens)]).tolist()
 
     def give_to(self, subscriber: Subscriber, number: int) -> Share:
-        """Let a request have the completion under this number."""
+        """Subscribe a request to the completion, under this number."""
         share = self.shares[subscriber] = Share(self, number)
         self.useful_to += 1
         return share
 
     def outran(self, share: Share) -> bool:
-        """Note that a request has outrun the completion; whether all its requests have."""
+        """Mark the completion as outrun by a request; return whether all subscribers outran it."""
         if not share.outrun:
             share.outrun = True
             self.useful_to -= 1
@@ -125,29 +128,31 @@ class Completion:
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """What one request gets of a prompt's completions, and how far the request is itself."""
+    """State of one request: the completions that it receives, and its committed output."""
 
     base_len: int
+    """Length of the committed output at its Submit, in tokens."""
     place: Place | None
-    """None: it is served already."""
+    """Place in the server's queue; None once the request is served."""
     seeded: SeededSampling | None = None
-    """How its step drafts are drawn; None takes the likeliest tokens."""
+    """Sampling seed and filters of the step drafts; None for greedy step drafts."""
     shares: list[Share] = field(default_factory=list)
+    """Deliveries of the completions that the request receives."""
     output_ids: array[int] = field(default_factory=lambda: array("i"))
-    """Committed behind `base_len`, as far as its server has told."""
+    """Output committed after `base_len`, as reported by the server."""
     step_draft: Prompt | None = None
-    """The prompt with its output, as far as it was committed when this was begun."""
+    """Current step draft: the prompt with the output committed at its start; None without one."""
     step_drafts: int = 0
-    """How many there have been."""
+    """Number of step drafts begun so far."""
 
     @property
     def known_len(self) -> int:
-        """Committed output, as far as its server has told."""
+        """Length of the committed output that the server reported, in tokens."""
         return self.base_len + len(self.output_ids)
 
     @property
     def busy(self) -> bool:
-        """Whether more is to be drafted for the request before its next commit."""
+        """Whether the request has an unfinished completion or step draft."""
         step = self.step_draft
         unfinished = any(not share.completion.finished for share in self.shares)
         return unfinished or (step is not None and not step.finished)
@@ -156,14 +161,14 @@ class Subscription:
 class Prompt:
     """One prompt with its completions, shared by all requests with an equal `PromptKey`.
 
-    A request gets at most as many completions as it asks for. Each belongs to the requests that
-    get it, and is dropped with the last of them. So neither the number of requests that come and
-    go, nor that of the requests that there are, makes a submission or a delivery slower.
+    A request receives at most the number of completions that it asks for. A completion is dropped
+    with its last subscriber. The cost of a submission or a delivery therefore does not grow with
+    the number of requests.
 
-    A request with dice is likeliest to follow a completion that is drawn with them. It gets one, in
-    place of another that was not begun yet, and gets those of its siblings for its others: n
-    requests for a prompt have n completions drafted in all. At most `MAX_PROMPT_COMPLETIONS` exist
-    at a time; where one is dropped, the request that has waited longest for its own begins it.
+    The target of a request with a sampling seed most likely agrees with a completion drawn with
+    this seed. Each such request gets its own completion, in place of one that was not begun yet,
+    and shares the completions of the other requests. At most `MAX_PROMPT_COMPLETIONS` exist at a
+    time; when one is dropped, the request that has waited longest for its own begins it.
     """
 
     def __init__(
@@ -178,9 +183,12 @@ class Prompt:
         parent: Prompt | None = None,
         number: int = 0,
     ) -> None:
-        """`stops` end a completion, and so do `limit` tokens. There is one for each of `samplings`,
-        and the first has the number `number` on the wire. `owner` is the server for which the
-        prompt counts. A step draft has the prompt that it goes on from as its `parent`."""
+        """Create the prompt with one completion for each of `samplings`.
+
+        A completion ends after a token in `stops` or after `limit` tokens. `number` is the number
+        of the first completion in messages. The drafting time and memory count for the server
+        `owner`. For a step draft, `parent` is the prompt that it continues.
+        """
         self.key = key
         self.token_ids = token_ids
         self.stops = stops
@@ -189,21 +197,21 @@ class Prompt:
         self.parent = parent
         self.number = number
         self.row: int | None = None
-        """A KV row that is kept for the prompt."""
+        """KV row that is kept for the prompt; None without one."""
         self.row_text: Completion | None = None
-        """The completion whose text the kept row holds; it may have been dropped since."""
+        """Completion with the text of the kept row; it may have been dropped since."""
         self.completions: list[Completion] = []
         self.subscriptions: dict[Subscriber, Subscription] = {}
         self._count = 0
-        """Completions that there have been."""
+        """Number of completions created so far."""
         self._wanted = len(samplings)
-        """Completions that each request gets."""
+        """Number of completions for each request."""
         self._drawn = bool(samplings) and isinstance(samplings[0], SeededSampling)
-        """Whether each request follows a completion of its own."""
+        """Whether each request gets a completion drawn with its own seed."""
         self._without_own: dict[Subscriber, None] = {}
-        """Requests that follow none of their own, as the prompt has too many; the oldest first."""
+        """Requests without their own completion, as the prompt has too many; the oldest first."""
         self._places: list[tuple[Place, Subscriber]] = []
-        """A heap of the places of requests that wait, and of some that wait no longer."""
+        """Heap of the places of waiting requests; outdated entries are removed lazily."""
         for sampling in samplings:
             self._add(sampling)
 
@@ -211,7 +219,7 @@ class Prompt:
     def submitted(
         cls, key: PromptKey, submit: Submit, stops: frozenset[int], limit: int, owner: Peer
     ) -> Prompt:
-        """The prompt of a request, with the completions that it asks for."""
+        """Create the prompt of a Submit, with the completions that it asks for."""
         count = min(submit.completions, MAX_COMPLETIONS)
         samplings: list[Sampling | SeededSampling] = [
             Sampling(submit.temperature, submit.top_p)
@@ -236,7 +244,7 @@ class Prompt:
         return None
 
     def stepping(self, subscriber: Subscriber) -> bool:
-        """Whether a step draft for one of its requests is being drafted on."""
+        """Whether a request has an unfinished step draft."""
         step = self.subscriptions[subscriber].step_draft
         return step is not None and not step.finished
 
@@ -247,7 +255,7 @@ class Prompt:
         place: Place | None,
         seeded: SeededSampling | None = None,
     ) -> None:
-        """Let a request have completions: one of its own if it draws, and the oldest others."""
+        """Give a request its own completion if it has a sampling seed, and the oldest others."""
         subscription = Subscription(base_len, place, seeded)
         self.subscriptions[subscriber] = subscription
         own = self._own(seeded) if self._drawn and seeded is not None else None
@@ -263,7 +271,7 @@ class Prompt:
             self._note_place(place, subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> tuple[Subscription, list[Completion]]:
-        """End a request; also returns the completions that no request gets any more."""
+        """Remove a request; return its subscription and the completions without subscribers."""
         subscription = self.subscriptions.pop(subscriber)
         self._without_own.pop(subscriber, None)
         dropped = []
@@ -277,7 +285,7 @@ class Prompt:
         return subscription, dropped
 
     def serve_own(self) -> list[Completion]:
-        """Begin completions for requests that have none of their own, as far as there is room."""
+        """Begin completions for requests without their own, as far as there is room."""
         begun = []
         while self._without_own and len(self.completions) < MAX_PROMPT_COMPLETIONS:
             subscriber = next(iter(self._without_own))
@@ -290,10 +298,10 @@ class Prompt:
         return begun
 
     def news(self, completion: Completion) -> Iterator[tuple[Peer, Drafted]]:
-        """What the requests have not been sent of one completion; it counts as sent now.
+        """Return messages with the unsent tokens of a completion, and count these as sent.
 
-        A completion that many requests get is sent in pieces only to those that it is drawn for,
-        and to the others when it is finished.
+        If more than CROWD requests receive the completion, it is sent in pieces only to the request
+        that it is drawn for, and to the others once it is finished.
         """
         crowded = len(completion.shares) > CROWD and not completion.finished
         for subscriber, share in completion.shares.items():
@@ -301,7 +309,7 @@ class Prompt:
                 yield from self.news_for(subscriber, share)
 
     def news_for(self, subscriber: Subscriber, share: Share) -> Iterator[tuple[Peer, Drafted]]:
-        """What one request has not been sent of a completion, in messages of the allowed size."""
+        """Return messages of allowed size with the tokens not yet sent to one request."""
         completion = share.completion
         end = len(completion.token_ids)
         most = MAX_DRAWN_TOKENS if completion.candidates else MAX_DRAFTED_TOKENS
@@ -323,7 +331,7 @@ class Prompt:
             yield peer, drafted
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless requests and completions name each other."""
+        """Raise AssertionError unless requests and completions are consistent."""
         for completion in self.completions:
             assert completion.shares, "a completion that nobody gets"
             assert completion.useful_to == sum(not s.outrun for s in completion.shares.values())
@@ -337,7 +345,7 @@ class Prompt:
         assert len(self.completions) <= MAX_PROMPT_COMPLETIONS
 
     def _own(self, seeded: SeededSampling) -> Completion | None:
-        """The completion for a request with these dice; None if the prompt has too many."""
+        """The completion for this sampling seed; None if the prompt has too many completions."""
         for completion in self.completions:
             if completion.sampling == seeded:
                 return completion
@@ -372,16 +380,16 @@ class Prompt:
         heapq.heappush(self._places, (place, subscriber))
 
     def _known_len(self, subscriber: Subscriber) -> int:
-        """How far the output is of the request that this is a step draft for; 0 if it is none."""
+        """Known output length of the request of this step draft; 0 for other prompts."""
         if self.parent is None:
             return 0
         return self.parent.subscriptions[subscriber].known_len
 
 
 def prompt_key(submit: Submit, limit: int, sharers: Hashable) -> PromptKey:
-    """Equal for requests that can share their completions.
+    """Key that is equal for requests that can share their completions.
 
-    `sharers` is equal for servers that may share: by default each server for itself.
+    `sharers` is equal for servers that may share: None for all servers, or one server.
     """
     return (
         sharers,
@@ -398,5 +406,5 @@ def prompt_key(submit: Submit, limit: int, sharers: Hashable) -> PromptKey:
 
 
 def _likely(submit: Submit) -> Sampling | SeededSampling:
-    """How the completion is chosen that its target is likeliest to follow."""
+    """Sampling of the completion that the target is most likely to agree with."""
     return GREEDY if submit.seeded is None or submit.seeded.probabilities else submit.seeded

@@ -1,4 +1,4 @@
-"""Drafting for requests that are served, from what their targets have committed."""
+"""Drafts steps: tokens that continue the committed output of served requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from sglang_qspec.sidecar.turns import Turns
 
 
 class StepDrafter:
-    """Keeps for each such request one draft that runs ahead of it as far as it is told to.
+    """Keeps one step draft per served request, up to a lookahead beyond its committed output.
 
-    A step draft is a prompt of its own, the request's prompt with its output, whose KV comes from
-    rows that hold most of it. One that has run ahead far enough rests, and goes on when the target
-    has followed; one that the target leaves or outruns ends for another. It is greedy where the
-    target is, and otherwise drawn with the target's own dice, or sent with what it was drawn from.
+    A step draft has its own `Prompt`, made of the request's prompt and output, and reuses the KV of
+    rows that hold most of this text. At the lookahead it pauses until the target commits more. When
+    the target diverges from a draft or outruns it, a new draft replaces it.
+
+    Step drafts of greedy requests are greedy. Those of sampled requests use the target's sampling
+    seed, or are sent with their `Candidates`.
     """
 
     def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
@@ -31,11 +33,11 @@ class StepDrafter:
     def follow(
         self, subscriber: Subscriber, prompt: Prompt, commit: Commit, *, draft: bool = True
     ) -> list[tuple[Peer, Drafted | Gap]]:
-        """The target has committed more for one of the prompt's requests.
+        """Apply a commit of one of the prompt's requests, and draft from there.
 
-        Without `draft` another commit of the request follows at once, and only that is drafted on
-        from. Returns what is to be sent at once: where nothing more is to come before the next
-        commit, that the server need not wait; where tokens are missing, what is known.
+        Without `draft` the commit is only applied, because another commit of the request follows.
+        Returns messages to send at once: a finished, empty Drafted if nothing is drafted until the
+        next commit, so that the server does not wait; a Gap if earlier output is missing.
         """
         peer, submission = subscriber
         subscription = prompt.subscriptions[subscriber]
@@ -43,7 +45,7 @@ class StepDrafter:
         if commit.base_len > known_len:
             return [(peer, Gap(submission, known_len))]
         fresh = commit.token_ids[known_len - commit.base_len :]
-        if not fresh:  # sent twice, after a gap
+        if not fresh:  # repeated after a Gap
             return []
         subscription.output_ids += tokens_of(fresh)
         if not draft:
@@ -58,9 +60,10 @@ class StepDrafter:
         return [(peer, rest)]
 
     def _go_on(self, subscriber: Subscriber, prompt: Prompt, lookahead: int) -> None:
-        """Extend the request's draft to `lookahead` tokens, or begin another.
+        """Extend the request's step draft to `lookahead` tokens, or begin a new one.
 
-        Nothing is begun while a queue draft runs ahead as far in agreement, other than by chance.
+        None is begun while a queue draft with the request's own sampling agrees with the output and
+        reaches as far ahead.
         """
         subscription = prompt.subscriptions[subscriber]
         size = len(prompt.token_ids) + len(subscription.output_ids)
@@ -81,7 +84,7 @@ class StepDrafter:
         self._begin(subscriber, prompt, wanted)
 
     def withdraw(self, subscription: Subscription) -> None:
-        """End the request's step draft and give back its KV."""
+        """End the request's step draft and free its KV."""
         step, subscription.step_draft = subscription.step_draft, None
         if step is not None:
             self._allocator.clear(step)
@@ -89,7 +92,7 @@ class StepDrafter:
             self._turns.live_steps[step.owner] -= 1
 
     def _extend(self, step: Prompt, missing: int) -> None:
-        """Let the draft have `missing` tokens more than it has, if it may go on at all."""
+        """Let the draft grow by `missing` tokens, unless it ends in a stop token."""
         (completion,) = step.completions
         if missing <= 0 or (completion.token_ids and completion.token_ids[-1] in step.stops):
             return
@@ -121,16 +124,16 @@ class StepDrafter:
         self._turns.begin(step)
 
     def _wanted(self, size: int, max_new_tokens: int) -> int:
-        """Tokens to draft behind a text of so many."""
+        """Number of tokens to draft after a text of `size` tokens."""
         if size >= self._model.total_tokens:
             return 0
         return max(0, min(max_new_tokens, self._model.context_len - size))
 
 
 def _ahead(draft: Completion, prompt: Prompt, output_ids: array[int]) -> int | None:
-    """How many tokens a draft for a request of `prompt` runs ahead of its output.
+    """Number of draft tokens beyond the request's output.
 
-    None if the target has left it or outrun it.
+    None if the target has diverged from the draft or outrun it.
     """
     rest = output_ids[len(draft.prompt.token_ids) - len(prompt.token_ids) :]
     if draft.token_ids[: len(rest)] != rest:
