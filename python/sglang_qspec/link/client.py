@@ -1,7 +1,7 @@
-"""The server's end of the wire: a DEALER socket that the scheduler's thread polls.
+"""The server's end of the connection: a DEALER socket that the scheduler's thread polls.
 
-There is no thread here besides ZMQ's own: `receive` drives everything. Every send and receive is
-non-blocking, and what a peer does ends up in a counter, never in an exception.
+It has no thread besides ZMQ's own: `receive` drives everything. Sends and receives do not block.
+Errors of a peer are counted and never raised.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from sglang_qspec.messages import (
 )
 
 LOST_AFTER_S = 3.0
-"""Silence, in listened time, after which a sidecar counts as lost."""
+"""Silence, in seconds of listened time, after which a sidecar counts as lost."""
 PING_INTERVAL_S = 1.0
 TURN_INTERVAL_S = 0.02
-"""How often `receive` looks after more than the messages."""
+"""Interval, in seconds, at which `receive` checks connection, handshake and liveness."""
 HELLO_BACKOFF_S = (0.1, 2.0)
-"""First and longest wait for the answer to a Hello; doubled in between."""
+"""First and longest wait for the answer to a Hello, in seconds; the wait doubles in between."""
 REOPEN_AFTER_S = 5.0
-"""Listened time without a connection after which the socket is made anew. ZMQ reconnects by
-itself, except after a peer that broke its framing: it drops that connection for good."""
+"""Listened time, in seconds, without a connection after which the socket is replaced. ZMQ
+reconnects by itself, except after a peer that violated ZMQ's framing."""
 
 WINDOW_BYTES = 128 << 20
-"""Bytes to the sidecar that it is not known to have read, at most: 30 million tokens or so."""
+"""Maximum number of bytes that the sidecar has not confirmed to have read: about 30 million tokens.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ logger = logging.getLogger(__name__)
 class SidecarLink:
     """A `Link` to a sidecar in another process. All calls come from one thread.
 
-    The state is derived from what was last heard: a session is the sidecar's word that our work is
-    there, and ends with the connection.
+    The state follows from the messages received. While a session lasts, the sidecar has this
+    server's submissions; the session ends with the connection.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class SidecarLink:
         window_bytes: int = WINDOW_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to connect to `endpoint`; the sidecar may come later.
+        """Begin to connect to `endpoint`; the sidecar may start later.
 
-        `hello` says which target this is. Times are in seconds. `window_bytes` bounds what waits
-        for a sidecar that does not read.
+        `hello` describes the target. Times are in seconds. `window_bytes` limits the bytes that
+        wait for a sidecar that does not read.
         Raises LinkError when `endpoint` is not allowed.
         """
         check_connect(endpoint, keys)
@@ -149,7 +150,7 @@ class SidecarLink:
         if self._session is None or self._refusal is not None:
             self._faults.note("dropped message", f"the sidecar is {self.state.value}")
             return Delivery.LATER
-        # A sidecar that was only busy comes back with our work: what ended meanwhile must end.
+        # A busy sidecar keeps our submissions, so a Close must reach it even while it is silent.
         if self.state is not LinkState.READY and not isinstance(message, Close):
             self._faults.note("dropped message", "the sidecar is silent")
             return Delivery.LATER
@@ -186,19 +187,19 @@ class SidecarLink:
 
     @property
     def _max_bytes(self) -> int:
-        """Size of the longest frame that the sidecar reads."""
+        """Maximum size, in bytes, of a frame to the sidecar."""
         if self._sidecar is None:
             return MAX_FROM_SIDECAR_BYTES
         return max_to_sidecar_bytes(self._sidecar.context_len)
 
     def _ping(self) -> None:
-        # A sidecar that has not read a Ping cannot know its number, and so not claim to have.
+        # Random steps: a sidecar that has not read a Ping cannot guess its number.
         self._pings += 1 + secrets.randbelow(1 << 20)
         if self._send(Ping(self._pings)):
             self._window.asked(self._pings)
 
     def _greet(self) -> bool:
-        """Send a Hello of its own number; False if it was not taken."""
+        """Send a Hello with a new number; False if it was not queued."""
         self._hellos += 1
         hello = msgspec.structs.replace(self._hello, number=self._hellos)
         return bool(self._send(hello))
@@ -218,7 +219,7 @@ class SidecarLink:
         return received
 
     def _read(self, frame: bytes) -> FromSidecar | None:
-        """Act on one frame; the message if it is for the caller."""
+        """Handle one frame; return its message if it is for the caller."""
         try:
             message = decode_from_sidecar(frame, self._hello.vocab_size)
         except LinkError as error:
@@ -243,10 +244,10 @@ class SidecarLink:
         return None
 
     def _answers_hello(self, number: int) -> bool:
-        """Whether this answers a Hello that was sent later than those answered so far.
+        """Whether `number` belongs to a Hello later than those answered so far.
 
-        Each new session makes the server submit all its requests anew. So a sidecar may open one
-        only when it is asked to, which is seldom.
+        A new session makes the server submit all its requests again, so a sidecar may open one only
+        in answer to a Hello.
         """
         if not self._answered_hello < number <= self._hellos:
             return False
@@ -254,7 +255,7 @@ class SidecarLink:
         return True
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        # The sidecar has checked this too, but ours are the tokens that would come out wrong.
+        # The sidecar checks this too, but a mismatch would cost this server's drafts.
         if welcome.protocol != PROTOCOL:
             self._refuse(f"the sidecar speaks protocol {welcome.protocol}, not {PROTOCOL}")
             return
@@ -283,7 +284,7 @@ class SidecarLink:
         self._hello_wait_s = HELLO_BACKOFF_S[0]
 
     def _turn(self, dealer: Dealer, now: float) -> None:
-        """Look after the connection, the handshake and the pulse."""
+        """Check the connection, and send a Hello or a Ping if one is due."""
         self._next_turn = now + self._turn_interval_s
         away_s = now - self._turned_at
         self._turned_at = now
@@ -295,7 +296,9 @@ class SidecarLink:
             self._faults.note("failed ZMQ handshake (are both ends' key files the same?)", failure)
         if change.lost:
             if self._session is not None and self._faults.is_due("lost connection"):
-                logger.warning("the connection to the sidecar is lost; going on without drafts")
+                logger.warning(
+                    "the connection to the sidecar is lost; decoding continues without its drafts"
+                )
             self._session = None
         if change.made:
             self._window.reset()
@@ -313,7 +316,7 @@ class SidecarLink:
             return
         if was_ready and self.state is LinkState.READY:
             if away_s > self._lost_after_s:
-                # So long unheard, the sidecar may have forgotten us; if not, it says so.
+                # After this silence the sidecar may have dropped our session; its Welcome tells.
                 self._next_ping = now + self._ping_interval_s
                 self._greet()
             elif now >= self._next_ping:

@@ -1,4 +1,4 @@
-"""What the serving side sees of a sidecar, whichever way it is reached."""
+"""Interface of a server to its sidecar."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 from sglang_qspec.messages import FromSidecar, Heartbeat, ToSidecar, Welcome
 
 POLL_BUDGET_S = 0.002
-"""Time after which a poll reads no further message. A frame of the largest size takes about 2 ms
-to decode and check, so that a poll takes about 4 ms at most."""
+"""Time, in seconds, after which a poll reads no further message. Decoding and checking a frame of
+maximum size takes about 2 ms, so a poll takes at most about 4 ms."""
 
 
 class LinkState(enum.Enum):
-    """Whether drafts can be asked for."""
+    """State of the link; drafts are available while it is READY."""
 
     CONNECTING = "connecting"
     """No sidecar has answered yet."""
     READY = "ready"
-    """A sidecar has answered, fits the target, and was heard of lately."""
+    """A sidecar has answered, fits the target, and is not silent."""
     REFUSED = "refused"
     """The sidecar's model does not fit the target: see `Link.refusal`."""
     LOST = "lost"
@@ -26,25 +26,25 @@ class LinkState(enum.Enum):
 
 
 class Delivery(enum.Enum):
-    """What became of an attempt to send a message."""
+    """Result of an attempt to send a message."""
 
     TAKEN = "taken"
-    """The message is on its way."""
+    """The message is queued."""
     LATER = "later"
-    """The link is not ready or its queue is full; the message may be tried again."""
+    """The link is not ready or its queue is full; the caller may send the message again."""
     NEVER = "never"
-    """The message cannot be encoded or is longer than the sidecar reads: do not try it again."""
+    """The message cannot be encoded or is too large for the sidecar; do not send it again."""
 
     def __bool__(self) -> bool:
-        """Whether the message is on its way."""
+        """Whether the message is queued."""
         return self is Delivery.TAKEN
 
 
 class Link(Protocol):
-    """The server's end of the wire. One thread owns it; no method blocks or raises.
+    """The server's end of the connection. One thread owns it; no method blocks or raises.
 
-    When `session_count` changes, the sidecar knows nothing of earlier `Submit`s: the caller submits
-    again what it still wants.
+    When `session_count` changes, the sidecar has none of the earlier submissions; the caller then
+    submits its live requests again.
     """
 
     @property
@@ -52,54 +52,52 @@ class Link(Protocol):
 
     @property
     def session_count(self) -> int:
-        """How many sessions a sidecar has opened for us; 0 before the first."""
+        """Number of sessions opened so far; 0 before the first."""
         ...
 
     @property
     def refusal(self) -> str | None:
-        """Why the sidecar must not be used, while `state` is REFUSED."""
+        """Why the sidecar does not fit, while `state` is REFUSED; otherwise None."""
         ...
 
     @property
     def sidecar(self) -> Welcome | None:
-        """What the sidecar last said about itself."""
+        """The sidecar's latest Welcome; None before the first."""
         ...
 
     @property
     def heartbeat(self) -> Heartbeat | None:
-        """What the sidecar last said about its load."""
+        """The sidecar's latest Heartbeat; None before the first."""
         ...
 
     @property
     def dropped(self) -> int:
-        """How often `send` answered LATER."""
+        """Number of sends that returned LATER."""
         ...
 
     @property
     def malformed(self) -> int:
-        """Messages in either direction that the protocol does not allow; they are dropped."""
+        """Number of messages, in either direction, dropped because they violate the protocol."""
         ...
 
     def send(self, message: ToSidecar) -> Delivery:
-        """Hand a message over without waiting.
+        """Queue a message without waiting.
 
-        The answer is LATER when the link is not READY or its queue is full. A `Close` is taken
-        also while a connected sidecar is merely silent.
+        Returns LATER if the link is not READY or its queue is full. A `Close` is also queued while
+        a connected sidecar is silent.
         """
         ...
 
     def receive(self, limit: int = 256) -> list[FromSidecar]:
-        """Return messages that have come, oldest first; empty when none has.
+        """Return received Drafted, Gap and Declined messages, oldest first.
 
-        At most `limit` messages are returned, and fewer once a poll has taken `POLL_BUDGET_S`, so
-        that a sidecar that sends much cannot hold up the scheduler. They are Drafted, Gap and
-        Declined: the handshake and heartbeats are the link's own affair, and this call is what
-        drives them, so call it in every iteration. Every token id of a draft lies in the
-        vocabulary, and every length is at least zero; whether its submission is still open, and
-        whether its base is the present one, is the caller's to check.
+        Returns at most `limit` messages, and fewer after `POLL_BUDGET_S`, so that a busy sidecar
+        cannot delay the scheduler. Call it in every iteration, because it also drives the handshake
+        and the heartbeats. Token ids are within the vocabulary and lengths at least 0. The caller
+        checks that a draft's submission is still open and that its `base_len` is current.
         """
         ...
 
     def close(self) -> None:
-        """Drop what is queued and let go of the socket. May be called twice."""
+        """Drop queued messages and close the socket. May be called twice."""
         ...

@@ -1,8 +1,8 @@
-"""How long a peer has had the chance to be heard.
+"""Measures listened time: the time in which a peer's messages would have been read.
 
-A scheduler that was busy for ten seconds has not listened for ten seconds, and must not take the
-silence for the peer's death. So silence is measured in listened time: the time spent waiting at
-the socket counts in full, the time between two looks at it counts up to a cap.
+A scheduler that was busy for ten seconds has read nothing in this time, so the silence does not
+mean that the peer is gone. Time spent waiting at the socket therefore counts in full, and time
+between two polls counts up to a limit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class Listening:
-    """A clock that runs only while its owner listens. Seconds, from 0."""
+    """A clock, in seconds from 0, that runs only while its owner listens."""
 
     def __init__(self, longest_gap_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
@@ -21,7 +21,7 @@ class Listening:
         self._looked_at = clock()
 
     def look(self, waited_s: float = 0.0) -> float:
-        """The owner looks at the socket, after waiting there for `waited_s`. The time so far."""
+        """Record a poll that waited `waited_s` seconds; return the listened time so far."""
         now = self._clock()
         between = max(0.0, now - self._looked_at - waited_s)
         self.seconds += waited_s + min(between, self._longest_gap_s)

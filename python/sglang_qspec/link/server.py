@@ -1,4 +1,4 @@
-"""The sidecar's end of the wire: a ROUTER socket that serves several servers.
+"""The sidecar's end of the connection: a ROUTER socket that serves several servers.
 
 All calls come from one thread, which polls `receive` between the steps of its own work.
 """
@@ -35,27 +35,27 @@ from sglang_qspec.messages import (
 )
 
 FORGET_AFTER_S = 10.0
-"""Silence, in listened time, after which a server counts as gone."""
+"""Silence, in seconds of listened time, after which a server counts as gone."""
 SEND_QUEUE = 16384
-"""Messages waiting for one slow server, at most."""
+"""Maximum number of messages queued for one slow server."""
 RECEIVE_QUEUE = (64, 1024)
-"""Fewest and most messages that wait here from one server; more wait at that server."""
+"""Bounds of the number of messages queued from one server; further messages wait at the server."""
 RECEIVE_QUEUE_BYTES = 64 << 20
-"""Bytes of these messages, about, if all are of the largest size."""
+"""Approximate limit of this queue in bytes, if all messages have the maximum size."""
 RECEIVE_BUDGET_S = 0.01
-"""Time after which `receive` reads no further message. ZMQ takes messages from the servers in
-turn, so that a server that sends much costs another the reading of one message for each of its
-own."""
+"""Time, in seconds, after which `receive` reads no further message. ZMQ takes one message of each
+server in turn, so a busy server delays each message of another by one of its own."""
 HEARTBEAT_S = 0.2
-"""Time, listened, for which one Heartbeat answers the Pings of all servers."""
+"""Listened time, in seconds, for which one Heartbeat answers the Pings of all servers."""
 MAX_PEERS = 256
+"""Maximum number of servers."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One server's stay, from its Hello until it is gone. A server that comes back is a new one."""
+    """Session of one server, from its Hello until it is gone. A returning server is a new Peer."""
 
     session: str
     routing_id: bytes
@@ -65,9 +65,9 @@ class Peer:
 
 
 class LinkServer:
-    """Owns the socket and knows who is there.
+    """Owns the socket and the sessions of the connected servers.
 
-    Work belongs to a `Peer`: when `departed` names it, drop its work.
+    Submissions belong to a `Peer`; the caller drops them when `departed` returns the peer.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LinkServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
-        # Tell of a full queue (EAGAIN) and of a peer that has left, instead of dropping silently.
+        # Report a full queue (EAGAIN) and a disconnected peer, instead of dropping silently.
         self._router.router_mandatory = 1
         self._router.sndhwm = send_queue
         fewest, most = RECEIVE_QUEUE
@@ -128,33 +128,33 @@ class LinkServer:
             self.close()
             raise LinkError(f"the endpoint is {endpoint!r}, but cannot be bound: {error}") from None
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        """Where it is bound, with the port that was chosen for `tcp://HOST:*`."""
+        """Bound address, with the actual port for `tcp://HOST:*`."""
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """The servers that are served now."""
+        """The servers with a session."""
         return tuple(self._peers.values())
 
     @property
     def dropped(self) -> int:
-        """Messages that a full queue, or a server that has left, has cost."""
+        """Number of messages dropped because of a full queue or a disconnected server."""
         return self._faults["dropped message"]
 
     @property
     def malformed(self) -> int:
-        """Messages that the protocol does not allow; they were dropped."""
+        """Number of messages dropped because they violate the protocol."""
         return self._faults["malformed message"]
 
     @property
     def unserved(self) -> int:
-        """Messages of those who had not said Hello, or were refused; they were dropped."""
+        """Number of messages dropped because their sender has no session."""
         return self._faults["message of an unknown server"]
 
     def receive(self, timeout_ms: int, limit: int = 1024) -> list[tuple[Peer, ToSidecar]]:
         """Wait at most `timeout_ms` (0: not at all) for messages, and read at most `limit`.
 
-        It stops reading after RECEIVE_BUDGET_S, so that drafting goes on whatever the servers
-        send. Hello and Ping are answered here and not among the messages.
+        It stops reading after RECEIVE_BUDGET_S, so that servers cannot stop the drafting. It
+        answers Hello and Ping itself and does not return them.
         """
         began = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
@@ -171,35 +171,32 @@ class LinkServer:
             try:
                 frames = self._connections.receive()
             except zmq.Again:
-                # Only now has everybody been heard out.
+                # Only now have all queued messages been read.
                 self._forget_silent(now)
                 break
             item = self._read(frames, now)
             if item is not None:
                 received.append(item)
             if time.monotonic() >= until:
-                # Not all have been heard out. But ZMQ takes turns: so long a silence means gone.
+                # Messages may be queued, but ZMQ takes turns: after this silence a server is gone.
                 self._forget_silent(now - 2 * self._forget_after_s)
                 break
         return received
 
     def departed(self) -> list[Peer]:
-        """The servers that have gone since the last call, each once."""
+        """Return the servers that have gone since the last call."""
         departed, self._departed = self._departed, []
         return departed
 
     def send(self, peer: Peer, message: FromSidecar) -> bool:
-        """Hand a message over without waiting; False when it is dropped.
-
-        It is dropped when the queue to `peer` is full or `peer` has gone.
-        """
+        """Queue a message without waiting; False if the queue is full or `peer` has gone."""
         if self._peers.get(peer.routing_id) != peer:
             self._faults.note("dropped message", f"server {peer} has gone")
             return False
         return self._send(peer.routing_id, message)
 
     def close(self) -> None:
-        """Drop what is queued and let go of the socket. May be called twice."""
+        """Drop queued messages and close the socket. May be called twice."""
         self._connections.close()
         self._router.close(linger=0)
         if self._gate is not None:
@@ -223,7 +220,7 @@ class LinkServer:
         return False
 
     def _read(self, frames: list[bytes], now: float) -> tuple[Peer, ToSidecar] | None:
-        """Act on one message; the sender and the message if they are for the caller."""
+        """Handle one message; return sender and message if they are for the caller."""
         routing_id = frames[0]
         try:
             if len(frames) != 2:
@@ -263,7 +260,7 @@ class LinkServer:
         if routing_id not in self._peers:
             self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id)
             if self._faults.is_due("arrival"):
-                logger.info("server %s has come", self._peers[routing_id])
+                logger.info("server %s has connected", self._peers[routing_id])
         self._connections.keep(routing_id)
         self._heard_at[routing_id] = now
         welcome = msgspec.structs.replace(
@@ -275,7 +272,7 @@ class LinkServer:
         self._faults.note("malformed message", error)
 
     def _objection(self, hello: Hello) -> str | None:
-        """Why this server must not be drafted for, or None."""
+        """Why the sidecar refuses this server; None if it accepts it."""
         if hello.protocol != PROTOCOL:
             return (
                 f"the server speaks protocol {hello.protocol} and the sidecar {PROTOCOL}: "

@@ -1,7 +1,7 @@
-"""How many bytes are on their way to the sidecar and not known to have been read.
+"""Counts the bytes sent to the sidecar that it has not confirmed to have read.
 
-A queue that is bounded in messages may hold gigabytes of long prompts. The link is in order, so
-the answer to a Ping says that all before it was read; what came after is the window.
+A queue that is limited in messages may hold gigabytes of long prompts. Messages arrive in order,
+so the answer to a Ping confirms all bytes sent before it; bytes sent later are unconfirmed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 
 
 class Window:
-    """Counts bytes sent and bytes known to be read, on one connection."""
+    """Bytes sent and bytes confirmed as read, on one connection."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -18,32 +18,29 @@ class Window:
 
     @property
     def unread(self) -> int:
-        """Bytes that the sidecar may not have read."""
+        """Number of bytes that the sidecar may not have read."""
         return self._sent - self._read
 
     def fits(self, size: int) -> bool:
-        """Whether `size` bytes more stay within the limit."""
+        """Whether `size` more bytes stay within the limit."""
         return self.unread + size <= self._limit
 
     def sent(self, size: int) -> None:
         self._sent += size
 
     def asked(self, number: int) -> None:
-        """Ping `number` was sent after all that was sent so far. Numbers grow."""
+        """Record that Ping `number` was sent after the bytes so far. Numbers increase."""
         self._asked.append((number, self._sent))
 
     def answered(self, number: int) -> None:
-        """Ping `number` was answered; earlier answers may have been dropped.
-
-        A number that was not asked says nothing.
-        """
+        """Confirm the bytes sent before Ping `number`; unknown numbers are ignored."""
         if all(number != asked for asked, _ in self._asked):
             return
         while self._asked and self._asked[0][0] <= number:
             _, self._read = self._asked.popleft()
 
     def reset(self) -> None:
-        """A new connection: what was on its way on the old one is gone."""
+        """Start over on a new connection; unread bytes of the old one are lost."""
         self._sent = 0
         self._read = 0
         self._asked: deque[tuple[int, int]] = deque()
