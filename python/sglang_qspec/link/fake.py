@@ -1,8 +1,8 @@
-"""A sidecar in one's own process, for tests and trials: scripted drafts, and every mishap.
+"""A simulated sidecar within the process, for tests: scripted drafts and injected failures.
 
-Time passes only in `receive`: each call is one poll, and delays are counted in polls, so a run is
-the same every time. All messages pass the real codec, so what the real link would not let
-through does not get through here.
+Time passes only in `receive`: each call is one poll, and delays are counted in polls, so runs are
+deterministic. All messages pass through the real codec, so the fake rejects what the real link
+rejects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages to bytes and back; nothing malformed gets past here.
+"""Encodes and decodes messages, and rejects malformed ones.
 
-A peer is not believed: besides the types, which msgspec checks, the ranges are checked that the
-rest of the package relies on.
+Peers are not trusted: msgspec checks the types, and this module checks the ranges that the rest of
+the package relies on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_NUMBER = (1 << 63) - 1
 MAX_STEP_TIMES = 64
 """Maximum number of pass sizes in one Heartbeat."""
 MAX_ROUNDING = 1e-3
-"""By how much probabilities may miss the sum of 1; the server divides them by it."""
+"""Maximum deviation of the sum of probabilities from 1; the server divides them by the sum."""
 MAX_NAME_CHARS = 4096
 """Maximum length of a model's name, a reason or any other text, in characters."""
 

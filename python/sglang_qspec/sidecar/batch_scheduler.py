@@ -1,4 +1,4 @@
-"""What the next pass of the draft model advances."""
+"""Selects the completions that the next pass of the draft model advances."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.turns import Turns
 
 BESIDE_STEPS = 8
-"""Completions in other passes while there are step drafts, where a larger pass is a slower one:
-the next step may have to wait for such a pass."""
+"""Maximum number of completions in a pass without step drafts, while a server has step drafts and a
+larger pass is slower: the next step may have to wait for this pass."""
 READ_BESIDE_STEPS = 32
-"""Prompt tokens in such passes, for the same reason."""
+"""Maximum number of prompt tokens in such a pass, for the same reason."""
 REACH = 4
-"""How many times the slots of completions are looked at to fill a pass."""
+"""Number of candidate completions considered for a pass, as a multiple of its slots."""
 
 
 @dataclass
 class Plan:
-    """The completions to advance. All have rows, and there is KV for what is added to them."""
+    """Completions that a pass advances. All have KV rows, and KV slots for their new tokens."""
 
     prefill: list[Completion] = field(default_factory=list)
-    """Those with more than one token to read first."""
+    """Completions that lack the KV of more than one token."""
     decode: list[Completion] = field(default_factory=list)
+    """Completions that lack only the KV of their last token."""
     to_read: int = 0
-    """Tokens that `prefill` lacks."""
+    """Number of tokens that the `prefill` completions lack."""
     to_read_for: Counter[Peer] = field(default_factory=Counter)
-    """The same for each server: one with long prompts does not keep out those of another."""
+    """`to_read` by server, so that long prompts of one server do not keep out those of another."""
     most_read: int = 0
-    """How many of them the pass is to read."""
+    """Maximum number of `prefill` tokens in the pass."""
 
     def __len__(self) -> int:
         return len(self.prefill) + len(self.decode)
 
     @property
     def completions(self) -> list[Completion]:
-        """All that the pass advances."""
+        """All completions of the pass."""
         return [*self.prefill, *self.decode]
 
 
@@ -117,7 +118,7 @@ class BatchScheduler:
         return plan
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
-        """Whether one that is being read will soon have KV that this one can share."""
+        """Whether a completion in prefill will soon have KV that this completion can share."""
         first = completion.prompt.completions[0]
         if completion is not first and not first.finished and not first.token_ids:
             return True  # all completions of a prompt begin when it is read

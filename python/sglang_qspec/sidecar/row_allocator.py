@@ -16,11 +16,11 @@ from sglang_qspec.sidecar.prompt import Completion, Prompt
 from sglang_qspec.sidecar.turns import Turns
 
 SHARED_PREFIX = 16
-"""Prompts share the KV of a common prefix at least so long, in tokens."""
+"""Minimum length, in tokens, of a common prefix for prompts to share its KV."""
 SHARED_AMONG = 32
-"""How many of the latest prompts are searched for a common prefix."""
+"""Number of latest prompts that are searched for a common prefix."""
 HEADROOM = 16
-"""A completion is seated only if all that are advanced can grow by so many tokens."""
+"""Number of free KV slots per running completion that is required before another gets a row."""
 
 
 class RowAllocator:
@@ -47,7 +47,7 @@ class RowAllocator:
         """Those of them that none of the prompt's completions waits for."""
 
     def missing(self, completion: Completion) -> int:
-        """Tokens of prompt and completion that its row does not cover; at least 1."""
+        """Number of tokens of prompt and completion without KV in its row; at least 1."""
         covered = 0 if completion.row is None else self._model.length(completion.row)
         return len(completion) - covered
 
@@ -101,7 +101,7 @@ class RowAllocator:
         return most if held[most] > held[own] + self.missing(first) else own
 
     def vacate(self, completion: Completion) -> None:
-        """The completion is finished: close its row, or keep the first one's for the prompt."""
+        """Close the row of a finished completion, or keep it for the prompt if it is the first."""
         prompt = completion.prompt
         row = self._take(completion)
         if row is not None and completion is prompt.completions[0]:
@@ -112,7 +112,7 @@ class RowAllocator:
         self._release(prompt)
 
     def drop(self, completion: Completion) -> None:
-        """Nobody gets the completion any more: close its row."""
+        """Close the row of a completion without subscribers."""
         if (row := self._take(completion)) is not None:
             self._model.close(row)
         self._release(completion.prompt)
@@ -302,7 +302,7 @@ def _held(prompt: Prompt) -> Iterator[tuple[int, Completion]]:
 
 
 def _agreement(token_ids: array[int], completion: Completion) -> int:
-    """How many tokens the text and the completion, its prompt included, begin with in common."""
+    """Length of the common prefix of a text and a completion with its prompt, in tokens."""
     prompt = completion.prompt.token_ids
     common = _common_prefix(token_ids, prompt)
     if common < len(prompt):
@@ -311,7 +311,7 @@ def _agreement(token_ids: array[int], completion: Completion) -> int:
 
 
 def _common_prefix(a: array[int], b: array[int]) -> int:
-    """How many tokens the two begin with in common."""
+    """Length of the common prefix, in tokens."""
     size = min(len(a), len(b))
     if not size:
         return 0

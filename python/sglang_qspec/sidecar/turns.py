@@ -1,4 +1,4 @@
-"""The queues of all servers, and the turns in which the drafter works on them."""
+"""The draft queues of all servers, and the division of drafting time among them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sglang_qspec.sidecar.prompt import Completion, Prompt, PromptKey
 
 
 class Turns:
-    """Owns the prompts that someone wants, and divides the drafter's time among the servers.
+    """Owns all subscribed prompts, and divides the drafting time among the servers.
 
-    Each server has a queue of its own. The server that has used the least drafting time comes
+    Each server has its own queue. The server that has used the least drafting time comes
     first (start-time fair queueing, Goyal et al., 1996); the pass then takes one completion of each
     server in turn. With `apart`, where a larger pass is a slower one, a pass has completions of one
     server alone, so that a server with many of them does not slow the passes of one with few.
@@ -52,7 +52,7 @@ class Turns:
         self._woken(prompt.owner).arrange(prompt)
 
     def remove(self, prompt: Prompt) -> None:
-        """Nobody wants the prompt any more."""
+        """Remove a prompt without subscribers."""
         del self.prompts[prompt.key]
         self._queues[prompt.owner].remove(prompt)
         self._owned[prompt.owner] -= 1
@@ -64,11 +64,11 @@ class Turns:
         self._woken(step.owner).begin(step)
 
     def withdraw(self, step: Prompt) -> None:
-        """A step draft is of no use any more."""
+        """Remove a step draft from its queue."""
         self._queues[step.owner].remove(step)
 
     def finish(self, completion: Completion) -> None:
-        """No more tokens of this completion will come."""
+        """Mark a completion as finished, and remove its prompt once all are finished."""
         completion.finished = True
         if completion.prompt.finished:
             self._queues[completion.prompt.owner].remove(completion.prompt)
@@ -94,7 +94,7 @@ class Turns:
         return self._queues[completion.prompt.owner].urgency(completion)
 
     def charge(self, tokens: Counter[Peer], seconds: float) -> None:
-        """A pass took so long, in which so many tokens were computed for each server."""
+        """Divide the `seconds` of a pass among the servers by the tokens computed for each."""
         queues = [(queue, tokens[peer]) for peer, queue in self._queues.items() if tokens[peer]]
         if queues:
             self._now = max(self._now, min(queue.seconds for queue, _ in queues))
