@@ -41,7 +41,7 @@ def with_next_steps(
     return scores[:, : trees.width]
 
 
-class Patience:
+class WaitBudget:
     """Weighs what a wait gains against what it costs.
 
     With drafts as they are a pass yields so many tokens per second. With one token more on the
@@ -82,7 +82,7 @@ class Patience:
         self._seconds[key] = before + MEMORY * (took - before)
 
 
-class Punctuality:
+class DraftDeadline:
     """How late the drafts may be that a pass is made for, as in sequential speculation and halves.
 
     Their next token is waited for some times as long as the sidecar takes for a step. When none has
