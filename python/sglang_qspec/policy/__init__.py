@@ -1,4 +1,4 @@
-"""How many draft tokens the next pass verifies, whose, and how long it waits for them."""
+"""Decisions on each pass: width, draft sources, pipeline, and how long it waits for drafts."""
 
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.pass_times import PassCost, PassTimes
