@@ -33,8 +33,8 @@ def something_else(body: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"<html>", "answers no JSON"),
-        (b"{}", "is no SGLang server"),
+        (b"<html>", "is not JSON"),
+        (b"{}", "is not an SGLang server"),
         (b'{"internal_states": [{}]}', "does not speculate with QSPEC"),
     ],
 )
@@ -50,7 +50,7 @@ def test_another_server_is_told_from_ours(
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("http://127.0.0.1:1", "no server answers at"), ("nonsense", "is no address")],
+    [("http://127.0.0.1:1", "no server answers at"), ("nonsense", "the address is 'nonsense'")],
 )
 def test_no_server_is_one_sentence_too(
     capsys: pytest.CaptureFixture[str], url: str, words: str

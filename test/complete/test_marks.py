@@ -32,6 +32,6 @@ def test_colours_are_those_of_the_sources_and_the_target_has_none() -> None:
 
 
 def test_the_summary_counts_tokens_and_names_colours() -> None:
-    whose = ["target", "step", "step", "queue", "target"]
-    assert summary(whose, 2, Brackets()) == ("5 tokens in 2 passes: 1 queue, 2 step, 2 target")
-    assert "2 \x1b[36mstep\x1b[0m" in summary(whose, 2, Colours())
+    provenance = ["target", "step", "step", "queue", "target"]
+    assert summary(provenance, 2, Brackets()) == ("5 tokens in 2 passes: 1 queue, 2 step, 2 target")
+    assert "2 \x1b[36mstep\x1b[0m" in summary(provenance, 2, Colours())

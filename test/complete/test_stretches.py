@@ -1,4 +1,4 @@
-"""Text in stretches: nothing lost, no character torn, each piece told whose it is."""
+"""Text in stretches: nothing lost, no character torn, each piece told provenance it is."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,20 +27,20 @@ def joined(stretches: Sequence[Stretch]) -> str:
 
 def test_runs_of_one_source_are_one_stretch() -> None:
     stretches = Stretches(Bytes([b"The", b" cat", b" sat", b"."]).decode)
-    whose = ["target", "queue", "queue", "target"]
-    assert list(stretches.take("The cat sat.", [0, 1, 2, 3], whose)) == [
+    provenance = ["target", "queue", "queue", "target"]
+    assert list(stretches.take("The cat sat.", [0, 1, 2, 3], provenance)) == [
         ("target", "The"),
         ("queue", " cat sat"),
         ("target", "."),
     ]
-    assert list(stretches.finish("The cat sat.", whose)) == []
+    assert list(stretches.finish("The cat sat.", provenance)) == []
 
 
 def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
     euro = "€".encode()
     stretches = Stretches(Bytes([b"5 ", euro[:1], euro[1:], b"!"]).decode)
-    whose = ["target", "queue", "step", "target"]
-    assert list(stretches.take("5 €!", [0, 1, 2, 3], whose)) == [
+    provenance = ["target", "queue", "step", "target"]
+    assert list(stretches.take("5 €!", [0, 1, 2, 3], provenance)) == [
         ("target", "5 "),
         ("step", "€"),
         ("target", "!"),
@@ -50,10 +50,13 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
 def test_text_that_comes_later_than_its_tokens_keeps_its_source() -> None:
     euro = "€".encode()
     stretches = Stretches(Bytes([b"a", b" caf", euro[:2], euro[2:]]).decode)
-    whose = ["target", "queue", "queue", "guess"]
+    provenance = ["target", "queue", "queue", "guess"]
     # A server holds back the whole word that ends in half a character.
-    assert list(stretches.take("a ", [0, 1, 2], whose[:3])) == [("target", "a"), ("queue", " ")]
-    assert list(stretches.take("a caf€", [0, 1, 2, 3], whose)) == [
+    assert list(stretches.take("a ", [0, 1, 2], provenance[:3])) == [
+        ("target", "a"),
+        ("queue", " "),
+    ]
+    assert list(stretches.take("a caf€", [0, 1, 2, 3], provenance)) == [
         ("queue", "caf"),
         ("guess", "€"),
     ]
@@ -70,8 +73,11 @@ def test_a_tokenizer_that_drops_the_first_space_shifts_nothing() -> None:
 def test_a_text_that_ends_before_its_tokens_ends_there() -> None:
     """As at a stop string, or a token that is not shown."""
     stretches = Stretches(Bytes([b"one", b" two", b"</s>"]).decode)
-    whose = ["target", "step", "target"]
-    found = [*stretches.take("one t", [0, 1, 2], whose), *stretches.finish("one t", whose)]
+    provenance = ["target", "step", "target"]
+    found = [
+        *stretches.take("one t", [0, 1, 2], provenance),
+        *stretches.finish("one t", provenance),
+    ]
     assert found == [("target", "one"), ("step", " t")]
 
 
@@ -82,7 +88,7 @@ def test_all_text_comes_out_once_whatever_the_pieces_are(data: st.DataObject) ->
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=8)) | {0, len(raw)})
     tokens = [raw[a:b] for a, b in pairwise(cuts)]
     sources = st.sampled_from(["target", "queue", "step"])
-    whose = [data.draw(sources) for _ in tokens]
+    provenance = [data.draw(sources) for _ in tokens]
     stretches = Stretches(Bytes(tokens).decode)
     found: list[Stretch] = []
     known = shown = 0
@@ -91,10 +97,12 @@ def test_all_text_comes_out_once_whatever_the_pieces_are(data: st.DataObject) ->
         whole = len(b"".join(tokens[:known]).decode(errors="ignore"))
         # The last piece has it all.
         shown = whole if known == len(tokens) else data.draw(st.integers(shown, whole))
-        found += stretches.take(text[:shown], list(range(known)), whose[:known])
-    found += stretches.finish(text, whose)
+        found += stretches.take(text[:shown], list(range(known)), provenance[:known])
+    found += stretches.finish(text, provenance)
     assert joined(found) == text
     # Each character is its last token's.
     ends = [len(b"".join(tokens[:n]).decode(errors="ignore")) for n in range(1, len(tokens) + 1)]
-    expected = [whose[next(n for n, end in enumerate(ends) if end > at)] for at in range(len(text))]
-    assert [stretch.whose for stretch in found for _ in stretch.text] == expected
+    expected = [
+        provenance[next(n for n, end in enumerate(ends) if end > at)] for at in range(len(text))
+    ]
+    assert [stretch.source for stretch in found for _ in stretch.text] == expected

@@ -134,8 +134,8 @@ def test_there_is_one_warning_a_minute_at_most(
         fail(sources, GUESS)
         fail(sources, STEP)
         assert len(caplog.records) == 1
-        assert "'guess' cost more than they save: 9 % of them are right" in caplog.text
-        assert "saved 0.100 s and cost 0.200 s. It is paused for 5 s" in caplog.text
+        assert "'guess' cost more than they save: 9 % of the tokens were right" in caplog.text
+        assert "saved 0.100 s and cost 0.200 s. The source is paused for 5 s" in caplog.text
         clock.now += WARNING_INTERVAL_S
         assert sources.paused == frozenset()
         fail(sources, STEP)

@@ -88,7 +88,7 @@ def test_a_plot_that_cannot_be_written_is_an_error_of_one_line(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (GIVEN[:4], "--verify-ms, --draft-ms, --in-flight must be given, unless --fit is"),
+        (GIVEN[:4], "--verify-ms, --draft-ms, --in-flight must be given, unless --fit is given"),
         ([*GIVEN, "--lookahead", "3"], "--lookahead is 3, but must be at least --k, 4"),
         ([*GIVEN, "--plot", "x.png"], "--plot is x.png, but is allowed with --fit only"),
         (["--fit", "nowhere.json"], "nowhere.json cannot be read as JSON"),

@@ -1,1 +1,1 @@
-"""`qspec complete`: ask a server for a completion, and see which of its tokens were drafted."""
+"""`qspec complete`: requests a completion and shows which of its tokens were drafted."""

@@ -1,4 +1,4 @@
-"""A running QSPEC server, as a client of the standard library alone sees it."""
+"""An HTTP client of a QSPEC server, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from typing import Any
 from sglang_qspec.errors import ClientError
 
 TIMEOUT_S = 600.0
+"""Maximum wait in seconds for each piece of an answer."""
 
 
 class Client:
-    """Talks to the server at `url`. All methods raise ClientError, in one sentence."""
+    """Sends requests to the server at `url`; all methods raise ClientError if one fails."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
     def check(self) -> None:
-        """Is there a server, and is it one that speculates with QSPEC?"""
+        """Raise ClientError unless a server answers that speculates with QSPEC."""
         info = self._read("/server_info")
         try:
             speculates = "qspec" in info["internal_states"][0]
         except (LookupError, TypeError):
-            raise ClientError(f"{self.url} is no SGLang server") from None
+            raise ClientError(
+                f"{self.url} is not an SGLang server; give the address of one with --url"
+            ) from None
         if not speculates:
             raise ClientError(
-                f"the server at {self.url} does not speculate with QSPEC: it must be started with "
+                f"the server at {self.url} does not speculate with QSPEC; start it with "
                 "--speculative-algorithm QSPEC"
             )
 
     def generate(
         self, prompt: str, sampling_params: dict[str, Any], *, stream: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """The answer so far, again and again until it is complete."""
+        """Yield the server's JSON for the answer so far, once for each piece that it streams."""
         body = {"text": prompt, "sampling_params": sampling_params, "stream": stream}
         with self._open("/generate", body) as response:
             for line in self._lines(response):
@@ -45,11 +48,11 @@ class Client:
                     continue
                 piece = json.loads(data)
                 if "error" in piece:
-                    raise ClientError(f"{self.url} says: {_message(piece)}")
+                    raise ClientError(f"{self.url} sent an error: {_message(piece)}")
                 yield piece
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each of these lists of token ids, by the server's tokenizer."""
+        """Decode each list of token ids with the server's tokenizer."""
         body = {"tokens": [list(ids) for ids in batch]}
         texts: list[str] = self._read("/detokenize", body)["text"]
         return texts
@@ -59,7 +62,7 @@ class Client:
             try:
                 return json.loads("".join(self._lines(response)))
             except ValueError:
-                raise ClientError(f"{self.url}{path} answers no JSON") from None
+                raise ClientError(f"the answer of {self.url}{path} is not JSON") from None
 
     def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         try:
@@ -71,12 +74,16 @@ class Client:
             response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
-            raise ClientError(f"{self.url} says (HTTP {error.code}): {_reason(text)}") from None
+            raise ClientError(
+                f"{self.url} refused the request (HTTP {error.code}): {_reason(text)}"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise ClientError(f"no server answers at {self.url}: {reason}") from None
         except ValueError:
-            raise ClientError(f"{self.url} is no address such as http://127.0.0.1:30000") from None
+            raise ClientError(
+                f"the address is {self.url!r}, but must be one such as http://127.0.0.1:30000"
+            ) from None
         return response
 
     def _lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
@@ -84,19 +91,21 @@ class Client:
             for line in response:
                 yield line.decode()
         except (OSError, http.client.HTTPException):
-            raise ClientError(f"{self.url} broke off its answer") from None
+            raise ClientError(
+                f"{self.url} closed the connection before its answer was complete"
+            ) from None
 
 
 def _reason(text: str) -> str:
-    """What an error's body says, whatever its form."""
+    """The message in the body of an HTTP error, or the body itself if it is not JSON."""
     try:
         return _message(json.loads(text))
     except ValueError:
-        return text.strip() or "nothing more"
+        return text.strip() or "without a message"
 
 
 def _message(body: Any) -> str:
-    """The message in SGLang's, OpenAI's or FastAPI's form of an error."""
+    """The message of an error in the format of SGLang, OpenAI or FastAPI."""
     while isinstance(body, dict):
         inner = [body[key] for key in ("error", "message", "detail") if key in body]
         if not inner:

@@ -1,4 +1,4 @@
-"""What `qspec complete` prints, piece by piece."""
+"""The command `qspec complete`: its options and its output."""
 
 from __future__ import annotations
 
@@ -10,23 +10,39 @@ from sglang_qspec.complete.client import Client
 from sglang_qspec.complete.marks import Brackets, Colours, Marks, summary
 from sglang_qspec.complete.stretches import Stretches
 
-DESCRIPTION = """Ask a running QSPEC server for a completion, and print it as it comes. With
---show-drafts, text that was drafted is marked with the source of its draft: in colours on a
-terminal, otherwise in brackets."""
+DESCRIPTION = """Ask a running QSPEC server for a completion, and print it while it is generated.
+--show-drafts marks drafted text with the source of its draft: in colours on a terminal, otherwise
+in brackets."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add = parser.add_argument
-    add("prompt", help="text to be completed; it may hold <NGRAMGUESS> tags")
-    add("--url", default="http://127.0.0.1:30000", help="of the server; by default %(default)s")
-    add("--show-drafts", action="store_true", help="mark what was drafted, and by which source")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="by default %(default)s")
-    add("--temperature", type=float, default=0.0, metavar="T", help="by default 0, greedy")
+    add("prompt", help="text to complete; it may contain <NGRAMGUESS> tags")
+    add(
+        "--url",
+        default="http://127.0.0.1:30000",
+        help="address of the server; by default %(default)s",
+    )
+    add("--show-drafts", action="store_true", help="mark drafted text with its source")
+    add(
+        "--max-new-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="maximum number of output tokens; by default %(default)s",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature; by default 0, greedy",
+    )
 
 
 def run(options: argparse.Namespace, *, colours: bool) -> Iterator[str]:
-    """The text to print. Raises ClientError."""
+    """Yield the text to print, piece by piece. Raises ClientError."""
     client = Client(options.url)
     client.check()
     sampling: dict[str, Any] = {
@@ -51,31 +67,31 @@ def _plain(client: Client, prompt: str, sampling: dict[str, Any]) -> Iterator[st
 def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks) -> Iterator[str]:
     stretches = Stretches(client.decode)
     piece: dict[str, Any] = {"text": ""}
-    whose: list[str] = []
+    provenance: list[str] = []
     passes = 0
     for piece in _whole(client.generate(prompt, sampling)):
         meta = piece["meta_info"]
-        whose = meta.get("qspec_provenance", whose)
+        provenance = meta.get("qspec_provenance", provenance)
         passes = meta.get("qspec", {}).get("passes", passes)
-        for stretch in stretches.take(piece["text"], piece["output_ids"], whose):
+        for stretch in stretches.take(piece["text"], piece["output_ids"], provenance):
             yield marks.mark(stretch)
-    for stretch in stretches.finish(piece["text"], whose):
+    for stretch in stretches.finish(piece["text"], provenance):
         yield marks.mark(stretch)
     yield marks.end() + "\n\n"
-    yield summary(whose, passes, marks) + "\n"
+    yield summary(provenance, passes, marks) + "\n"
 
 
 def _whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Pieces of an answer so far, also of a server that streams only what is new in each."""
+    """Make each piece hold the whole answer so far, if the server streams only the new part."""
     text: str = ""
     ids: list[int] = []
-    whose: list[str] = []
+    provenance: list[str] = []
     for piece in pieces:
         meta = piece["meta_info"]
         if len(piece["output_ids"]) < meta["completion_tokens"]:
             piece["text"] = text + piece["text"]
             piece["output_ids"] = ids + piece["output_ids"]
-            meta["qspec_provenance"] = whose + meta.get("qspec_provenance", [])
+            meta["qspec_provenance"] = provenance + meta.get("qspec_provenance", [])
         text, ids = piece["text"], piece["output_ids"]
-        whose = meta.get("qspec_provenance", whose)
+        provenance = meta.get("qspec_provenance", provenance)
         yield piece

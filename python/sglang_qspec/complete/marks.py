@@ -1,4 +1,4 @@
-"""How drafted text is told from the target's own: by colour, or in brackets."""
+"""Marks drafted text in the output: by colour, or in brackets."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from sglang_qspec.complete.stretches import Stretch
 
 TARGET = "target"
 COLOURS = {"queue": 32, "step": 36, "guess": 35, "prompt": 33, "output": 34}
-"""ANSI colours by source; the target's own text has the terminal's."""
+"""ANSI colour of each source; the target's own text keeps the terminal's colour."""
 
 
 class Brackets:
-    """`[queue: drafted text]`: also in a file. A stretch may come in pieces."""
+    """Marks text as `[queue: drafted text]`, for files; a stretch may come in several pieces."""
 
     def __init__(self) -> None:
         self._open = TARGET
 
     def mark(self, stretch: Stretch) -> str:
         """The text of a stretch, marked."""
-        begin = "" if stretch.whose in (self._open, TARGET) else f"[{stretch.whose}:"
-        return self._close_unless(stretch.whose) + begin + stretch.text
+        begin = "" if stretch.source in (self._open, TARGET) else f"[{stretch.source}:"
+        return self._close_unless(stretch.source) + begin + stretch.text
 
     def end(self) -> str:
-        """What closes the last stretch."""
+        """The text that closes the last stretch."""
         return self._close_unless(TARGET)
 
-    def name(self, whose: str) -> str:
-        """A source's name, as the summary has it."""
-        return whose
+    def name(self, source: str) -> str:
+        """The name of a source, as the summary shows it."""
+        return source
 
-    def _close_unless(self, whose: str) -> str:
-        before, self._open = self._open, whose
-        return "" if before in (whose, TARGET) else "]"
+    def _close_unless(self, source: str) -> str:
+        before, self._open = self._open, source
+        return "" if before in (source, TARGET) else "]"
 
 
 class Colours:
-    """A colour for each source, for a terminal."""
+    """Marks text with a colour for each source, for a terminal."""
 
     def mark(self, stretch: Stretch) -> str:
         """The text of a stretch, coloured."""
-        return self._paint(stretch.text, stretch.whose)
+        return self._paint(stretch.text, stretch.source)
 
     def end(self) -> str:
-        """Every stretch is closed already."""
+        """The text that closes the last stretch: empty, as `mark` closes each one."""
         return ""
 
-    def name(self, whose: str) -> str:
-        """A source's name in its colour, which makes the summary a legend."""
-        return self._paint(whose, whose)
+    def name(self, source: str) -> str:
+        """The name of a source in its colour, which makes the summary a legend."""
+        return self._paint(source, source)
 
-    def _paint(self, text: str, whose: str) -> str:
-        colour = COLOURS.get(whose)
+    def _paint(self, text: str, source: str) -> str:
+        colour = COLOURS.get(source)
         return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
 
 
 Marks = Brackets | Colours
 
 
-def summary(whose: Sequence[str], passes: int, marks: Marks) -> str:
-    """How many tokens are whose, in the order of COLOURS, in how many passes of the target."""
-    counts = {name: whose.count(name) for name in (*COLOURS, TARGET)}
+def summary(provenance: Sequence[str], passes: int, marks: Marks) -> str:
+    """One line: the number of tokens of each source, and of target passes."""
+    counts = {name: provenance.count(name) for name in (*COLOURS, TARGET)}
     parts = [f"{count} {marks.name(name)}" for name, count in counts.items() if count]
-    return f"{len(whose)} tokens in {passes} passes: {', '.join(parts)}"
+    return f"{len(provenance)} tokens in {passes} passes: {', '.join(parts)}"

@@ -1,15 +1,15 @@
-"""Attention over SGLang's slot-wise KV cache, for a batch at a time.
+"""Batched attention on a CPU over SGLang's slot-wise KV cache.
 
-The cache keeps the keys of every position in a slot of its own, [slots, kv_heads, head_dim], and
-a request's positions are scattered over it. `plan_rows` works out once per forward pass which
-slots each request reads and what each of its query rows may see; `attend_rows` then needs per
-layer two gathers, two batched products and a softmax, whatever the batch. It serves decode
-(one query row per request), tree verification and short extends; `attend_block` serves long
-prompts, request by request.
+The cache [slots, kv_heads, head_dim] has one slot per token position, and the slots of a request
+are scattered. A query row is one new token of a request. Once per forward pass, `plan_rows` finds
+the slots that each request reads and the positions that each query row may see. Per layer,
+`attend_rows` then takes two gathers, two batched products and a softmax. It serves decode (one
+query row per request), tree verification and short extends. `attend_block` serves long prompts, one
+request at a time.
 
-Grouped-query attention is folded into the query rows: the heads that share a key are rows of one
-product. So are, in decode and verification, the requests that share the slots of a long prefix
-(`SharedPrefixes`): completions of one prompt, or requests behind one system prompt, read it once.
+Heads that share a key (grouped-query attention) are rows of one matrix product. In decode and
+verification, so are requests that share the slots of a long prefix (`SharedPrefixes`). So
+completions of one prompt, or requests with one system prompt, read the prefix once.
 """
 
 from dataclasses import dataclass, replace
@@ -19,28 +19,29 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 _LENGTH_STEP = 64
-"""Half-precision plans cover a multiple of this many positions: oneDNN compiles its kernels anew
-for every shape it meets, which costs more than the product; float32 products are not compiled."""
+"""Half-precision plans are padded to a multiple of this number of positions. oneDNN compiles a
+kernel for each new shape, which costs more than the product; it does not for float32."""
 
 _QUERY_BLOCK = 512
-"""Query rows that one call to the fused kernel takes in a long extend; bounds its mask."""
+"""Maximum number of query rows per call of the fused kernel in a long extend; limits its mask."""
 
 
 _SHARED = 32
-"""Positions that requests have in common at least, to be worth reading once for all."""
+"""Minimum length of a shared prefix in positions."""
 
 _SAVED = 4096
-"""Positions of all requests together that sharing must save; less does not pay for its calls."""
+"""Minimum number of positions, over all requests, that sharing must save to pay for its calls."""
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Groups of requests that begin with the same slots.
+    """Groups of requests with a common prefix of KV slots.
 
-    There are G groups of at most R requests, with at most P positions in common. `slots` int64
-    [G * kv_heads * P] are places as in `RowPlan`, whose own slots then leave the prefixes out.
-    `members` int64 [G * R] are the requests of each group, filled up with any, and `place` int64
-    [B] where in it each request stands. `bias` [B, 1, 1, P] is 0 where a request looks.
+    There are G groups of at most R requests, with at most P common positions. `slots` int64
+    [G * kv_heads * P] are cache indices as in `RowPlan`; the slots of the plan itself then leave
+    out the prefixes. `members` int64 [G * R] are the requests of each group, padded with any
+    request. `place` int64 [B] is the index of each request in `members`. `bias` [B, 1, 1, P] is 0
+    at positions of the request's prefix and -inf elsewhere.
     """
 
     groups: int
@@ -54,13 +55,13 @@ class SharedPrefixes:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What the query rows of one forward pass read.
+    """The cache indices and masks of the B * Q query rows of one forward pass.
 
-    `slots` int64 [B * kv_heads * T]: places in the cache seen as [slots * kv_heads, head_dim],
-    so that what is gathered lies head by head. `bias` [B, 1, 1, Q, T] in the cache's dtype is 0
-    where a row may look and -inf elsewhere, None where all rows see all T positions. `taken`
-    int64 [B * Q] are the token rows that the B * Q query rows come from, and `given` int64
-    [tokens] the query rows that hold each token's result; None where they are the same.
+    `slots` int64 [B * kv_heads * T] are indices into the cache viewed as [slots * kv_heads,
+    head_dim], so that gathered keys lie head by head. `bias` [B, 1, 1, Q, T] is 0 where a query row
+    sees a position and -inf elsewhere; None if all rows see all T positions. `taken` int64 [B * Q]
+    is the token of each query row, and `given` int64 [tokens] the query row of each token; None if
+    query rows and tokens are the same.
     """
 
     requests: int
@@ -81,7 +82,7 @@ def plan_sharing(
     dtype: torch.dtype,
     visible: Tensor | None = None,
 ) -> RowPlan:
-    """`plan_rows`, with prefixes that requests share read once."""
+    """`plan_rows` that reads shared prefixes once."""
     slots = slots.long()
     found = _shared_prefixes(slots, kv_lens - rows)
     if found is None:
@@ -114,16 +115,16 @@ def plan_sharing(
 
 
 def _shared_prefixes(slots: Tensor, lens: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(group, length of the prefix that it shares) int64 [B] each; None if it is not worth it.
+    """Group and shared prefix length of each request, int64 [B] each; None if sharing does not pay.
 
-    Of `lens` int64 [B] positions of each request at most: what all its query rows see. A slot holds
-    one position of one text, so requests that have the slot of a position in common have all before
-    it in common.
+    `lens` int64 [B] limits the prefix to positions that all query rows of a request see. A slot
+    holds one position of one text. So requests that share the slot of a position share all
+    positions before it.
     """
     requests, positions = slots.shape
     if requests < 2 or positions <= _SHARED:
         return None
-    # Requests too short for it are each alone.
+    # A request that is too short gets a group of its own.
     key = torch.where(lens >= _SHARED, slots[:, _SHARED - 1], -1 - torch.arange(requests))
     key, group_of = key.unique(return_inverse=True)
     if key.shape[0] == requests:
@@ -166,7 +167,7 @@ def plan_rows(
     seen: Tensor | None = None
     if bool((kv_lens < positions).any()):
         inside = place < kv_lens.unsqueeze(1)
-        # A request's own first slot stands in for what it does not have: finite, then masked.
+        # Missing positions read the request's first slot: its values are finite, and masked.
         slots = torch.where(inside, slots, slots[:, :1])
         seen = inside.unsqueeze(1).expand(requests, rows, positions)
     if visible is not None:
@@ -192,7 +193,8 @@ def _padded(positions: int, dtype: torch.dtype) -> int:
 
 
 def _flat_places(slots: Tensor, kv_heads: int) -> Tensor:
-    """`slots` [N, T] as places in the cache seen as [slots * kv_heads, head_dim], head by head."""
+    """Indices of `slots` [N, T] in the cache viewed as [slots * kv_heads, head_dim], head by
+    head."""
     heads = torch.arange(kv_heads).view(1, kv_heads, 1)
     return (slots.unsqueeze(1) * kv_heads + heads).flatten()
 
@@ -200,7 +202,7 @@ def _flat_places(slots: Tensor, kv_heads: int) -> Tensor:
 def attend_rows(
     plan: RowPlan, query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float = 0.0
 ) -> Tensor:
-    """Attend with the rows of `plan`.
+    """Attention of the query rows of `plan`.
 
     `query` [tokens, heads, head_dim]; `keys` [slots, kv_heads, head_dim] and `values` [slots,
     kv_heads, value_dim] are one layer's whole cache. `cap` > 0 bounds scores by cap * tanh(s /
@@ -240,11 +242,11 @@ def _mix_with_prefixes(
     values: Tensor,
     cap: float,
 ) -> Tensor:
-    """One softmax over `scores` and those of the prefixes, and the values that it mixes.
+    """Attention over shared prefixes and own positions, with one softmax over both.
 
     `scores` [B * kv_heads, group, T] and `value` [B * kv_heads, T, value_dim] are a request's own,
-    `query` [B * kv_heads, group, head_dim] is scaled; `group` counts the rows of all heads that
-    share a key. Returns [B * kv_heads, group, value_dim].
+    `query` [B * kv_heads, group, head_dim] is scaled; `group` counts the query rows of all heads
+    that share a key. Returns [B * kv_heads, group, value_dim].
     """
     kv_heads, head_dim = keys.shape[1:]
     group, own = scores.shape[1:]
@@ -259,7 +261,7 @@ def _mix_with_prefixes(
         return rows.reshape(groups * kv_heads, size * group, x)
 
     def spread(rows: Tensor) -> Tensor:
-        """The way back: [G * kv_heads, R * group, x] -> [B * kv_heads, group, x]"""
+        """Inverse of `gathered`: [G * kv_heads, R * group, x] -> [B * kv_heads, group, x]"""
         x = rows.shape[-1]
         rows = (
             rows.view(groups, kv_heads, size, group, x)
@@ -291,7 +293,7 @@ def attend_block(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """Attend causally with the last n positions of one request.
+    """Causal attention of the last n positions of one request.
 
     `query` [n, heads, head_dim] are the last n of the `slots` int64 [T] positions of a request;
     `keys` and `values` as in `attend_rows`. The work is n * T, not T * T. Returns [n, heads,

@@ -1,7 +1,6 @@
-"""The small operations of a decoder layer, in few calls.
+"""The small operations of a decoder layer, in as few torch calls as possible.
 
-At a handful of rows every torch call costs its dispatch, not its arithmetic, so these take the
-fewest calls that give the usual result.
+With few tokens per pass, a torch call costs more for its dispatch than for its arithmetic.
 """
 
 import torch
@@ -17,8 +16,8 @@ def mirrored(weight: Tensor) -> Tensor:
 def rms_norm(rows: Tensor, mirrored_weight: Tensor, eps: float) -> Tensor:
     """RMS norm of `rows` [..., n], summed in float32.
 
-    Of a vector followed by its negative the mean is 0 and the variance is the mean square, so
-    torch's fused layer norm gives the RMS norm in its first half.
+    A vector followed by its negative has the mean 0, and its variance is the mean square. So the
+    first half of torch's fused layer norm is the RMS norm.
     """
     width = rows.shape[-1]
     doubled = torch.cat((rows, rows.neg()), dim=-1)

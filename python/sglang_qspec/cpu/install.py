@@ -1,4 +1,4 @@
-"""Put the stand-in `sgl_kernel` where SGLang will import it, on machines that need it.
+"""Makes SGLang import a stand-in for `sgl_kernel` on machines without a CPU build of it.
 
 SGLang's scheduler processes import `sgl_kernel` before any plugin runs there, but a spawned
 process starts with its parent's `sys.path`, so it is enough that the parent calls
@@ -19,10 +19,10 @@ _logger = logging.getLogger(__name__)
 
 
 def install_kernels() -> bool:
-    """Make `import sgl_kernel` give the stand-in, if the facts ask for it; True if they do.
+    """Make `import sgl_kernel` import the stand-in if it is needed; returns whether it is.
 
-    The facts: SGLang is told to run on the CPU (`SGLANG_USE_CPU_ENGINE=1`), and there is no
-    sgl_kernel built for the CPU that loads. May be called any number of times.
+    It is needed if SGLang runs on the CPU (`SGLANG_USE_CPU_ENGINE=1`) and no CPU build of
+    sgl_kernel loads. Repeated calls have no further effect.
     """
     if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") != "1":
         return False
@@ -40,7 +40,7 @@ def install_kernels() -> bool:
 
 
 def _cpu_build_loads() -> bool:
-    """Is there an sgl_kernel with CPU kernels, and does it load?
+    """Whether an sgl_kernel with CPU kernels is installed and loads.
 
     A CPU build keeps its compiled library at the top of the package, a CUDA build in one folder
     per architecture; telling them apart first saves importing torch for nothing.

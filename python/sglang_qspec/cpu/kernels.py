@@ -1,8 +1,8 @@
 """The sgl_kernel functions that SGLang's CPU platform imports, in torch.
 
 Names, argument order and in-place effects are those of SGLang's call sites, so tensors named
-"out" below are written and nothing is returned. `req_to_token` is [rows, pool_len] int32: the KV
-slot of each position of each request. Index tensors may be int32 or int64.
+"out" below are written and nothing is returned. `req_to_token` int32 [requests, pool_len] has one
+row per request with the KV slot of each position. Index tensors may be int32 or int64.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _FULL_MASK, _QLEN_ONLY = 0, 1
 
 
 def _window(rows: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """(row, column) of every position in [start, end) of each row, request after request."""
+    """(row, column) in `req_to_token` of positions [start, end) of each request, in order."""
     lens = (end - start).long()
     before = lens.cumsum(0) - lens
     owner = torch.repeat_interleave(lens)
@@ -39,7 +39,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Write each request's new KV slots (packed in `out_cache_loc`) into its row."""
+    """Write each request's new KV slots (packed in `out_cache_loc`) into its `req_to_token` row."""
     row, column = _window(req_pool_indices, start_offset, end_offset)
     req_to_token[row, column] = out_cache_loc[: row.numel()].to(req_to_token.dtype)
 
@@ -92,9 +92,9 @@ def fill_bonus_tokens_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
 ) -> None:
-    """Copy KV rows `src_loc` to `tgt_loc` in every buffer; overlapping moves are safe.
+    """Copy KV slots `src_loc` to `tgt_loc` in every buffer; overlapping moves are safe.
 
-    `data_ptrs` uint64 [buffers] are addresses, `strides` the bytes of a row in each.
+    `data_ptrs` uint64 [buffers] are addresses, `strides` the bytes per slot in each buffer.
     """
     if tgt_loc.numel() == 0:
         return
@@ -196,7 +196,7 @@ def verify_tree_greedy_cpu(
     `predicts` [bs * D] (out) the target's tokens there, `accept_token_num` [bs] (out) the
     number of accepted draft tokens, without the bonus token.
     """
-    # A few numbers for each request: a walk over lists takes a tenth of what tensors would.
+    # With few numbers per request, lists take a tenth of the time of tensors.
     targets, places = target_predict.tolist(), retrive_index.tolist()
     tokens, longest = candidates.tolist(), accept_index.shape[1]
     links = retrive_next_token.tolist(), retrive_next_sibling.tolist()

@@ -1,7 +1,8 @@
-"""Matrix products with int8 and int4 weights on a CPU: pack once, multiply by number of rows.
+"""Matrix products with packed int8 and int4 weights on a CPU; the kernel depends on the row count.
 
-Which kernel runs for how many rows was measured on one core of an AVX-512 machine with the layers
-of a 135M-parameter model (`benchmark/bench_linear.py`; the table is in docs/results.md):
+A row is one token of the input matrix. The kernel for each number of rows was chosen by measurement
+on one core of an AVX-512 machine with the layers of a 135M-parameter model
+(`benchmark/bench_linear.py`; the table is in docs/results.md):
 
 - An int8 product of bytes (uint8 activations, int8 weights, int32 sums) beats packed bfloat16 at
   any number of rows. The compiled one (`cpu/native/product.h`) reads a weight as fast as memory
@@ -26,9 +27,9 @@ from sglang_qspec.cpu.linear_grids import Grid, round_int4, round_int8
 from sglang_qspec.cpu.native import native
 
 TWO_DIGIT_ROWS = 4
-"""Up to here an activation is two digits."""
+"""Maximum number of rows with activations of two digits."""
 INT4_ROWS = 2
-"""Up to here int4 weights are multiplied as such."""
+"""Maximum number of rows that are multiplied with int4 weights directly."""
 _BLOCK_ROWS = 64
 """FBGEMM is fastest in blocks: 256 rows at once take 1.2 times as long as four times 64."""
 _INT4_GROUPS = (256, 128, 64, 32)
@@ -38,7 +39,7 @@ _TINY = 1e-30
 
 @cache
 def has_fbgemm() -> bool:
-    """Does this build of torch have FBGEMM (x86)? Without it int8 weights are weight-only."""
+    """Whether this build of torch has FBGEMM (x86); without it activations stay in bfloat16."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
@@ -59,7 +60,7 @@ class Int8Linear:
         self.out_features, self.in_features = grid.q.shape
         self._scale = grid.scale[:, 0].contiguous()
         self.native: Any = None
-        """The weight as `cpu._native` multiplies it, where it can."""
+        """The weight packed for `cpu._native`; None without that module."""
         self._packed: Any = None
         if native() is not None:
             self.native = native().PackedInt8(grid.q.numpy(), self._scale.numpy())

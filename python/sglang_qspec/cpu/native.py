@@ -1,4 +1,4 @@
-"""Whether the compiled products and decoder can be used, and for what."""
+"""Access to the compiled products and decoder, where the processor supports them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _drafts_only = False
 
 @cache
 def native() -> Any:
-    """`sglang_qspec.cpu._native`, or None without AVX-512 and VNNI or where it was not built."""
+    """`sglang_qspec.cpu._native`; None without AVX-512 and VNNI, or if it was not built."""
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return None
     try:
@@ -23,10 +23,10 @@ def native() -> Any:
 
 
 def use_for_drafts() -> None:
-    """This process runs draft models alone.
+    """Declare that this process runs draft models only, so that the compiled decoder may be used.
 
-    A target's passes have to agree with each other whatever their shape, trees among them; a
-    draft model's need not, so its decoder may be another.
+    A target's passes must agree with each other whatever their shape, so its decoder
+    stays in torch. A draft model's passes need not agree.
     """
     global _drafts_only
     _drafts_only = True

@@ -1,9 +1,9 @@
-"""SGLang's three forms of a draft tree, and how one becomes another.
+"""Conversions between the forms in which SGLang represents a draft tree.
 
-SGLang's verify kernels know a tree as a mask (which nodes are ancestors) or as links (first
-child and next sibling, -1 where there is none); between the two stand `parents`, where a node
-without a parent is its own. All tensors are [bs, D] int64 unless said otherwise,
-and a parent's index is smaller than its child's.
+SGLang's verify kernels read a tree as a mask (which nodes are ancestors) or as links (first child
+and next sibling, -1 for none). `parents` is the form in between; a node without a parent is its
+own. All tensors are int64 [bs, D] unless stated otherwise. A parent's index is smaller than its
+child's.
 """
 
 import torch

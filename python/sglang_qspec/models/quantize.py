@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 BITS = (4, 8)
 GROUP_SIZES = (128, 64, 32)
 METHOD = 1
-"""Raised when the method changes, so that older results in the cache are not taken."""
+"""Version of the method; a new number makes older results in the cache unused."""
 
 GroupSize = int | Literal["channel"]
-"""Neighbouring weights of one output channel that share a scale; `channel`: all of them."""
+"""Number of neighbouring weights of an output channel that share a scale; `channel` means all."""
 
-# What auto-round writes anew but a draft must share with its target.
+# Files that auto-round rewrites but a draft model must share with its target.
 _SHARED_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -47,19 +47,19 @@ _SHARED_FILES = (
 def quantize(
     model: Path, bits: int, group_size: GroupSize | None = None, output: Path | None = None
 ) -> Path:
-    """The folder of `model` quantized to `bits`, made if it is not there.
+    """The folder of `model` quantized to `bits`, built if it does not exist.
 
     `group_size` is by default one scale per channel for 8 bits, and for 4 bits the largest of 128,
     64 and 32 that divides the model's widths. Without `output` the result is kept in the cache.
 
     Raises ConfigError for bits, a group size or a model folder that is not allowed, and QSpecError
-    if auto-round is not installed or `output` holds something else.
+    if auto-round is not installed or `output` exists with other content.
     """
     if bits not in BITS:
         raise ConfigError(f"bits is {bits}, but must be 4 or 8")
     config = _config(model)
     if "quantization_config" in config:
-        raise ConfigError(f"{model} is quantized already; give the checkpoint that it came from")
+        raise ConfigError(f"{model} is quantized already; use the unquantized checkpoint")
     group = _group(config, bits, group_size)
 
     def build(folder: Path) -> None:
@@ -123,7 +123,7 @@ def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) ->
         ) from error
     logging.getLogger("autoround").setLevel(logging.ERROR)
     gc.collect()
-    gc.freeze()  # auto-round collects after each layer; that is to walk only what it made itself
+    gc.freeze()  # auto-round collects garbage after each layer; this skips all older objects
     try:
         with contextlib.redirect_stdout(sys.stderr):
             AutoRound(
@@ -133,7 +133,7 @@ def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) ->
                 sym=True,
                 iters=0,
                 disable_opt_rtn=True,
-                disable_model_free=True,  # that way writes a layout of auto-round's own
+                disable_model_free=True,  # model-free mode writes a layout of auto-round's own
                 device_map="cpu",
             ).quantize_and_save(str(folder / "written"), format="auto_gptq")
     finally:

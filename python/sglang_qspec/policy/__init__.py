@@ -1,24 +1,24 @@
-"""How many draft tokens the next pass verifies, whose, and how long it waits for them."""
+"""Decisions on each pass: width, draft sources, pipeline, and how long it waits for drafts."""
 
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.pass_times import PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.policy.sources import Sources
-from sglang_qspec.policy.waiting import Patience, Punctuality, with_next_steps
+from sglang_qspec.policy.waiting import DraftDeadline, WaitBudget, with_next_steps
 from sglang_qspec.policy.width import LADDER, Choice, WidthPolicy
 
 __all__ = [
     "LADDER",
     "Choice",
     "Credit",
+    "DraftDeadline",
     "FirstTokens",
     "PassCost",
     "PassTimes",
-    "Patience",
     "PipelinePlan",
     "PipelineSelector",
-    "Punctuality",
     "Sources",
+    "WaitBudget",
     "WidthPolicy",
     "with_next_steps",
 ]

@@ -1,10 +1,9 @@
-"""Whether a request's drafts are as good as their scores say, learnt from every pass.
+"""A correction factor for one request's draft scores, learnt from every pass.
 
-A score is what drafts of its kind have been worth to all requests. One request's drafts may be
-worth much less, as when its client guesses wrong or its text is like no other: then its scores are
-marked down, and after some passes nothing of it is worth a row. A tree's first tokens can be judged
-by what the target says next, verified or not, so this costs no probes and a request that has lost
-all credit can win it back.
+A score is an acceptance estimate over all requests. One request's drafts may do much worse, for
+example when its client guesses wrong. Its factor then falls until none of its draft tokens is worth
+verifying. The target's next token shows whether a tree's first tokens are right, even in a plain
+pass. So no probing is needed, and a request without credit can regain it.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from numpy.typing import NDArray
 from sglang_qspec.trie import DraftTrees
 
 WEIGHT = 4.0
-"""Tokens that are taken to have been as right as their scores before any was seen."""
+"""Weight of the prior in tokens; with no observations the factor is 1."""
 MEMORY = 32.0
-"""Claimed tokens, of which half are forgotten when there are so many."""
+"""Value of `claimed` above which both counts are halved, so that recent passes count more."""
 MOST = 1.2
-"""A request is never believed more than its scores by a larger factor."""
+"""Upper limit of the factor."""
 
 
 @dataclass
 class Credit:
-    """Of one request."""
+    """How often one request's drafts were right, compared with their scores."""
 
     claimed: float = 0.0
-    """Sum of the scores of its trees' first tokens."""
+    """Sum of the scores of the nodes that hang from the roots of the request's trees."""
     right: float = 0.0
-    """How many passes had the target's token among them."""
+    """Number of passes in which one of these nodes had the target's token."""
 
     @property
     def factor(self) -> float:
-        """What the scores of its drafts are to be multiplied with."""
+        """Multiplier for the scores of the request's drafts, above 0 and at most `MOST`."""
         return min((WEIGHT + self.right) / (WEIGHT + self.claimed), MOST)
 
     def observe(self, claimed: float, right: bool) -> None:
-        """Its tree's first tokens had scores of this sum, and one of them was right, or none."""
+        """Record a pass: the sum of the first tokens' scores, and whether one of them was right."""
         self.claimed += claimed
         self.right += right
         if self.claimed > MEMORY:
@@ -49,16 +48,16 @@ class Credit:
 
 @dataclass(frozen=True)
 class FirstTokens:
-    """What a batch's trees proposed behind their roots, and what the target said there."""
+    """The nodes that hang from the roots of a batch's trees, and which of them were right."""
 
     proposed: NDArray[np.bool_]
-    """[bs, D]: the nodes that hang from the root."""
+    """[bs, D]: whether the node hangs from the root."""
     right: NDArray[np.bool_]
-    """[bs, D]: that of them, if any, which is the target's token."""
+    """[bs, D]: whether the node also has the target's token; at most one node of a tree does."""
 
     @classmethod
     def of(cls, trees: DraftTrees, next_ids: NDArray[np.int32]) -> FirstTokens:
-        """`next_ids` [bs] are the tokens that the target has committed behind the roots."""
+        """Compare the trees with `next_ids` [bs], the tokens that the target committed next."""
         proposed = (trees.parents == 0) & (trees.scores > 0)
         proposed[:, :1] = False  # the root is its own parent
         return cls(proposed, proposed & (trees.token_ids == next_ids[:, None]))

@@ -1,4 +1,4 @@
-"""What passes of the target take by their requests and width, learnt while they run."""
+"""Predicted time of a target pass by batch size and width, learnt from the passes that run."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from math import log2
 from sglang_qspec.errors import ConfigError
 
 COMMON = 0.1
-"""Weight of the latest pass in what has become of all passes lately."""
+"""Weight of the latest pass in the pace that all sizes share."""
 OWN = 0.02
-"""Its weight in how passes of its size compare with others; more while that is hardly known."""
+"""Weight of the latest pass in the level of its size; higher for the first passes of a size."""
 SETTLED = 20
-"""Passes of a size after which it is known well enough to tell of all."""
+"""Passes of a size after which further ones also update the shared pace."""
 NEWS = 0.0005
-"""Weight of a pass in how those of other widths compare: what is never used must not be condemned
-forever by its last pass."""
+"""Weight with which a pass pulls the levels of other widths towards its own. So a width that is no
+longer used does not keep a bad level forever."""
 FIRST_GAP, LONGEST_GAP = 4, 256
-"""Wider passes after which a plain one is due, for it is what all others are measured by: twice as
-many each time."""
+"""Number of wider passes after which a plain one is due: the first number, doubled each time up to
+the longest. Plain passes are needed because wider ones are compared with them."""
 FIRST_UNIT = 0.03
-"""Seconds that a pass is taken for before any was seen."""
+"""Predicted seconds of a pass before any was measured."""
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """The time of a pass by its rows (tokens), over that of a pass without any.
+    """Relative time of a pass by its rows (tokens of all requests); a pass without rows costs 1.
 
-    A pass reads all weights whatever its rows, and up to some number of rows that is what takes
-    its time; from there on every row is arithmetic. The figures are those of the demo target in
-    bfloat16 on one core of an AMD EPYC, where matrix products take as long for 8 rows as for one
-    (`benchmark.bench_linear`, `benchmark.bench_cpu`).
+    Every pass reads all weights. Up to `cheap_rows` that read dominates, and beyond it each row
+    adds arithmetic. The defaults are measured with the demo target in bfloat16 on one core of an
+    AMD EPYC, where a matrix product takes as long for 8 rows as for one (`benchmark.bench_linear`,
+    `benchmark.bench_cpu`).
     """
 
     cheap_rows: int = 8
+    """Number of rows up to which each row costs `cheap_row`."""
     cheap_row: float = 0.01
-    """What a row adds, up to `cheap_rows`."""
+    """Relative cost of each of the first `cheap_rows` rows."""
     row: float = 0.035
-    """What a row adds from there on."""
+    """Relative cost of each further row."""
 
     def __post_init__(self) -> None:
         for name in ("cheap_rows", "cheap_row", "row"):
@@ -45,54 +46,56 @@ class PassCost:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 0")
 
     def of(self, rows: int) -> float:
-        """Of a pass with so many rows."""
+        """The relative time of a pass with this number of rows."""
         cheap = min(rows, self.cheap_rows)
         return 1.0 + self.cheap_row * cheap + self.row * (rows - cheap)
 
 
 @dataclass
 class _Level:
-    """How many times `PassCost` passes of one size take, in seconds."""
+    """Scale of `PassCost` for the passes of one size."""
 
     unit: float
+    """Seconds for a relative cost of 1, before `_pace` is applied."""
     seen: int = 0
-    """Passes."""
+    """Number of measured passes."""
 
 
 @dataclass
 class _Turn:
-    """When passes of some order of magnitude of requests were plain."""
+    """When the next plain pass is due for one binary order of magnitude of the batch size."""
 
     wider: int = 0
-    """Passes since the last one."""
+    """Passes since the last plain one."""
     gap: int = FIRST_GAP
+    """Value of `wider` at which a plain pass is due."""
 
 
 class PassTimes:
-    """Seconds of a pass by its requests and its width, in tokens of each request.
+    """Predicts the seconds of a pass from its batch size and its width in tokens per request.
 
-    `cost` gives the shape within a size, which is a width and a binary order of magnitude of
-    requests; the passes that were seen give each size its level, and that of the nearest one stands
-    for those not seen yet. What slows all passes alike, such as contexts that grow or a processor
-    that is shared, is learnt soon and from whichever passes are made, so that sizes which are not
-    in use just then still compare as they did.
+    A size is a width and a binary order of magnitude of the batch size. `cost` gives the shape
+    within a size, and measured passes give each size its level. A size without measurements takes
+    the level of the nearest size. What slows all passes, such as growing contexts or a shared
+    processor, goes into a common pace that every pass updates quickly. So sizes that are not in use
+    keep their relation to the others.
     """
 
     def __init__(self, cost: PassCost = PassCost()) -> None:
         self.cost = cost
         self._levels: dict[tuple[int, int], _Level] = {}
         self._pace = 1.0
-        """What all levels have become multiplied with."""
+        """Factor on all levels, for changes that all sizes share."""
         self._turns: dict[int, _Turn] = {}
 
     def seconds(self, requests: int, width: int) -> float:
-        """What a pass over `width` tokens of each of so many requests is expected to take."""
+        """Predicted seconds of a pass over `width` tokens of each request."""
         level = self._nearest((requests.bit_length(), width))
         unit = FIRST_UNIT if level is None else level.unit * self._pace
         return self.cost.of(requests * width) * unit
 
     def observe(self, requests: int, width: int, seconds: float) -> None:
-        """A pass over `width` tokens of each of so many requests took so long."""
+        """Record the measured seconds of a pass over `width` tokens of each request."""
         turn = self._turns.setdefault(requests.bit_length(), _Turn())
         turn.wider += 1
         if width == 1:
@@ -103,10 +106,10 @@ class PassTimes:
             self._levels[key] = _Level(seconds / self.cost.of(requests * width), 1)
             return
         if level is None:
-            # The first pass of a size also makes what passes of its size need.
+            # The first pass of a size also allocates what later ones reuse, so its time is ignored.
             self._levels[key] = _Level(nearest.unit)
             return
-        # A prompt's pass in between, or a machine that was busy, is no news about passes.
+        # Outliers are capped: a prefill in between or a busy machine says nothing about the size.
         error = min(seconds / self.seconds(requests, width), 1.5) - 1.0
         level.seen += 1
         level.unit *= 1.0 + max(OWN, 1 / level.seen) * error
@@ -117,12 +120,12 @@ class PassTimes:
                 theirs.unit += NEWS * (level.unit - theirs.unit)
 
     def plain_is_due(self, requests: int) -> bool:
-        """Whether a plain pass over so many requests has not been made for long."""
+        """Whether a plain pass is due at this batch size, after enough wider ones."""
         turn = self._turns.get(requests.bit_length())
         return turn is not None and turn.wider >= turn.gap
 
     def _nearest(self, key: tuple[int, int]) -> _Level | None:
-        """That of this size, or of the nearest by requests, and then by width, that was seen."""
+        """The level of this size, or of the nearest measured size by requests, then by width."""
         if key in self._levels or not self._levels:
             return self._levels.get(key)
         requests, width = key

@@ -1,4 +1,4 @@
-"""Which pipeline a batch is served in: the fastest one, by the times that are measured."""
+"""Selects the pipeline of a batch: the one with the highest predicted throughput."""
 
 from __future__ import annotations
 
@@ -11,44 +11,48 @@ from sglang_qspec.policy.width import LADDER
 from sglang_qspec.theory import Curve, rates
 
 FIRST = "ahead"
-"""The pipeline before anything is measured, and of a batch that has no halves."""
+"""Pipeline before anything is measured, and for a batch that cannot be split into halves."""
 PERIOD = 16
-"""Rounds between two comparisons."""
+"""Rounds between two comparisons of the pipelines."""
 MARGIN = 1.1
-"""How many times as fast another pipeline must be expected to be."""
+"""Factor by which another pipeline must be predicted to be faster."""
 VOTES = 3
-"""Comparisons in a row that it must win."""
+"""Consecutive comparisons that the other pipeline must win."""
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """How the next round of a batch is served."""
+    """Pipeline and maximum width for the next round of a batch."""
 
     pipeline: str
+    """One of `config.PIPELINES`."""
     width: int
-    """Tokens of a request that a pass verifies, at most. What is drafted between two passes, or
-    for a half, is waited for, so it must not be more than pays."""
+    """Maximum number of tokens that a pass verifies for each request. `sequential` and `halves`
+    wait for their drafts, so they get the width with the highest predicted throughput."""
 
 
 @dataclass
 class _Log:
-    """What was decided for batches of one binary order of magnitude."""
+    """Decision and votes for batch sizes of one binary order of magnitude."""
 
     pipeline: str = FIRST
     width: int = 1
-    """At which it is expected to be the fastest."""
+    """Width at which `pipeline` is predicted to be fastest."""
     rounds: int = 0
+    """Rounds served so far."""
     rival: str = FIRST
+    """Last pipeline that was predicted to be faster by `MARGIN`."""
     votes: int = 0
+    """Consecutive comparisons that `rival` has won."""
 
 
 class PipelineSelector:
-    """Weighs the pipelines by the formulas of `sglang_qspec.theory`.
+    """Compares the pipelines by the formulas of `sglang_qspec.theory`.
 
-    V comes from the passes of the target (`PassTimes`), D from those of the sidecar, and how good
-    the drafts are from what was accepted. A pipeline is left for one that is clearly better several
-    times in a row, so that noise does not make the batch change course, which costs a round of
-    drafts. Each order of magnitude of requests has a course of its own.
+    V comes from the target's passes (`PassTimes`), D from the sidecar's passes, and alpha from the
+    accepted tokens. The selector changes the pipeline only if another one is clearly better several
+    times in a row, because a change costs a round of drafts. Each binary order of magnitude of the
+    batch size has its own selection.
     """
 
     def __init__(self, times: PassTimes) -> None:
@@ -65,11 +69,11 @@ class PipelineSelector:
         agreement: float,
         step_times: Sequence[tuple[float, float]],
     ) -> PipelinePlan:
-        """The course for the next round of so many requests.
+        """The plan for the next round of a batch.
 
-        Passes have at most `widest` tokens for each, or exactly so many if that is `fixed`, and
-        drafts of `ahead` run up to `lookahead` ahead; `agreement` is alpha, and `step_times` are
-        (requests, seconds) of the sidecar's steps.
+        A pass verifies at most `widest` tokens of each request, or exactly `widest` if `fixed`.
+        `lookahead` is the maximum length of an `ahead` draft in tokens, and `agreement` is alpha.
+        `step_times` are measured (requests, seconds) pairs of the sidecar's draft steps.
         """
         if requests < 2 or widest < 2 or not step_times:
             return PipelinePlan(FIRST, widest)
@@ -85,7 +89,7 @@ class PipelineSelector:
     def _expected(
         self, requests: int, widths: Sequence[int], lookahead: int, agreement: float, step: Curve
     ) -> dict[str, tuple[float, int]]:
-        """Tokens per second of each pipeline at the width that suits it best, and this width."""
+        """Predicted tokens per second of each pipeline at its best width, and that width."""
         best = dict.fromkeys(PIPELINES, (0.0, 1))
         for width in widths:
             k = width - 1
@@ -115,5 +119,5 @@ def _steer(log: _Log, expected: dict[str, tuple[float, int]]) -> None:
 
 
 def _drafting(step: Curve, k: int) -> Callable[[int], float]:
-    """D: the seconds of `k` steps by the requests that they are for."""
+    """D: seconds of `k` draft steps as a function of the number of requests."""
     return lambda requests: k * step(requests)

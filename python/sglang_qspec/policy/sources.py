@@ -1,8 +1,8 @@
-"""Which sources of draft tokens pay: what each saves and costs, and a pause for those that do not.
+"""Pauses draft sources that cost more time than they save.
 
-An accepted token saves its share of a plain decode pass; the rows of a wider pass, waits, and talk
-with the sidecar cost time. Scores, credit and the width see to it that few tokens are verified that
-are not worth it, but they are estimates, and a source costs time before a token of it is chosen.
+An accepted token saves its share of a plain decode pass. Wider passes, waits and the link to the
+sidecar cost time. Scores, credit and width already avoid most draft tokens that do not pay, but
+they are estimates, and a source costs time before any of its tokens is chosen.
 """
 
 from __future__ import annotations
@@ -21,34 +21,37 @@ from sglang_qspec.policy.credit import FirstTokens
 from sglang_qspec.trie import DraftTrees, Source
 
 FEWEST_TOKENS = 64
-"""That a source is judged by, unless fewer leave no doubt."""
+"""Tokens needed to judge a source, unless the result is clear earlier (`DOUBT`)."""
 DOUBT = 3.0
-"""Standard deviations; with none right, 14 tokens leave no doubt."""
+"""Standard deviations below `LOW_RATE` at which fewer tokens suffice: 14 if none is right."""
 WINDOW_TOKENS = 512
-"""Half of what is known of a source is forgotten when it is known by so many tokens."""
+"""Tokens at which the counts of a source are halved, so that recent passes count more."""
 LOW_RATE = 0.4
-"""A source of which a larger share is accepted is never paused."""
+"""Accept rate from which a source is never paused."""
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 320.0
 WARNING_INTERVAL_S = 60.0
+"""Minimum number of seconds between two warnings."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class _Ledger:
-    """Of one source, lately."""
+    """Recent savings and costs of one source."""
 
     tokens: float = 0.0
-    """That were verified, or seen to be right or wrong without that."""
+    """Draft tokens that were verified, or compared with the token of a plain pass."""
     right: float = 0.0
+    """Number of `tokens` that were the target's."""
     saved: float = 0.0
-    """Seconds, as is the cost."""
+    """Seconds of plain decoding that the accepted tokens saved."""
     cost: float = 0.0
+    """Seconds that the drafts cost."""
     until: float | None = None
-    """When its pause ends; None if it is not paused."""
+    """Clock time at which the pause ends; None if the source is not paused."""
     pause: float = FIRST_PAUSE_S
-    """How long its next one is."""
+    """Length of the next pause in seconds."""
 
     @property
     def rate(self) -> float:
@@ -56,14 +59,14 @@ class _Ledger:
 
     @property
     def is_low(self) -> bool:
-        """Whether its rate is below `LOW_RATE`, and not by chance."""
+        """Whether the accept rate is below `LOW_RATE`, on enough evidence."""
         shortfall = LOW_RATE * self.tokens - self.right
         deviation = sqrt(LOW_RATE * (1 - LOW_RATE) * self.tokens)
         least = 0.0 if self.tokens >= FEWEST_TOKENS else DOUBT * deviation
         return shortfall > least
 
     def scale(self, factor: float) -> None:
-        """Forget a part of it, or with 0 all."""
+        """Multiply all counts by `factor`; 0 resets them."""
         self.tokens *= factor
         self.right *= factor
         self.saved *= factor
@@ -73,8 +76,8 @@ class _Ledger:
 class Sources:
     """Pauses a source whose drafts are seldom accepted and cost more than they save.
 
-    A pause ends by itself. What is drafted then is a probe: if it does not pay either, the next
-    pause is twice as long; if it does, the source is as any other.
+    A pause ends by itself, and the source is tried again. If its drafts still do not pay, the next
+    pause is twice as long; if they do, it is reset to `FIRST_PAUSE_S`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,7 +87,7 @@ class Sources:
 
     @property
     def paused(self) -> frozenset[Source]:
-        """Those that nothing is to be drafted or proposed of."""
+        """Sources from which no token may be drafted or proposed now."""
         now = self._clock()
         for ledger in self._ledgers.values():
             if ledger.until is not None and now >= ledger.until:
@@ -99,10 +102,10 @@ class Sources:
         token_seconds: float,
         extra_seconds: float,
     ) -> None:
-        """A pass over `trees` has accepted these nodes of each.
+        """Record a pass over `trees`, with the `accepted` nodes of each tree.
 
-        `token_seconds` is what a token of a plain decode pass takes, and `extra_seconds` what this
-        pass took more than a plain one: each draft token has cost as much as any other.
+        `token_seconds` is the time of one token in a plain decode pass. `extra_seconds` is how much
+        longer this pass took than a plain one; all draft tokens share it equally.
         """
         proposed = trees.count_by_source()
         right = Counter(
@@ -115,7 +118,7 @@ class Sources:
                 self.observe(source, tokens, right[source], saved, each * tokens)
 
     def judge(self, trees: DraftTrees, first: FirstTokens) -> None:
-        """A plain pass has shown which of the trees' `first` tokens are right."""
+        """Record which of the trees' `first` tokens a plain pass has shown to be right."""
         proposed = np.bincount(trees.sources[first.proposed], minlength=len(Source)).tolist()
         right = np.bincount(trees.sources[first.right], minlength=len(Source)).tolist()
         for source in Source:
@@ -125,10 +128,13 @@ class Sources:
     def observe(
         self, source: Source, tokens: int, right: int, saved: float = 0.0, cost: float = 0.0
     ) -> None:
-        """`right` of so many tokens were the target's; it `saved` and `cost` so many seconds."""
+        """Record that `right` of `tokens` were the target's, with the seconds saved and spent.
+
+        The source is paused if it does not pay. While it is paused, observations are ignored.
+        """
         ledger = self._ledgers[source]
         if ledger.until is not None:
-            return  # the rest of what was drafted before
+            return  # these tokens were drafted before the pause
         ledger.tokens += tokens
         ledger.right += right
         ledger.saved += saved
@@ -141,7 +147,7 @@ class Sources:
             ledger.scale(0.5)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """For /server_info: by source, whether it is paused and what it has been worth lately."""
+        """For /server_info: pause state, accept rate, savings and cost of each source."""
         paused = self.paused
         return {
             source.name.lower(): {
@@ -159,8 +165,9 @@ class Sources:
         if now - self._warn_at >= WARNING_INTERVAL_S:
             self._warn_at = now
             logger.warning(
-                "Drafts of source %r cost more than they save: %.0f %% of them are right, which "
-                "lately saved %.3f s and cost %.3f s. It is paused for %.0f s, then tried again.",
+                "Drafts of source %r cost more than they save: %.0f %% of the tokens were right, "
+                "which saved %.3f s and cost %.3f s. The source is paused for %.0f s and then "
+                "tried again.",
                 source.name.lower(),
                 100 * ledger.rate,
                 ledger.saved,

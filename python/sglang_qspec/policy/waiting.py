@@ -1,4 +1,4 @@
-"""How long a pass waits for more of its step drafts, which depends on the pipeline."""
+"""How long a pass waits for more step-draft tokens; the rule depends on the pipeline."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from sglang_qspec.policy.width import Choice
 from sglang_qspec.trie import DraftTrees, Source
 
 PROBE_AFTER = 64
-"""Passes without a wait after which one is tried again, however long the last ones took."""
+"""Passes without a wait after which a wait is tried again, however long earlier waits were."""
 MEMORY = 0.2
-"""Weight of the latest wait."""
+"""Weight of the latest wait in the expected wait."""
 MARGIN = 1.3
-"""How much more a wait has to gain than it is expected to cost."""
+"""Minimum ratio of a wait's gain to its expected length."""
 LATE = 4.0
-"""How many times as long as a step takes its tokens are waited for where a pass is made for them:
-the sidecar may have to end another pass first, or to read what the target has put in their place.
-"""
+"""Maximum wait in `sequential` and `halves`, in draft steps. It is above 1 because the sidecar may
+first have to finish another pass, or to prefill the target's tokens after a divergence."""
 FIRST_STEP = 0.05
-"""Seconds that a step is taken for before any was measured."""
+"""Assumed seconds of a draft step before any was measured."""
 SHORTEST_STEP = 0.002
-"""Seconds; that of a fast device, on a machine that is busy for a moment."""
+"""Lower limit of a draft step in seconds, so that a short load peak causes no miss."""
 LONGEST_WAIT = 0.5
-"""Seconds, whatever the sidecar says that its steps take."""
+"""Upper limit of a wait in seconds, whatever step time the sidecar reports."""
 
 
 def with_next_steps(
     trees: DraftTrees, awaited: NDArray[np.bool_], agreement: float
 ) -> NDArray[np.float32]:
-    """The trees' scores [bs, D] if the step drafts of the `awaited` [bs] ones had one token more.
+    """Scores [bs, D] of the trees if each `awaited` [bs] step draft had one more token.
 
-    It is right with the chance of `agreement` if all before it are.
+    The new token's score is the lowest step-draft score of its tree, times `agreement`.
     """
     is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
     chances = np.where(is_step, trees.scores, np.float32(1.0)).min(axis=1, keepdims=True)
@@ -41,25 +40,25 @@ def with_next_steps(
     return scores[:, : trees.width]
 
 
-class Patience:
-    """Weighs what a wait gains against what it costs.
+class WaitBudget:
+    """Maximum wait for one more draft token in the pipeline `ahead`.
 
-    With drafts as they are a pass yields so many tokens per second. With one token more on the
-    drafts of its requests it yields more, and may have to be wider for that: what it then saves is
-    what the tokens would have taken at the former rate, less the time of the pass. A wait ends at
-    the latest when it has cost as much, so a sidecar that is slow or gone costs little, and soon
-    nothing: how long tokens took to come, or did not come, is remembered by the number of requests.
+    A pass with one more token on each awaited draft yields more tokens, and may take longer. It
+    saves the time that its tokens would take at the present pass's rate, minus its own time. We
+    wait at most that long, and only if tokens usually come in less. The usual wait is learnt for
+    each binary order of magnitude of the batch size, so a slow or dead sidecar soon costs nothing.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        """Until a token came, by the binary order of magnitude of the requests."""
+        """Expected wait in seconds by the binary order of magnitude of the batch size."""
         self._idle = 0
+        """Consecutive waits left out because tokens were expected too late."""
 
     def seconds(self, requests: int, now: Choice, then: Choice) -> float:
-        """How long to wait at most; 0 if not at all.
+        """Maximum wait in seconds; 0 means no wait.
 
-        `now` is the pass with drafts as they are, `then` that with one more token on each of them.
+        `now` is the pass with the present drafts, `then` the pass with one more token on each.
         """
         most = then.tokens / now.rate - then.seconds
         if most <= 0.0:
@@ -75,29 +74,31 @@ class Patience:
         return most
 
     def observe(self, requests: int, waited: float, came: bool) -> None:
-        """A wait of `waited` seconds has ended, because something came or was given up."""
+        """Record a wait of `waited` seconds, and whether draft tokens came."""
         key = requests.bit_length()
         took = waited if came else 2 * waited
         before = self._seconds.get(key, took)
         self._seconds[key] = before + MEMORY * (took - before)
 
 
-class Punctuality:
-    """How late the drafts may be that a pass is made for, as in sequential speculation and halves.
+class DraftDeadline:
+    """Maximum wait for the next draft token in the pipelines `sequential` and `halves`.
 
-    Their next token is waited for some times as long as the sidecar takes for a step. When none has
-    come by then the pass goes on without, and so do the next ones: twice as many each time until
-    one comes again.
+    A pass waits `LATE` times as long as the sidecar takes for a draft step. After a miss the pass
+    runs without the token, and the next passes do not wait at all: their number doubles with each
+    consecutive miss, up to `PROBE_AFTER`.
     """
 
     def __init__(self) -> None:
         self._misses = 0
+        """Consecutive waits in which no token came."""
         self._left_out = 0
+        """Passes that still run without a wait."""
 
     def seconds(self, step_seconds: float | None) -> float:
-        """How long to wait for the next token at most; 0 if not at all.
+        """Maximum wait in seconds for the next token; 0 means no wait.
 
-        `step_seconds` is what a step takes; None before any was measured.
+        `step_seconds` is the time of one draft step; None before any was measured.
         """
         if self._left_out:
             self._left_out -= 1
@@ -106,7 +107,7 @@ class Punctuality:
         return min(LATE * step, LONGEST_WAIT)
 
     def observe(self, came: bool) -> None:
-        """A wait has ended, because something came or was given up."""
+        """Record whether draft tokens came during the wait."""
         if came:
             self._misses = 0
             return

@@ -1,11 +1,10 @@
-"""How many tokens the next pass verifies for each request.
+"""Chooses how many tokens the next pass verifies for each request.
 
-SGLang's verification takes one width for the whole batch, so a wider tree for one request is
-padding for all others. The width is the one at which the batch gains most tokens per second: a pass
-of `bs` requests and width w takes as long as `PassTimes` knows, and it yields, for each request,
-the bonus token plus the estimated chances of its best w - 1 draft tokens. So one more row of each
-request is bought where what all of them gain by it together is worth its time. A plain pass is made
-now and then in any case, so that it is known what drafts are compared with.
+SGLang's verification has one width for the whole batch, so a wider tree for one request is padding
+for the others. `WidthPolicy` chooses the width with the most expected tokens per second. A pass
+over `bs` requests at width w takes the seconds that `PassTimes` predicts. For each request it
+yields the bonus token and the sum of the scores of its best w - 1 draft tokens. A plain pass runs
+now and then in any case, because wider passes are compared with it.
 """
 
 from __future__ import annotations
@@ -20,19 +19,22 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.pass_times import PassTimes
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Widths that are used, so that kernels and buffers see few shapes."""
+"""Allowed widths; few, so that kernels and buffers see few shapes."""
 MARGIN = 1.02
-"""How many times as many tokens per second as plain decoding a wider pass must be expected to give:
-the best of several estimates is more likely too high than too low."""
+"""Factor by which a wider pass must be predicted to beat plain decoding, in tokens per second. It
+is above 1 because the highest of several estimates tends to be too high."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The width of a pass, and what it is expected to yield and to take."""
+    """The width of a pass, with its expected tokens and seconds."""
 
     width: int
+    """Tokens that the pass verifies for each request."""
     tokens: float
+    """Expected output tokens of the whole batch, bonus tokens included."""
     seconds: float
+    """Predicted time of the pass."""
 
     @property
     def rate(self) -> float:
@@ -43,7 +45,7 @@ class Choice:
 class WidthPolicy:
     """Chooses the width of a pass: 1 (plain decoding) to `max_width`.
 
-    With `fixed` the answer is always `max_width`: captured CUDA graphs have one width.
+    With `fixed` it always chooses `max_width`, because captured CUDA graphs have one width.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class WidthPolicy:
         self.limit(max_width)
 
     def limit(self, max_width: int) -> None:
-        """Passes are to be at most so wide from now on."""
+        """Set the maximum width of later passes. Raises ConfigError if it is below 1."""
         if max_width < 1:
             raise ConfigError(f"max_width is {max_width}, but must be at least 1")
         self.max_width = max_width
@@ -65,9 +67,9 @@ class WidthPolicy:
     ) -> Choice:
         """The common width of a pass over a batch.
 
-        `scores` [bs, D] are those of the trees' nodes, the roots first and then the best, and 0
-        where there is none; `factors` [bs] say how much of each request's is believed, by default
-        all.
+        `scores` [bs, D] are the scores of the trees' nodes: the root first, then in falling order,
+        0 for padding. `factors` [bs] multiply each request's scores (`Credit.factor`), by default
+        with 1.
         """
         bs = len(scores)
         if factors is None:
@@ -89,6 +91,6 @@ class WidthPolicy:
         return plain if self.times.plain_is_due(bs) else best
 
     def _pass(self, bs: int, width: int, tokens: Sequence[float]) -> Choice:
-        """`tokens` are what passes of width 1 and more yield."""
+        """The pass of this width; `tokens[w - 1]` is the expected yield at width w."""
         expected = tokens[min(width, len(tokens)) - 1] if tokens else 0.0
         return Choice(width, expected, self.times.seconds(bs, width))

@@ -1,10 +1,10 @@
-"""How many tokens a pass is expected to yield, how long it takes, and which pipeline is fastest.
+"""Formulas for the expected tokens and the time of a pass, and for the fastest pipeline.
 
-Everything here is arithmetic on a few numbers; docs/theory.md has the formulas, what they assume
-and what they leave out. Times are seconds, and these letters mean the same everywhere:
+docs/theory.md has the formulas, their assumptions and what they leave out. Times are seconds. These
+symbols have the same meaning everywhere:
 
-alpha    chance that the target's next token is the drafter's, given that all before it were
-k        draft tokens that a pass verifies for a request, at most; the pass has width k + 1
+alpha    probability that the target's next token is the drafter's, if all before it were
+k        maximum number of draft tokens that a pass verifies for a request; its width is k + 1
 b        requests in flight
 V(b, w)  seconds in which the target verifies w tokens for each of b requests
 D(b)     seconds in which the drafter drafts k tokens for each of b requests; d = D / k is a step

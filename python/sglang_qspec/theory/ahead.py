@@ -1,16 +1,16 @@
-"""Drafting ahead of the same batch that is being verified, as a renewal process.
+"""The pipeline `ahead`, which drafts for the batch that is being verified, as a renewal process.
 
-Each request has one greedy draft, the chain, that runs up to `lookahead` tokens ahead of what is
-committed. All chains that are not that long grow by a token in a draft step, of d seconds for the
-batch, and they go on growing while the target verifies. A pass verifies the first k tokens of a
-chain, or all that there are. If the target accepts them, and its own next token is the chain's
-too, what is left of the chain is the next pass's start; otherwise a new chain begins, with
-nothing. So a chain of n verified tokens lives on with chance alpha^(n+1), and the lengths at the
-starts of passes are a renewal process: from an empty chain to the next one.
+Each request has one greedy draft, its chain, of at most `lookahead` tokens after the committed
+ones. A draft step of d seconds extends every shorter chain of the batch by one token. Draft steps
+go on while the target verifies. A pass verifies the first k tokens of a chain, or all if it is
+shorter. If the target accepts them and its next token is the chain's too, the next pass starts with
+the rest of the chain. Otherwise a new, empty chain begins. So a chain survives a pass over n of its
+tokens with probability alpha^(n+1), and the chain lengths at the ends of passes are a renewal
+process.
 
-A pass waits for another draft step as long as the step's tokens come at a better rate than the
-pipeline's as a whole. The chains of a batch wait together, but are taken to be of independent
-lengths, and of the others it counts how many are empty; so the rule is exact for one request.
+A pass waits for another draft step as long as the step yields tokens at a higher rate than the
+pipeline on average. The model assumes that the chains of a batch have independent lengths. Of the
+other requests it only distinguishes how many chains are empty, so it is exact for one request.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import math
 from collections.abc import Sequence
 
 POLICIES = 4
-"""Policies of waiting that are tried, each from the rate of the last; two or three are enough."""
+"""Maximum number of iterations of the wait rule; each uses the rate of the one before."""
 GAIN = 1e-3
-"""By which another policy has to be better, relative to the last."""
+"""Relative gain in the rate below which the iteration stops."""
 PASSES = 200
-"""In the life of a chain that are followed one by one."""
+"""Maximum number of passes in the life of a chain that are computed one by one."""
 NEGLIGIBLE = 1e-5
-"""Chance that is left out, and relative change that is none."""
+"""Probability, and relative change, that is neglected."""
 
 Waits = list[list[tuple[int, float]]]
-"""Numbers of draft steps that a pass waits for, with their chances, by the length of a chain where
-the last pass ended: 0 to k, and k for all that are longer."""
+"""For each chain length at the end of the last pass (0 to k; k stands for all longer chains): pairs
+of the number of draft steps that the pass waits for and its probability."""
 
 
 def ahead(
     alpha: float, k: int, requests: int, verify: float, step: float, lookahead: int
 ) -> tuple[float, float]:
-    """Expected tokens of a request in a pass, and seconds from one pass to the next.
+    """Expected tokens of one request per pass, and seconds from one pass to the next.
 
-    `verify` is a pass's seconds, and `step` a draft step's, both for the whole batch.
+    `verify` and `step` are the seconds of a pass and of a draft step for the whole batch.
     """
     powers = [1.0]
     for _ in range(lookahead + 1):
@@ -67,10 +67,10 @@ def ahead(
 def _lengths(
     powers: Sequence[float], k: int, lookahead: int, steps: float, waits: Waits
 ) -> list[float]:
-    """The share of each length, 0 to `lookahead`, that chains have where passes end.
+    """The distribution of the chain length, 0 to `lookahead`, at the ends of passes.
 
-    `steps` is how many draft steps fit into a pass; of a fraction it is left to chance whether
-    one more does.
+    `steps` is the number of draft steps during a pass. Its fractional part is the probability of
+    one more step.
     """
     whole = int(steps)
     part = steps - whole
@@ -93,7 +93,7 @@ def _lengths(
             break
         ratio = left / before
         if _proportional(chances, following, ratio):
-            if ratio > 1.0 - 1e-12:  # it lives for ever, and this is how
+            if ratio > 1.0 - 1e-12:  # chains never end: this is the stationary distribution
                 visits = [0.0] * (lookahead + 1)
                 ratio = 0.0
             for length, chance in following.items():
@@ -105,7 +105,7 @@ def _lengths(
 
 
 def _proportional(before: dict[int, float], after: dict[int, float], ratio: float) -> bool:
-    """Whether a pass changes the lengths of the chains that live by nothing but their number."""
+    """Whether a pass has scaled all entries of the distribution by the same `ratio`."""
     if before.keys() != after.keys():
         return False
     change = sum(abs(after[length] - ratio * chance) for length, chance in before.items())
@@ -115,12 +115,14 @@ def _proportional(before: dict[int, float], after: dict[int, float], ratio: floa
 def _waits(
     powers: Sequence[float], k: int, requests: int, lengths: Sequence[float], worth: float
 ) -> Waits:
-    """Which steps gain more than `worth`, the tokens that the pipeline yields in the time of one.
+    """The draft steps that gain more than `worth`, the tokens that the pipeline yields in a step's
+    time.
 
-    Step j adds token length + j to a chain, which is accepted with chance alpha^(length + j): own
-    of the request itself, alpha^j of each other whose chain is empty, and `longer` of the rest.
-    With n others empty it is waited for where
-    own + n alpha^j + (requests - 1 - n) longer > worth, which gives the least such n.
+    Step j adds token length + j to a chain, which is accepted with probability alpha^(length + j).
+    It gains `own` tokens for the request itself, alpha^j for each other request with an empty
+    chain, and `longer` on average for each of the rest. With n other chains empty, the pass waits
+    for the step if own + n alpha^j + (requests - 1 - n) longer > worth. This gives the least such
+    n.
     """
     others = requests - 1
     tail = _tail(others, lengths[0])
@@ -151,7 +153,7 @@ def _waits(
 
 
 def _tail(trials: int, chance: float) -> list[float]:
-    """The chances that at least 0, 1, ... of so many independent trials succeed."""
+    """The probabilities that at least 0, 1, ... of `trials` independent trials succeed."""
     tail = [0.0] * (trials + 2)
     for n in range(trials, -1, -1):
         tail[n] = tail[n + 1] + _binomial(trials, n, chance)

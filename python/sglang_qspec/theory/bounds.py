@@ -1,4 +1,4 @@
-"""What overlapping drafting with verification can gain, whatever is accepted."""
+"""Upper bounds on the gain of overlapping drafting with verification, for any acceptance rate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ NEWTON_STEPS = 60
 
 
 class Halving(NamedTuple):
-    """Throughput of two alternating halves over that of drafting and verifying in turn."""
+    """Throughput of two alternating halves, relative to drafting and verifying in turn."""
 
     doubled: float
-    """Halves of m requests each against m requests in turn: the paper's comparison, at most 2."""
+    """Two halves of m requests each, relative to m requests in turn, as in the paper; at most 2."""
     same: float
-    """Halves of m requests each against the same 2m requests in turn."""
+    """Two halves of m requests each, relative to the same 2m requests in turn."""
 
 
 def bound(verify: float, draft: float) -> float:
@@ -27,7 +27,7 @@ def bound(verify: float, draft: float) -> float:
 def halves_over_sequential(
     m: int, verify_seconds: Callable[[int], float], draft_seconds: Callable[[int], float]
 ) -> Halving:
-    """For halves of m requests each, at one width.
+    """The gain of `halves` with m requests in each half, at one width.
 
     Both halves have their pass within 2 max(V(m), D(m)). Where V and D are flat in b, the second
     figure is half the first: splitting a batch that costs no more than its half gains nothing.
@@ -38,14 +38,14 @@ def halves_over_sequential(
 
 
 def sd_over_psd(alpha_v: float) -> float:
-    """T_SD / T_PSD where each drafts for as long as is best for it (MineDraft, arXiv 2603.18016).
+    """T_SD / T_PSD at the best drafting time of each (MineDraft, arXiv 2603.18016).
 
     Theorem 1 takes drafts that are verified with success 1 - exp(-alpha t) after a drafting time
     t. In turn, a success costs min over t of (V + t) / f(t); overlapped, min of max(V, t) / f(t).
     With v = alpha V the first is at the x = alpha t that solves e^x = 1 + x + v, where it is
     e^x / alpha; the second is at t = V. So the ratio depends on v alone.
     """
-    x = math.log1p(alpha_v) + 1.0  # right of the root, whence Newton's method falls to it
+    x = math.log1p(alpha_v) + 1.0  # above the root, so Newton's method converges from above
     for _ in range(NEWTON_STEPS):
         over = math.expm1(x) - x - alpha_v
         if over <= 1e-14 * (1.0 + alpha_v):

@@ -1,4 +1,4 @@
-"""What `qspec theory` prints: a table of the pipelines, or a measured run against the model."""
+"""The command `qspec theory`: a table of the pipelines, or the model fitted to a measured run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_qspec.theory.pipelines import estimates
 from sglang_qspec.theory.rows import read_rows
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
-"""Options that the table of the pipelines cannot do without."""
+"""Options that the table of the pipelines requires."""
 DESCRIPTION = """Expected tokens per pass, seconds per round and speedup of the pipelines, from how
 often target and drafter agree and how long both take; or, with --fit, the model fitted to a run of
 benchmark.bench_batch_parallel, against what was measured. docs/theory.md has the model.
@@ -25,24 +25,29 @@ Times are milliseconds: one number, or one for each of several numbers of reques
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add = parser.add_argument
-    add("--alpha", type=_number(0.0, 1.0), metavar="A", help="agreement per token, 0 to 1")
+    add(
+        "--alpha",
+        type=_number(0.0, 1.0),
+        metavar="A",
+        help="probability that target and drafter agree on a token, 0 to 1",
+    )
     add("--k", type=_count, metavar="N", help="draft tokens verified per request and pass")
-    add("--verify-ms", type=_milliseconds, metavar="MS", help="of a pass of width k + 1")
+    add("--verify-ms", type=_milliseconds, metavar="MS", help="time of a pass of width k + 1")
     add(
         "--plain-ms",
         type=_milliseconds,
         metavar="MS",
-        help="of a pass of width 1, for plain decoding; by default that of --verify-ms",
+        help="time of a plain decode pass (width 1); by default that of --verify-ms",
     )
-    add("--draft-ms", type=_milliseconds, metavar="MS", help="of drafting k tokens")
+    add("--draft-ms", type=_milliseconds, metavar="MS", help="time of drafting k tokens")
     add("--in-flight", type=_count, metavar="N", help="requests that are served at the same time")
     add(
         "--lookahead",
         type=_count,
         metavar="N",
-        help="tokens that drafts run ahead of what is committed (ahead); by default 2k + 1",
+        help="maximum length of a draft after the committed tokens (ahead); default 2k + 1",
     )
     add(
         "--again",
@@ -53,18 +58,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(queue); by default 0.5",
     )
     add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
-    add("--plot", type=Path, metavar="PNG", help="with --fit: a picture to write")
+    add("--plot", type=Path, metavar="PNG", help="with --fit: file for a plot")
 
 
 def run(options: argparse.Namespace) -> str:
-    """The text to print."""
+    """The text to print. Raises TheoryError for options that do not fit together."""
     if options.fit is not None:
         return _fitted(options)
     if options.plot is not None:
         raise TheoryError(f"--plot is {options.plot}, but is allowed with --fit only")
     missing = [_flag(name) for name in NEEDED if getattr(options, name) is None]
     if missing:
-        raise TheoryError(f"{', '.join(missing)} must be given, unless --fit is")
+        raise TheoryError(f"{', '.join(missing)} must be given, unless --fit is given")
     if options.lookahead is not None and options.lookahead < options.k:
         raise TheoryError(
             f"--lookahead is {options.lookahead}, but must be at least --k, {options.k}"
@@ -107,7 +112,7 @@ def _fitted(options: argparse.Namespace) -> str:
         plot.write(compared, options.plot)
     parts = [_figures(model), _table(_comparisons(compared)), _errors(compared)]
     if len(compared) < len(rows):
-        parts.append(f"{len(rows) - len(compared)} rows are of pipelines without a model.")
+        parts.append(f"{len(rows) - len(compared)} rows have a pipeline without a model.")
     return "\n\n".join(parts)
 
 
@@ -149,10 +154,10 @@ def _comparisons(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
 
 
 def _errors(compared: Sequence[Comparison]) -> str:
-    """A line for all predicted rows, and one for each pipeline."""
+    """The errors of all predicted rows, then of each pipeline, one line each."""
     predicted = [each for each in compared if not each.fitted]
     if not predicted:
-        return "No row is predicted: all were fitted."
+        return "No row is predicted: the model is fitted to all of them."
     lines = [f"Error of {len(predicted)} predicted rows: {_spread(predicted)}."]
     for pipeline in dict.fromkeys(each.row.pipeline for each in predicted):
         own = [each for each in predicted if each.row.pipeline == pipeline]
@@ -168,7 +173,7 @@ def _spread(predicted: Sequence[Comparison]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the first to the left and numbers to the right."""
+    """Align the columns of a table: the first one left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
@@ -204,7 +209,7 @@ def _count(text: str) -> int:
 
 
 def _milliseconds(text: str) -> Curve:
-    """A curve over requests: `40`, or `1:30,8:45`."""
+    """Parse `40` or `1:30,8:45` as a curve over the number of requests."""
     try:
         if ":" not in text:
             points = {1: float(text)}

@@ -1,4 +1,4 @@
-"""A time as a function of the number of requests, from a few points."""
+"""A time as a function of the number of requests, interpolated between measured points."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FLOOR = 0.5
-"""Of the outermost value, which a line that is continued never falls below."""
+"""Lower limit of extrapolated values, as a share of the outermost value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Straight lines between points, continued beyond the first and the last.
-
-    A single point is a constant.
-    """
+    """Linear interpolation between points, and extrapolation beyond them; one point is a
+    constant."""
 
     places: tuple[float, ...]
-    """From the left to the right."""
+    """Positions in rising order."""
     values: tuple[float, ...]
+    """The value at each place."""
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """Through at least one point; of several at one place the last counts."""
+        """The curve through at least one point; if places are equal, the last point counts."""
         return cls(*zip(*sorted(dict(points).items()), strict=True))
 
     def __call__(self, place: float) -> float:

@@ -1,7 +1,7 @@
-"""The model's figures from measured rows, and its prediction of the rest.
+"""Fits the model to rows (measurements) of a benchmark, and predicts the other rows.
 
-Only rows of `sequential` and `none` are fitted. The others, in which drafting and verifying
-overlap, are predicted from them, so that an error of theirs is one of the model.
+Only rows of `sequential` and `none` are fitted. In the other pipelines drafting and verifying
+overlap; their rows are predicted, so their errors are errors of the model.
 """
 
 from __future__ import annotations
@@ -19,45 +19,46 @@ from sglang_qspec.theory.pipelines import Estimate, estimates
 from sglang_qspec.theory.rows import PLAIN, Row
 
 FITTED = ("sequential", *PLAIN)
-"""Pipelines whose rows are fitted."""
+"""Pipelines with rows that are fitted."""
 AUTO = ("sequential", "halves", "ahead")
-"""What the pipeline `auto` chooses from."""
+"""Pipelines that `auto` chooses from."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The figures of one machine and one pair of models."""
+    """The fitted parameters of one machine with one target and one draft model."""
 
     alphas: Mapping[int, float]
-    """By k."""
+    """Alpha by k."""
     verify_at: Mapping[int, Curve]
-    """V by width, as a curve over requests."""
+    """V in seconds by width, as a curve over the number of requests."""
     verify_rows: Curve
-    """V over rows (requests times width), for a width that was not measured."""
+    """V in seconds over requests * width, for widths without measurements."""
     step_base: float
+    """Constant part of a draft step in seconds."""
     step_request: float
-    """Seconds of a draft step: the first, and the second for each request."""
+    """Further seconds of a draft step for each request."""
     overhead: Curve
-    """Seconds of a round beside verifying and drafting, over requests."""
+    """Seconds of a round besides verifying and drafting, over the number of requests."""
 
     def alpha(self, k: int) -> float:
-        """That of k, or of the nearest k that was measured."""
+        """Alpha of k, or of the nearest measured k."""
         return self.alphas[min(self.alphas, key=lambda known: abs(known - k))]
 
     def verify_seconds(self, requests: int, width: int) -> float:
-        """V(b, w)."""
+        """V(b, w) in seconds."""
         curve = self.verify_at.get(width)
         return curve(requests) if curve else self.verify_rows(requests * width)
 
     def draft_seconds(self, requests: int, k: int) -> float:
-        """D(b), of k tokens."""
+        """D(b) of k tokens, in seconds."""
         return k * (self.step_base + self.step_request * requests)
 
     def estimate(self, row: Row) -> Estimate | None:
-        """What the model says of a row; None of a pipeline that it does not know.
+        """The prediction for a row; None for a pipeline that the model does not know.
 
-        How often the tries of queue speculation have a draft is no property of the models, so
-        for `queue` the tokens of a pass are those measured, and only the time is predicted.
+        For `queue` it predicts only the time and takes the measured tokens per pass. How often the
+        tries have a draft is no property of the two models.
         """
         again = None
         if row.pipeline == "queue":
@@ -83,24 +84,24 @@ class Fit:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row, and what the model says of it."""
+    """A measured row and its prediction."""
 
     row: Row
     estimate: Estimate
 
     @property
     def fitted(self) -> bool:
-        """Whether the row is one of those that the model was fitted to."""
+        """Whether the model was fitted to the row."""
         return self.row.pipeline in FITTED
 
     @property
     def error(self) -> float:
-        """Of the throughput, relative to that measured: above 0 where the model is too hopeful."""
+        """Relative error of the predicted throughput; above 0 if it is too high."""
         return self.estimate.rate / self.row.tokens_per_s - 1.0
 
 
 def compare(model: Fit, rows: Iterable[Row]) -> list[Comparison]:
-    """Prediction and measurement of every row that the model can say something about."""
+    """Measurement and prediction of every row that the model can predict."""
     found = [(row, model.estimate(row)) for row in rows]
     return [Comparison(row, estimate) for row, estimate in found if estimate is not None]
 
@@ -137,7 +138,7 @@ def fit(rows: Sequence[Row]) -> Fit:
 
 
 class _Round(NamedTuple):
-    """A row of `sequential` with all that is fitted to it."""
+    """A row of `sequential` that has all fields that the fit needs."""
 
     b: int
     k: int
@@ -158,7 +159,7 @@ class _Round(NamedTuple):
 
     @property
     def overhead(self) -> float:
-        """Seconds of the round beside verifying and drafting, as its throughput tells."""
+        """Seconds of the round besides verifying and drafting, from its throughput."""
         return max(0.0, self.b * self.tokens / self.rate - self.verify - self.draft)
 
 

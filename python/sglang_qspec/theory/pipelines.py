@@ -1,4 +1,4 @@
-"""Each pipeline's expected tokens, seconds and tokens per second."""
+"""Expected tokens, seconds and tokens per second of each pipeline."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sglang_qspec.theory.acceptance import expected_tokens, hit_share, queue_tok
 from sglang_qspec.theory.ahead import ahead
 
 VerifySeconds = Callable[[int, int], float]
-"""V(b, w): of one pass over w tokens for each of b requests."""
+"""V(b, w): seconds of a pass over w tokens for each of b requests."""
 DraftSeconds = Callable[[int], float]
-"""D(b): of drafting k tokens for each of b requests."""
+"""D(b): seconds of drafting k tokens for each of b requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a pipeline yields in a round, in which each request has one pass."""
+    """The yield of a pipeline in a round, in which each request has one pass."""
 
     requests: int
     tokens: float
-    """Of a request in a round, expected."""
+    """Expected tokens of one request in a round."""
     seconds: float
-    """From the start of a round to that of the next."""
+    """Seconds from the start of a round to the start of the next."""
 
     @property
     def rate(self) -> float:
@@ -44,10 +44,10 @@ def estimates(
 ) -> dict[str, Estimate]:
     """The pipelines none, sequential, halves and ahead, for b requests in flight.
 
-    `lookahead` is how far a draft of `ahead` may run ahead of what is committed. The default is
-    2k + 1: the drafts of two passes and the target's own token. With `again`, the chance that a
-    text which has left all drafts is found in one at the next pass, queue speculation is there too.
-    `overhead` is the seconds of a round in which nothing is verified and nothing waited for.
+    `lookahead` is the maximum length of an `ahead` draft after the committed tokens. The default is
+    2k + 1: the drafts of two passes and the target's own token. With `again`, the result includes
+    `queue`; `again` is the probability that a text without a matching draft matches one at the next
+    pass. `overhead` is the seconds of a round besides verifying and waiting.
     """
     _check(alpha, k, b, lookahead, again)
     verify, draft = verify_seconds(b, k + 1), draft_seconds(b)
@@ -77,16 +77,16 @@ def rates(
 ) -> dict[str, float]:
     """Tokens per second of none, sequential, halves and ahead, for b requests in flight.
 
-    Cheap enough to be asked while serving: a fraction of a millisecond.
+    It takes a fraction of a millisecond, so a server can call it between passes.
     """
     found = estimates(alpha, k, b, verify_seconds, draft_seconds, lookahead=lookahead)
     return {name: estimate.rate for name, estimate in found.items()}
 
 
 def _halves(k: int, b: int, verify_seconds: VerifySeconds, draft_seconds: DraftSeconds) -> float:
-    """Seconds in which one half is verified while the other is drafted for, and the reverse.
+    """Seconds of a round: each half is verified while the drafter drafts for the other half.
 
-    One request cannot be halved: it is drafted for and verified in turn.
+    A single request has no halves, so drafting and verifying take turns.
     """
     small = b // 2
     large = b - small

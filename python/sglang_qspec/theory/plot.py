@@ -1,4 +1,4 @@
-"""A picture of predicted against measured throughput; matplotlib is imported only here."""
+"""A plot of predicted against measured throughput; matplotlib is imported only here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sglang_qspec.errors import TheoryError
 from sglang_qspec.theory.fit import Comparison
 
 INSTALL = "pip install 'sglang-qspec[bench]'"
-"""What brings matplotlib."""
+"""Command that installs matplotlib."""
 BAND = 0.15
-"""Relative error up to which a prediction counts as near: the shaded band."""
+"""Relative error of the shaded band, within which a prediction counts as near."""
 
 
 def write(compared: Sequence[Comparison], path: Path) -> None:
-    """One point for each row, on the diagonal where the model is right; as PNG."""
+    """Write a PNG with one point per row, on the diagonal if the prediction is exact."""
     try:
         # Not pyplot, which keeps figures and looks for a display.
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Measured rows, as `benchmark.bench_batch_parallel` writes them."""
+"""Rows of results.json, the measurements that `benchmark.bench_batch_parallel` writes."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pathlib import Path
 from sglang_qspec.errors import TheoryError
 
 PLAIN = ("none", "plain")
-"""Names of the pipeline that drafts nothing."""
+"""Names of the pipeline without drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One pipeline, measured with one k and so many requests in flight."""
+    """A measurement of one pipeline with one k and one number of requests in flight."""
 
     pipeline: str
     k: int
     in_flight: int
     tokens_per_s: float
-    """Of all requests together."""
+    """Throughput of all requests together."""
     accept_len: float | None = None
-    """Tokens of a request in a pass."""
+    """Accept length: tokens of one request per pass; None if not measured."""
     verify_s: float | None = None
-    """V: seconds of a pass, waits left out."""
+    """V: seconds of a pass without waits; None if not measured."""
     draft_s: float | None = None
-    """D: seconds of the drafter for a pass."""
+    """D: seconds of drafting for one pass; None if not measured."""
     step_tokens: int | None = None
-    """How far drafts ran ahead of what was committed; 2k + 1 where it is not said."""
+    """Maximum length of a draft after the committed tokens; None means 2k + 1."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results.json; a TheoryError says what is wrong with it."""
+    """Read the rows of a results.json. Raises TheoryError if it is not one."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -64,7 +64,7 @@ def _row(row: object, where: str) -> Row:
 
 
 def _drafts_nothing(row: Mapping[str, object]) -> bool:
-    """Whether it says so: its k is null, as that of no speculation on more processors."""
+    """Whether its k is null, as for plain decoding on more processors."""
     return "k" in row and row["k"] is None
 
 
@@ -83,5 +83,5 @@ def _positive(row: Mapping[str, object], key: str, where: str) -> float:
 
 
 def _optional(row: Mapping[str, object], key: str, where: str) -> float | None:
-    """A time or a length that the pipeline may not have: absent, null or 0."""
+    """A positive number, or None if the key is absent, null or 0."""
     return _positive(row, key, where) if row.get(key) else None

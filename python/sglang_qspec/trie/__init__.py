@@ -1,4 +1,4 @@
-"""One request's drafts: insert, commit, match, tree; caps and eviction over all requests."""
+"""Draft tries: one per request, with insert, commit and propose, and a store that caps them all."""
 
 from sglang_qspec.trie._native import Trust
 from sglang_qspec.trie.insertion import Insertion

@@ -1,4 +1,4 @@
-"""The compiled part: see native/*.h, and `request`, `trees` and `store`, which are its callers."""
+"""The compiled trie (native/*.h), called by `request`, `trees` and `store`."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 POLICIES: tuple[str, ...]
-"""Names of the policies of `propose`, by their number."""
+"""Names of the scoring policies of `propose`; a policy's number is its index."""
 STREAM_TOKENS: int
-"""Tokens that a stream counts for besides its own, for the memory that it takes as such."""
+"""Extra tokens that the caps count for each stream, for the memory of the stream itself."""
 MOST_TOKENS: int
-"""What each cap of a trie may be at most: nodes have numbers of 32 bits."""
+"""Upper limit of each cap of a trie; node numbers have 32 bits."""
 MOST_MATCH: int
-"""What `max_match` may be at most."""
+"""Upper limit of `max_match`."""
 
 class Trust:
-    """What one matching stream speaks for its next token; learns from all commits."""
+    """Estimates how likely a matching stream's next token is right; learns from all commits."""
 
     def __init__(self, max_match: int, learns: bool = True) -> None: ...
 
@@ -82,7 +82,7 @@ def lay_out(
     """Mask, depths, first children and next siblings: `TreeLayout`."""
 
 def count_by_source(sources: NDArray[np.uint8], sizes: NDArray[np.int32]) -> list[int]:
-    """Nodes of each source, without roots and padding."""
+    """Number of nodes of each source, without roots and padding."""
 
 def count_by_position(
     parents: NDArray[np.int32],

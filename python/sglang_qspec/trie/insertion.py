@@ -1,4 +1,4 @@
-"""What became of an attempt to add draft tokens."""
+"""The result of adding draft tokens to a trie."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from enum import Enum
 
 
 class Insertion(Enum):
-    """What became of a chunk of draft tokens. Only the first two are not refusals.
+    """The result of inserting a chunk of draft tokens; all but the first two are refusals.
 
-    The order is that of the compiled part, which knows all but the last.
+    The order is that of the enum in native/insertion.h, which has all but the last.
     """
 
     ADDED = "added"
-    KNOWN = "all of it was there already"
-    NEGATIVE = "a negative base_len or start"
+    KNOWN = "all of its tokens are known already"
+    NEGATIVE = "base_len or start is negative"
     AHEAD = "it continues from output that is not committed yet"
-    GAP = "tokens between it and what is known of its stream are missing"
-    CONFLICT = "it contradicts what is known of its stream"
+    GAP = "tokens between the known end of its stream and its start are missing"
+    CONFLICT = "its tokens differ from the known tokens of its stream"
     BAD_TOKEN = "a token id outside the vocabulary"
-    FULL = "no room"
-    EVICTED = "its stream was dropped to make room"
-    UNKNOWN_REQUEST = "the request is not open, or it is an earlier one of the same rid"
+    FULL = "the cap leaves no room for it"
+    EVICTED = "its stream was dropped earlier to make room"
+    UNKNOWN_REQUEST = "no open request has this rid and serial"
 
     @property
     def refused(self) -> bool:

@@ -1,4 +1,4 @@
-"""What one request's trie, and all tries together, may hold and try."""
+"""Caps on the size and the search effort of the tries."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from sglang_qspec.trie._native import MOST_MATCH, MOST_TOKENS
 
 @dataclass(frozen=True)
 class TrieLimits:
-    """Caps of the tries. Raises ConfigError for a combination that is not allowed."""
+    """Caps of one trie and of all tries. Raises ConfigError for values that are not allowed."""
 
     vocab_size: int
-    """Draft tokens are below it: an id outside the target's vocabulary is never proposed."""
+    """Size of the target's vocabulary; a draft token id must be below it."""
     max_request_tokens: int = 16384
-    """Draft tokens kept for one request; each stream counts as `STREAM_TOKENS` (4) more."""
+    """Draft tokens kept for one request; each stream counts as `STREAM_TOKENS` (4) extra tokens."""
     max_lookup_tokens: int = 16384
-    """Tokens of a request's own prompt and output that are searched: the most recent ones."""
+    """Number of most recent tokens of a request's prompt and output that are searched."""
     max_total_tokens: int = 4 << 20
-    """Tokens kept for all requests together, drafts and own text."""
+    """Tokens kept for all requests together: drafts, prompts and outputs."""
     max_match: int = 32
-    """Matches are not told apart beyond this length, in tokens."""
+    """Maximum length of a match in tokens; longer matches count as this long."""
     max_cursors: int = 24
-    """Places in the streams that are followed at the same time, the longest matches first."""
+    """Maximum number of matches that are followed at the same time; the longest are kept."""
     max_scan: int = 16
-    """Occurrences, newest first, that are looked at for a new match: in drafts and in text each."""
+    """Maximum number of occurrences searched for a new match, newest first, in drafts and in the
+    request's own text each."""
     min_score: float = 0.02
-    """Draft tokens with a smaller estimated chance to be accepted are not proposed."""
+    """Minimum estimated acceptance probability of a proposed draft token."""
 
     def __post_init__(self) -> None:
         for name, least, most in (

@@ -1,4 +1,4 @@
-"""The drafts of one request: inserted as they come, matched against what is committed."""
+"""The trie of one request: its draft streams, matched against its committed tokens."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sglang_qspec.trie.tree import DraftTree
 from sglang_qspec.trie.trees import DraftTrees
 
 ANY_WIDTH = 1 << 30
-"""No limit to the nodes of a tree but that of the pass."""
+"""Default `max_width`: only the pass limits the width of a tree."""
 
 _INSERTIONS = tuple(Insertion)
 
 
 class RequestTrie:
-    """Draft streams and own text of one request.
+    """Draft streams of one request, and its own text (prompt and output).
 
-    A completion that continues exactly what is committed is *followed*: it proposes from its
-    first token on, and with full trust for as long as the target commits it. Every stream, and
-    the request's own text, is also searched for the last committed tokens, so that after a
-    divergence the request finds its way back into a completion.
+    A stream is *followed* as long as the target commits its tokens from its base on. A followed
+    stream proposes its next token from the start, with a higher estimated chance than other
+    matches. All streams and the own text are also searched for the last committed tokens. So a
+    request can use a completion again after it diverged from it.
 
-    Streams may grow while they are matched. Not thread-safe: one thread owns it.
+    Streams may grow while they are matched. Not thread-safe: one thread owns the trie.
     """
 
     def __init__(
@@ -40,10 +40,13 @@ class RequestTrie:
         sources: Collection[Source] = tuple(Source),
         max_width: int = ANY_WIDTH,
     ) -> None:
-        """`trust` is shared by requests that should learn from each other; `sources` are those
-        that may be proposed, in trees of at most `max_width` nodes."""
+        """Open an empty trie for a prompt.
+
+        Requests with the same `trust` learn from each other. Only `sources` are proposed, in trees
+        of at most `max_width` nodes.
+        """
         self.serial = serial
-        """Tells requests with the same rid apart; a store never uses one twice."""
+        """Distinguishes requests with the same rid; a store never uses a serial twice."""
         self._limits = limits
         last = prompt_ids[-1] if len(prompt_ids) else 0
         self.native = Trie(
@@ -67,7 +70,7 @@ class RequestTrie:
 
     @property
     def size(self) -> int:
-        """What caps count: tokens of drafts and own text, and `STREAM_TOKENS` for each stream."""
+        """Size that the caps count: draft and own tokens, plus `STREAM_TOKENS` for each stream."""
         return self.native.size
 
     @property
@@ -77,7 +80,7 @@ class RequestTrie:
 
     @property
     def bytes(self) -> int:
-        """Memory that they take, allocated bytes that are still free included."""
+        """Allocated memory in bytes, unused capacity included."""
         return self.native.bytes
 
     def insert(
@@ -90,12 +93,12 @@ class RequestTrie:
         *,
         greedy: bool = False,
     ) -> Insertion:
-        """Add draft tokens `start`, `start` + 1, ... of a stream.
+        """Add the draft tokens of a stream from position `start` on.
 
-        The stream is the draft `stream_id` of a source that continues prompt + `base_len` tokens
-        of output; its first chunk says whether it was decoded greedily. Chunks may repeat or
-        overlap what is there. A refused chunk changes nothing. Raises ValueError for a source
-        that is not a draft's.
+        `source`, `stream_id` and `base_len` name the stream, which continues the prompt and
+        `base_len` output tokens. `greedy` of its first chunk says whether the stream was decoded
+        greedily. Chunks may repeat or overlap known tokens. A refused chunk changes nothing.
+        Raises ValueError for PROMPT and OUTPUT, which have no streams.
         """
         if source not in (Source.QUEUE, Source.GUESS, Source.STEP):
             raise ValueError(f"source is {source.name}, but a draft's is QUEUE, GUESS or STEP")
@@ -104,32 +107,33 @@ class RequestTrie:
         ]
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append output tokens of the target and follow them in all streams."""
+        """Append output tokens of the target, and update all matches."""
         self.native.commit(token_ids)
 
     def propose(self, width: int, policy: int = 0) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.
 
-        `policy` is an index of `_native.POLICIES`: the benchmark compares others with the first.
-        Without output, a last prompt token outside the vocabulary is given as 0.
+        `policy` is an index of `_native.POLICIES`. Servers use the first one; the benchmark
+        compares it with the others. Before any output, the root of a prompt that ends outside the
+        vocabulary is token 0.
         """
         native = self.native
         arrays = propose([native], [native.last_token], width, self._limits.min_score, policy)
         return DraftTrees(*arrays)[0]
 
     def evict(self) -> None:
-        """Drop all drafts, and all own text but what the next matches need."""
+        """Drop all drafts and all own text except its last `max_match` tokens."""
         self.native.evict()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the parts of the state contradict each other."""
+        """Raise RuntimeError if the parts of the state contradict each other."""
         self.native.check_integrity()
 
 
 def _usable_text(prompt_ids: Sequence[int], limits: TrieLimits) -> list[int]:
-    """The end of a prompt that may be searched: in the vocabulary, and not over the cap.
+    """The end of a prompt that may be searched: ids in the vocabulary, within the cap.
 
-    Ids outside the vocabulary stand for images and the like.
+    Ids outside the vocabulary stand for images and other inputs without text.
     """
     ids = np.asarray(prompt_ids, dtype=np.int64)
     foreign = np.flatnonzero((ids < 0) | (ids >= limits.vocab_size))

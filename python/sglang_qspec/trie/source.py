@@ -1,4 +1,4 @@
-"""Where a draft token came from."""
+"""The source of a draft token."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import IntEnum
 
 
 class Source(IntEnum):
-    """Whose token a draft token is; accepted tokens are counted by it."""
+    """The source of a draft token; acceptance is counted by source."""
 
     QUEUE = 0
-    """A completion that the sidecar drafted while the request waited."""
+    """A completion that the sidecar drafted while the request waited in the queue."""
     GUESS = 1
     """A guess that the client sent with its request."""
     PROMPT = 2
@@ -17,4 +17,5 @@ class Source(IntEnum):
     OUTPUT = 3
     """The request's own output so far."""
     STEP = 4
-    """The sidecar's draft from what is committed, while the request is served."""
+    """A step draft: the sidecar's continuation of the committed tokens while the request is
+    served."""

@@ -1,4 +1,4 @@
-"""The tries of all open requests, under one cap."""
+"""The tries of all open requests, under one cap on their total size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sglang_qspec.trie.trees import DraftTrees
 
 
 class TrieStore:
-    """All tries by rid. What belongs to one request is reachable through its trie alone.
+    """All tries by rid; the tokens of a request are reachable through its own trie only.
 
-    Under pressure the drafts of the least valuable request go first: of those that wait for
-    their first token the one opened last (it is served last), then of the others the one that was
-    used longest ago. A request never displaces a more valuable one. `max_match` tokens of own
-    text stay with every open request, over the cap if it must be.
+    Over the cap, the store evicts the least valuable request first. Among requests without output
+    that is the one opened last, because it is served last. After those comes the request whose last
+    commit is oldest. A request never evicts a more valuable one. Every open request keeps
+    `max_match` tokens of its own text, even over the cap.
 
-    What one request teaches about a source's reliability, others profit from; it is no text.
+    The tries share acceptance statistics (`Trust`), but no text.
 
     Not thread-safe: one thread (the scheduler's) owns the store and all its tries.
     """
@@ -28,14 +28,14 @@ class TrieStore:
     def __init__(self, limits: TrieLimits) -> None:
         self.limits = limits
         self.refused = dict.fromkeys(Insertion, 0)
-        """Refused chunks since the start, by reason."""
+        """Number of refused chunks since the start, by reason."""
         self.evictions = 0
-        """Times that a request lost its drafts to the total cap."""
+        """Number of times that the store dropped the drafts of a request because of the cap."""
         self._trust = Trust(limits.max_match)
         self._tries: dict[str, RequestTrie] = {}
         self._next_serial = 0
         self._size = 0
-        # Requests that have something to evict, by falling and by rising value.
+        # Evictable requests: without output by falling value, with output by rising value.
         self._waiting: dict[str, RequestTrie] = {}
         self._used: dict[str, RequestTrie] = {}
 
@@ -47,7 +47,7 @@ class TrieStore:
 
     @property
     def size(self) -> int:
-        """What all tries hold, as `RequestTrie.size` counts it."""
+        """Sum of `RequestTrie.size` over all open requests."""
         return self._size
 
     def open(
@@ -58,7 +58,7 @@ class TrieStore:
         sources: Collection[Source] = tuple(Source),
         max_width: int = ANY_WIDTH,
     ) -> RequestTrie:
-        """A new, empty trie for `rid`; an open one of the same rid is closed first."""
+        """Open an empty trie for `rid`; an open trie of the same rid is closed first."""
         self.close(rid)
         self._next_serial += 1
         trie = RequestTrie(
@@ -75,7 +75,7 @@ class TrieStore:
         return trie
 
     def close(self, rid: str) -> RequestTrie | None:
-        """Free a request's trie and return it for its counts; None if it was not open."""
+        """Remove and return a request's trie; None if it was not open."""
         trie = self._tries.pop(rid, None)
         if trie is not None:
             self._size -= trie.size
@@ -84,7 +84,7 @@ class TrieStore:
         return trie
 
     def get(self, rid: str) -> RequestTrie | None:
-        """The trie of an open request. Change it only through the store, which counts tokens."""
+        """The trie of an open request, or None. Change it only through the store."""
         return self._tries.get(rid)
 
     def insert(
@@ -99,7 +99,7 @@ class TrieStore:
         *,
         greedy: bool = False,
     ) -> Insertion:
-        """`RequestTrie.insert`, for the request that has this rid and this serial."""
+        """`RequestTrie.insert` for the open request with this rid and serial."""
         trie = self._tries.get(rid)
         if trie is None or trie.serial != serial:
             result = Insertion.UNKNOWN_REQUEST
@@ -135,10 +135,10 @@ class TrieStore:
         *,
         paused: Collection[Source] = (),
     ) -> DraftTrees:
-        """A draft tree for each request, of at most `width` nodes and of its own `max_width`.
+        """A draft tree for each request, of at most `width` nodes and its own `max_width`.
 
-        No token comes from a source that is `paused`. `roots` are the last committed tokens; None,
-        and a request that is not open, get no more.
+        `roots` are the last committed tokens. No token comes from a `paused` source. For None, or a
+        request that is not open, the tree is the root alone.
         """
         sources = sum(1 << source for source in Source if source not in paused)
         tries = [
@@ -148,17 +148,18 @@ class TrieStore:
         return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, sources))
 
     def _hold(self, rid: str, trie: RequestTrie) -> None:
-        """See that a request which gets something can lose it again."""
+        """Make an evicted request evictable again, because it is about to get tokens."""
         if rid not in self._waiting and rid not in self._used:
             (self._used if trie.output_len else self._waiting)[rid] = trie
 
     def _shrink(self, rid: str) -> None:
-        """Return under the cap, if need be at the cost of `rid` itself."""
+        """Evict requests until the size is under the cap, if necessary `rid` itself."""
         if not self._free(0, rid):
             self._evict(rid)
 
     def _free(self, count: int, rid: str) -> bool:
-        """Make room for `count` tokens, without touching `rid` or anything more valuable."""
+        """Make room for `count` tokens by evicting requests of less value than `rid`; False if they
+        do not suffice."""
         while self._size + count > self.limits.max_total_tokens:
             if self._waiting:
                 victim = next(reversed(self._waiting))
@@ -181,14 +182,14 @@ class TrieStore:
         self.evictions += 1
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where counts or orders contradict the tries."""
+        """Raise RuntimeError if the counts or the eviction orders contradict the tries."""
         for trie in self._tries.values():
             trie.check_integrity()
         if self._size != sum(trie.size for trie in self._tries.values()):
-            raise RuntimeError(f"{self._size} tokens are not the tries' sizes")
+            raise RuntimeError(f"{self._size} tokens are counted, but the tries differ")
         slack = self.limits.max_match * len(self._tries)
         if self._size > self.limits.max_total_tokens + slack:
-            raise RuntimeError(f"{self._size} tokens are over the cap")
+            raise RuntimeError(f"the tries hold {self._size} tokens, which is over the cap")
         for rid, trie in (*self._waiting.items(), *self._used.items()):
             if self._tries.get(rid) is not trie or (rid in self._waiting and rid in self._used):
-                raise RuntimeError(f"request {rid!r} is in the wrong order of eviction")
+                raise RuntimeError(f"request {rid!r} is closed, or in both orders of eviction")

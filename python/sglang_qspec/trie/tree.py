@@ -1,4 +1,4 @@
-"""The draft tree of one request and step."""
+"""The draft tree of one request for one pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sglang_qspec.trie.source import Source
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """A tree of draft tokens, flat: node i has `token_ids[i]` and hangs from `parents[i]` < i.
+    """A flat tree of draft tokens: node i has token `token_ids[i]` and parent `parents[i]` < i.
 
-    Node 0 is the last committed token; it is its own parent, and its source and score (1.0) are
-    not a draft's. Nodes stand in falling order of `scores`, the estimated chance that the node is
-    accepted, so the first k nodes are the best tree of k nodes. Siblings have different tokens:
-    tree sampling would count the probability of a repeated one twice.
+    Node 0 is the root, the last committed token. It is its own parent, its score is 1.0 and its
+    source has no meaning. `scores` are estimated acceptance probabilities in falling order, so the
+    first k nodes are the best tree of k nodes. Siblings have different tokens, because tree
+    sampling would count the probability of a repeated token twice.
     """
 
     token_ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class DraftTree:
         return len(self.token_ids)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the tree is not what the class promises."""
+        """Raise RuntimeError if the tree violates what the class promises."""
         sizes = {len(self.token_ids), len(self.parents), len(self.sources), len(self.scores)}
         if len(sizes) != 1 or not self.token_ids:
             raise RuntimeError(f"a draft tree's fields have lengths {sorted(sizes)}")

@@ -1,4 +1,4 @@
-"""The draft trees of a batch, and the arrays in which SGLang's tree verification reads them."""
+"""The draft trees of a batch, and the arrays that SGLang's tree verification reads."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from sglang_qspec.trie.tree import DraftTree
 
 
 class TreeLayout(NamedTuple):
-    """Links and masks of `bs` trees of common width D."""
+    """Links and masks of `bs` trees with the common width D."""
 
     mask: NDArray[np.bool_]
-    """[bs, D, D]: [b, i, j] where node j is node i or one of its ancestors."""
+    """[bs, D, D]: [b, i, j] is true if node j is node i or an ancestor of node i."""
     depths: NDArray[np.int64]
-    """[bs, D]: edges from the root; the position of a node is the sequence length plus this."""
+    """[bs, D]: distance from the root; a node's position is the sequence length plus its depth."""
     next_token: NDArray[np.int64]
-    """[bs, D]: the first child of each node, or -1, which is what SGLang's kernels read."""
+    """[bs, D]: first child of each node, or -1 for none, as SGLang's kernels expect."""
     next_sibling: NDArray[np.int64]
-    """[bs, D]: the next child of the same parent, or -1."""
+    """[bs, D]: next child of the same parent, or -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTrees:
-    """A batch of `bs` trees, one a row, padded to the common width D. See `DraftTree`.
+    """A batch of `bs` trees (`DraftTree`), one per array row, padded to the common width D.
 
-    Padding continues the last node (always a leaf) as a chain that repeats its token. It takes part
-    in the pass, so its row of the mask must not be empty and it must have no siblings; but it is
-    not linked to the tree, so it cannot be accepted.
+    Padding continues the last node, always a leaf, as a chain that repeats its token. Padding nodes
+    take part in the pass, so they need a nonempty mask row and no siblings. They are not linked to
+    the tree, so they cannot be accepted.
     """
 
     token_ids: NDArray[np.int32]
     """[bs, D]"""
     parents: NDArray[np.int32]
-    """[bs, D]; 0 for node 0."""
+    """[bs, D]: index of each node's parent; 0 for the root."""
     sources: NDArray[np.uint8]
-    """[bs, D]: `Source` by number."""
+    """[bs, D]: number of each node's `Source`."""
     scores: NDArray[np.float32]
-    """[bs, D]; 0 for padding."""
+    """[bs, D]: estimated acceptance probabilities; 0 for padding."""
     sizes: NDArray[np.int32]
-    """[bs]: nodes that are not padding, the root included."""
+    """[bs]: number of nodes, the root included and padding excluded."""
 
     @staticmethod
     def of(trees: Sequence[DraftTree], width: int) -> DraftTrees:
-        """Trees one by one as a batch; of a larger one its best `width` nodes."""
+        """Batch these trees; a larger tree is cut to its best `width` nodes."""
         if width < 1:
             raise ValueError(f"width is {width}, but must be at least 1")
         token_ids: list[tuple[int, ...]] = []
@@ -90,7 +90,7 @@ class DraftTrees:
         return self.token_ids.shape[1]
 
     def best(self, width: int) -> DraftTrees:
-        """The trees of the `width` likeliest nodes of each."""
+        """These trees cut to their `width` likeliest nodes."""
         if width >= self.width:
             return self
         return DraftTrees(
@@ -102,11 +102,11 @@ class DraftTrees:
         )
 
     def lay_out(self) -> TreeLayout:
-        """Where each node hangs, as arrays."""
+        """Masks and links of the trees for SGLang's kernels."""
         return TreeLayout(*_native.lay_out(self.parents, self.sizes))
 
     def count_by_source(self) -> dict[Source, int]:
-        """Draft tokens of each source, without roots and padding."""
+        """Number of draft tokens of each source, without roots and padding."""
         return dict(zip(Source, _native.count_by_source(self.sources, self.sizes), strict=True))
 
     def count_by_position(
@@ -115,11 +115,11 @@ class DraftTrees:
         judged: NDArray[np.int64],
         right: NDArray[np.int64],
     ) -> None:
-        """Add what the target said of these trees, given the `accepted` nodes of each in order.
+        """Add to `judged` and `right`, given the `accepted` nodes of each tree in order.
 
-        Both counts are [len(Source), positions], the last position with all behind it. A node is
-        `judged` at position p if its parent is the root (p = 1) or the accepted node of position
-        p - 1: the target chose the token there, and the node is `right` if it has that token. What
-        hangs from a rejected node was not judged.
+        Both counts are [len(Source), positions]; the last position also counts all later ones. A
+        node is judged at position p if its parent is the root (p = 1) or the accepted node of
+        position p - 1, because the target chose a token there. The node is right if it has that
+        token. Descendants of a rejected node are not judged.
         """
         _native.count_by_position(self.parents, self.sources, self.sizes, accepted, judged, right)

@@ -1,34 +1,33 @@
-"""Which nodes of a draft tree does the target accept?
+"""Decides which nodes of a draft tree the target accepts (sample and match).
 
-Sample-and-match: the target has drawn one token at every node of the tree (see
-`sglang_qspec.verify.sample`); the walk starts at the root and follows a child for as long as
-the child's draft token equals the token drawn at its parent. The token drawn at the last
-accepted node is the bonus token. Each node's draw is independent of the drafts, so the text
-that comes out has exactly the target's distribution, whatever was drafted, and it is the greedy
-text when every draw is the argmax. The tree form of "speculative sampling" with a deterministic
-drafter: Leviathan et al. 2023 (arXiv:2211.17192); SpecInfer (arXiv:2305.09781) for trees.
+The target has drawn one token at every node (`sglang_qspec.verify.sample`). The walk starts at the
+root and moves to a child as long as the child's draft token equals the token drawn at its parent.
+The token drawn at the last accepted node is the bonus token. The draws do not depend on the drafts,
+so the text has exactly the target's distribution, and it is the greedy text if every draw is the
+argmax. This is speculative sampling with a deterministic drafter (Leviathan et al. 2023,
+arXiv:2211.17192), on trees as in SpecInfer (arXiv:2305.09781).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-DraftKV = Sequence[Sequence[int]]
-"""[bs][D]: of each request, one number a node."""
+NodeTable = Sequence[Sequence[int]]
+"""[bs][D]: one number for each node of each request's tree."""
 
 
 def accept(
-    draft_tokens: DraftKV,
-    first_children: DraftKV,
-    next_siblings: DraftKV,
-    targets: DraftKV,
+    draft_tokens: NodeTable,
+    first_children: NodeTable,
+    next_siblings: NodeTable,
+    targets: NodeTable,
     max_len: int,
 ) -> list[list[int]]:
-    """Of each request the nodes on the accepted path, the root (node 0) first.
+    """The nodes on the accepted path of each request, the root (node 0) first.
 
-    A node's children are the first one and that one's next siblings, up to -1. `targets` are what
-    the target has drawn behind each node. Of siblings with the same token the first counts. At most
-    `max_len - 1` draft tokens are accepted.
+    `first_children` and `next_siblings` link the nodes; -1 means none. `targets` are the tokens
+    that the target has drawn after each node. Among siblings with the same token the first one is
+    accepted. At most `max_len - 1` draft tokens are accepted.
     """
     return [
         _walk(*rows, max_len)

@@ -1,4 +1,4 @@
-"""Draws by the inverse of the distribution function, with numbers from torch's global generator."""
+"""Draws by inverting the cumulative distribution, with numbers from torch's global generator."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def draw_columns(weights: Tensor) -> Tensor:
-    """Draw a column of each row of `weights` [N, R] >= 0 in proportion to its weight: int64 [N]."""
-    # In float64, so that 2**-24 steps do not show.
+    """Draw a column of each row of `weights` [N, R] >= 0, in proportion to them: int64 [N]."""
+    # float64, because uniform numbers in float32 have only 2**24 values.
     sums = weights.double().cumsum(-1)
     total = sums[:, -1:]
     point = torch.rand(total.shape, dtype=torch.float64, device=total.device) * total
-    # The last step below keeps a point that was rounded up to the total on a possible column.
+    # A point that was rounded up to the total would be behind the last possible column.
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, point, right=True).squeeze(1)

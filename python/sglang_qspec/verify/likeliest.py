@@ -11,10 +11,10 @@ BLOCK = 128
 def likeliest(logits: Tensor) -> Tensor:
     """`logits.argmax(-1)` for float [n, vocab]: int64 [n], the lowest id among equals.
 
-    On a CPU torch's own is not vectorised, its maximum is: with one maximum to a block of ids, the
-    argmax is searched among the blocks and then in one of them.
+    On a CPU torch vectorises the maximum but not the argmax. So this takes the maximum of each
+    block of ids, and the argmax over the blocks and within the best block only.
     """
-    logits = logits.float()  # maxima of bfloat16 are not vectorised either
+    logits = logits.float()  # the maximum of bfloat16 is not vectorised
     missing = -logits.shape[1] % BLOCK
     if missing:
         logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))

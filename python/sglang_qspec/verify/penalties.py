@@ -1,8 +1,8 @@
-"""Penalties on what an answer has said, at every node of a draft tree.
+"""Penalties on repeated output tokens, at every node of a draft tree.
 
-A token's penalties go by how often the output has it. Behind a draft token the output is what is
-committed and the path from the root to there: with that counted, a node's distribution is the one
-that plain decoding would have after the same tokens, and so what is drawn there is exact.
+A token's penalty depends on how often the output contains it. At a node, the output is the
+committed tokens and the path from the root to the node. So each node gets the distribution that
+plain decoding would have after the same tokens, and draws there are exact.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, where
 
 
 class Penalty(NamedTuple):
-    """Those of one request, by the names and in the order of SGLang's sampling parameters.
+    """Penalties of one request, with the names and the order of SGLang's sampling parameters.
 
-    A token that the output has n times loses `frequency` * n + `presence` (if n > 0) of its logit;
-    then, if n > 0, a positive logit is divided and a negative one multiplied by `repetition`. No
-    token of `stop_ids` is possible in an output of fewer than `min_new_tokens`.
+    For a token that occurs n > 0 times in the output, `frequency` * n + `presence` is subtracted
+    from the logit. Then a positive logit is divided by `repetition` and a negative one multiplied.
+    Tokens of `stop_ids` are excluded while the output is shorter than `min_new_tokens`.
     """
 
     frequency: float = 0.0
@@ -31,10 +31,11 @@ class Penalty(NamedTuple):
 def penalize(
     logits: Tensor, penalty: Penalty, output_ids: Tensor, draft_ids: Tensor, mask: Tensor
 ) -> None:
-    """Change `logits` float [D, V] at the nodes of one request's tree, in place.
+    """Apply the penalties to `logits` float [D, V] of one request's tree, in place.
 
-    `output_ids` int64 [n] are committed, the root's token among them. `draft_ids` int64 [D - 1] are
-    the tokens of the other nodes, and `mask` bool [D, D] has, in row i, node i and its ancestors.
+    `output_ids` int64 [n] are the committed output tokens, the root's token included. `draft_ids`
+    int64 [D - 1] are the tokens of the other nodes. `mask` bool [D, D] is true at [i, j] if node j
+    is node i or an ancestor of it.
     """
     behind = mask[:, 1:].float()
     lengths = len(output_ids) + behind.sum(1)

@@ -1,17 +1,18 @@
-"""Draw the target's tokens so that they are the drafted ones as often as can be.
+"""Rejection sampling: draws the target's tokens so that they equal drafted ones most often.
 
-Rejection sampling, for a drafter that draws a token x from a distribution q and tells both: keep x
-with the chance min(1, p(x) / q(x)), and otherwise draw from what p has over q. The result has the
-target's distribution p and is x with a probability of 1 - d, where d is the total variation
-distance of the two: no rule that sees p, q and x does better. Leviathan et al. 2023
+The drafter draws a token x from a distribution q and sends both. The target keeps x with the
+probability min(1, p(x) / q(x)), and otherwise draws from max(p - q, 0), normalised. The result has
+the target's distribution p. It is x with the probability 1 - d, where d is the total variation
+distance of p and q; no rule that sees p, q and x does better. Leviathan et al. 2023
 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318).
 
-This is a way to draw at one node, so that `sglang_qspec.verify.accept` over such draws is lossless
-on trees as well: where x is left, the draw may still meet another child (SpecInfer's multi-branch
-verification, arXiv:2305.09781, with one sampled child and others that are fixed). It is exact on
-one condition: at every node that has an x, x counts, in the tree or not. Were a drafted token
-tested only where the tree has it, and had the tree been chosen by what was drafted, then x would
-not be distributed as q among the tokens tested.
+The rule draws at one node, so `sglang_qspec.verify.accept` over these draws is lossless on trees
+too. If x is rejected, the draw may still equal another child's token (SpecInfer's multi-branch
+verification, arXiv:2305.09781, with one sampled child and fixed others).
+
+It is exact on one condition: the rule must be applied at every node with a drafted token x, even if
+the tree does not contain x. The tree is chosen by what was drafted. So among the tokens in the tree
+alone, x would not be distributed as q.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ from sglang_qspec.verify.inverse import draw_columns
 
 
 class Proposals(NamedTuple):
-    """What a drafter drew at each of N nodes, and from which distribution."""
+    """The token that a drafter drew at each of N nodes, and its distribution."""
 
     known: Tensor
-    """bool [N]: whether it drew anything there; the rest of a row says nothing if not."""
+    """bool [N]: whether there is a drafted token; if not, the other fields have no meaning
+    there."""
     token_ids: Tensor
-    """int64 [N]"""
+    """int64 [N]: the drafted tokens."""
     candidate_ids: Tensor
-    """int64 [N, M]: all tokens that it might have drawn."""
+    """int64 [N, M]: all tokens that the drafter could have drawn."""
     candidate_probs: Tensor
     """float [N, M]: their probabilities, which sum to 1; 0 for padding."""
 
     def of(self, rows: Tensor) -> Proposals:
-        """Those of some nodes."""
+        """The proposals of the nodes with these indices, or where a mask is true."""
         return Proposals(*(values[rows] for values in self))
 
 
 def sample_near(probs: Tensor, proposals: Proposals) -> Tensor:
     """Draw one token per row of the target's `probs` float [N, V], which sum to 1: int64 [N].
 
-    Rows without a proposal are drawn from `probs` alone. Numbers come from torch's global
-    generator; nothing that the drafter drew may depend on them.
+    For rows without a proposal it draws from `probs` alone. The random numbers come from torch's
+    global generator, and the drafter's tokens must not depend on them.
     """
     known, token_ids, ids, candidate_probs = proposals
     wanted = probs.gather(1, where(known, token_ids, 0).unsqueeze(1)).squeeze(1)
@@ -60,7 +62,7 @@ def sample_near(probs: Tensor, proposals: Proposals) -> Tensor:
 
 
 def _left_over(probs: Tensor, ids: Tensor, offers: Tensor) -> Tensor:
-    """What each row of `probs` [n, V] has over the `offers` [n, M] for tokens `ids`."""
+    """max(probs - offers, 0) for `probs` [n, V] and `offers` [n, M] of the tokens `ids` [n, M]."""
     left = probs.scatter_add(1, ids, offers.to(probs.dtype).neg()).clamp_(min=0)
-    # Where rounding leaves nothing, the distributions are equal but for rounding.
+    # If nothing is left, the two distributions are equal except for rounding.
     return where(left.sum(1, keepdim=True) > 0, left, probs)

@@ -1,9 +1,8 @@
-"""Draw the target's token at every node of the draft trees.
+"""Draws the target's token at every node of the draft trees.
 
-The filters are SGLang's, in its order: temperature, softmax, top-k, top-p over what is left
-without renormalising in between, then min-p against the likeliest token. A draw from what remains
-is one from the target's distribution, so `sglang_qspec.verify.accept` over these draws is
-lossless.
+The filters are SGLang's, in its order: temperature, softmax, top-k, top-p without renormalising in
+between, then min-p relative to the likeliest token. The draws have the target's distribution, so
+`sglang_qspec.verify.accept` over them is lossless.
 
 A drafter that draws from its own distribution with the same seeds and positions gets the same token
 with a probability of at least (1 - d) / (1 + d), where d is the total variation distance between
@@ -25,27 +24,28 @@ from sglang_qspec.verify.rejection import Proposals, sample_near
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _SHORTLIST = 1024
-"""Tokens that are ranked at first; the whole vocabulary only if the filters reach beyond."""
+"""Number of tokens that are ranked first; the whole vocabulary only if the filters need more."""
 
 
 class Draws(NamedTuple):
-    """How the rows of a batch of N are drawn; None leaves a filter out.
-
-    `top_ks` is int [N], of which V and more keeps all tokens and 1 gives the argmax; `top_ps` and
-    `min_ps` are float [N]. With `seeds` and `positions`, int [N], a row's draw depends on these two
-    and its distribution alone; without, numbers come from torch's global generator. Rows with a
-    known one of the `proposals` are drawn near it instead (`sglang_qspec.verify.rejection`).
-    """
+    """Sampling parameters of N rows of logits (one per tree node); None leaves a filter out."""
 
     top_ks: Tensor | None = None
+    """int [N]: V or more keeps all tokens, 1 gives the argmax."""
     top_ps: Tensor | None = None
+    """float [N]"""
     min_ps: Tensor | None = None
+    """float [N]"""
     seeds: Tensor | None = None
+    """int [N]: a row's draw depends only on its seed, position and distribution. Without `seeds`
+    and `positions`, numbers come from torch's global generator."""
     positions: Tensor | None = None
+    """int [N]: position of the drawn token in the text."""
     proposals: Proposals | None = None
+    """Drafted tokens: rows with a known one are drawn by `sglang_qspec.verify.rejection`."""
 
     def of(self, rows: Tensor) -> Draws:
-        """Those of some rows."""
+        """The parameters of the rows with these indices, or where a mask is true."""
 
         def some(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows]
@@ -72,10 +72,10 @@ def sample_targets(logits: Tensor, temperatures: Tensor, draws: Draws) -> Tensor
 
 
 def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
-    """Draw one token per row of `probs` float32 [N, V], which no filter has touched: int64 [N].
+    """Draw one token per row of `probs` float32 [N, V], before any filter: int64 [N].
 
-    A token's number is that of its id, so that equal seeds draw alike from distributions that
-    differ a little. (SGLang numbers the tokens of a filtered row, and of its neighbours, by rank.)
+    Noise is hashed by token id, so that equal seeds draw alike from similar distributions. (If any
+    row has a filter, SGLang hashes by rank.)
     """
     filtered = _filtered(probs, draws)
     near = torch.zeros_like(filtered) if draws.proposals is None else draws.proposals.known
@@ -92,7 +92,7 @@ def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
 
 
 def distributions(probs: Tensor, draws: Draws) -> Tensor:
-    """What the filters leave of `probs` [N, V], made to sum to 1 again: float [N, V]."""
+    """`probs` [N, V] after the filters, renormalised: float [N, V]."""
     rows = _filtered(probs, draws).nonzero()[:, 0]
     if not len(rows):
         return probs
@@ -104,11 +104,11 @@ def distributions(probs: Tensor, draws: Draws) -> Tensor:
 
 
 def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` likeliest tokens of each row of `probs` [N, V], and what the filters leave them.
+    """The `count` likeliest tokens of each row of `probs` [N, V], and their filtered probabilities.
 
-    int64 [N, count] and float [N, count], which falls along a row down to 0 for what is dropped.
+    int64 [N, count] and float [N, count]: falling along a row, not renormalised, 0 if dropped.
     """
-    # A filter keeps a beginning of the ranking, and looks no further to find its end.
+    # Each filter keeps a prefix of the ranking, which does not depend on the tokens behind it.
     ranked, tokens = probs.topk(min(count, probs.shape[1]), dim=-1)
     return tokens, _filter(ranked, draws)[0]
 
@@ -118,7 +118,7 @@ def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def _filtered(probs: Tensor, draws: Draws) -> Tensor:
-    """Whether any filter may drop a token of the row: bool [N]."""
+    """Whether any filter may drop tokens of the row: bool [N]."""
     filtered = torch.zeros(len(probs), dtype=torch.bool)
     if draws.top_ks is not None:
         filtered |= draws.top_ks < probs.shape[1]
@@ -147,9 +147,9 @@ def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
 
 
 def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-    """What the filters leave of each row: token ids [N, R], and their weights from the largest on.
+    """The ranked token ids [N, R] of each row, and their weights [N, R] after the filters.
 
-    R is the shortlist's length, or the vocabulary's where that does not hold all that is left.
+    R is `_SHORTLIST`, or the size of the vocabulary if the filters keep more tokens.
     """
     vocab = probs.shape[1]
     ranked, tokens = probs.topk(min(_SHORTLIST, vocab), dim=-1)
@@ -161,9 +161,9 @@ def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
 
 
 def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
-    """Zero what the filters drop of `ranked` [N, R], which falls along each row.
+    """Set dropped tokens of `ranked` [N, R] to 0; each row is in falling order.
 
-    Also says whether everything beyond the R ranks would be dropped too.
+    Also returns whether the filters drop all tokens beyond the R ranks.
     """
     dropped = torch.zeros_like(ranked, dtype=torch.bool)
     beyond = torch.zeros(ranked.shape[0], dtype=torch.bool)
@@ -185,7 +185,7 @@ def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
 
 
 def _draw(weights: Tensor, draws: Draws) -> Tensor:
-    """Draw a column of each row of `weights` [N, R] >= 0 in proportion to its weight."""
+    """Draw a column of each row of `weights` [N, R] >= 0 in proportion to the weights."""
     if draws.seeds is not None and draws.positions is not None:
         return gumbel_argmax(weights, draws.seeds, draws.positions)
     return draw_columns(weights)

@@ -1,8 +1,8 @@
 """Repeatable draws: the hash from which SGLang derives a seeded request's random numbers.
 
-A request has, for every position and vocabulary column, a number that depends on its seed and on
-nothing else. So its text does not depend on its neighbours in the batch, nor on what was drafted;
-and a drafter that knows the seed can roll the same dice.
+The number for a position and a token depends on the request's sampling seed alone. So the text
+depends neither on the other requests of the batch nor on the drafts. A drafter that knows the seed
+can draw with the same numbers.
 """
 
 import math
@@ -16,9 +16,9 @@ _WORD = 0xFFFFFFFF
 def murmur_hash32(seeds: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
     """MurmurHash3 (32 bit, seed 0) of the 16 bytes (seed: 8, position: 4, column: 4).
 
-    `seeds` and `positions` are [n], `columns` is [m], or [n, m] with each row's own, of any integer
-    type; the result is int64 [n, m] in [0, 2**32). Source: Austin Appleby's public-domain
-    MurmurHash3.
+    `seeds` and `positions` are [n]; `columns` are [m], or [n, m] if they differ by row. All may
+    have any integer type. The result is int64 [n, m] in [0, 2**32). Source: Austin Appleby's
+    public-domain MurmurHash3.
     """
     state = hash_state(seeds, positions).unsqueeze(1)
     state = _mix(state, columns.long() & _WORD) ^ 16
@@ -28,8 +28,8 @@ def murmur_hash32(seeds: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
 
 
 def hash_state(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The hash's state before the column is mixed in: int64 [n]."""
-    # int64 products wrap modulo 2**64, which leaves the low 32 bits right.
+    """The state of the hash before the column is mixed in: int64 [n]."""
+    # int64 products wrap modulo 2**64, so their low 32 bits are exact.
     bits = seeds.view(torch.int64) if seeds.dtype == torch.uint64 else seeds.long()
     state = torch.zeros_like(bits)
     for word in (bits & _WORD, (bits >> 32) & _WORD, positions.long() & _WORD):
@@ -38,9 +38,9 @@ def hash_state(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def gumbel(hashes: Tensor) -> Tensor:
-    """Gumbel noise of numbers in [0, 2**32), float64, by the formula of `multinomial_with_seed`.
+    """Gumbel noise from hashes in [0, 2**32), float64, by the formula of `multinomial_with_seed`.
 
-    The largest sum of noise and log-probability is at a token drawn from the distribution.
+    The arg max of noise + log-probability is a draw from the distribution.
     """
     logs = (hashes.double() / _WORD).log_()
     logs = logs.clamp_(min=torch.finfo(torch.float64).min, max=-math.ldexp(1, -32))

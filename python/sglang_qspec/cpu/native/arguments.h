@@ -1,4 +1,4 @@
-// Checks of what Python gives: errors name the argument, its value and what is allowed.
+// Checks arguments from Python: errors name the argument, its value and what is allowed.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace qspec {
 
-// Python sees a ValueError with what `describe` returns, which is called only then.
+// Raise a ValueError in Python with the text of `describe`, which is called only on failure.
 template <typename Describe>
 void check(bool holds, Describe describe) {
   if (!holds) throw std::invalid_argument(describe());
@@ -22,11 +22,11 @@ inline void check_range(const std::string& name, std::int64_t value, std::int64_
   });
 }
 
-// `items` of an argument must all be in a range; the error names the first that is not.
+// Check that all `items` of an argument are in a range; the error names the first one outside.
 template <typename Item>
 void check_items(const std::string& name, const Item* items, std::int64_t count, std::int64_t least,
                  std::int64_t most) {
-  Item low = 0, high = 0;  // branchless, so that the compiler makes vectors of it
+  Item low = 0, high = 0;  // branchless, so that the compiler vectorises the loop
   if (count > 0) low = high = items[0];
   for (std::int64_t at = 0; at < count; ++at) {
     low = std::min(low, items[at]);

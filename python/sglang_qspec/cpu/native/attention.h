@@ -1,4 +1,4 @@
-// Attention of one token to the tokens before it in its row, whose KV lies anywhere in the pool.
+// Attention of one token to the earlier tokens of its KV row; their slots may lie anywhere in the pool.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace qspec {
 
-constexpr int HEAD_BLOCK = 64;  // head dimensions at a time; a head has a multiple of them
-constexpr int MOST_HEADS = 4;   // query heads of one KV head at a time
+constexpr int HEAD_BLOCK = 64;  // head dimensions per step; a head has a multiple of this number
+constexpr int MOST_HEADS = 4;   // query heads of one KV head per step
 
-// Where the KV of a layer and head is: token `slots[i]` at `keys + slots[i] * stride`.
+// Location of the KV of one layer and head: token `slots[i]` at `keys + slots[i] * stride`.
 template <typename KV>
 struct Cache {
   const KV* keys;
@@ -85,7 +85,7 @@ void attend(const Cache<KV>& cache, const float* query, int dim, float* scores, 
   }
 }
 
-// `heads` query heads that share a KV head, a few at a time.
+// `heads` query heads that share a KV head, at most MOST_HEADS per step.
 template <typename KV>
 void attend(const Cache<KV>& cache, const float* query, int heads, int dim, float* scores,
             float* mixed) {

@@ -1,4 +1,4 @@
-// The layers of a Llama model with int8 weights: one pass over new tokens of any rows.
+// The layers of a Llama model with int8 weights: one pass over new tokens of any KV rows.
 #pragma once
 
 #include <omp.h>
@@ -22,7 +22,7 @@ struct Shape {
   int heads;
   int kv_heads;
   int head_dim;
-  float eps;  // of the norms
+  float eps;  // epsilon of the RMS norms
 };
 
 template <typename KV>
@@ -32,20 +32,21 @@ struct Layer {
   KV *keys, *values;  // [slots, kv_heads, head_dim]
 };
 
-// The new tokens of a pass. Those of a row are in order, and its KV before them is in the pool.
+// The new tokens of a pass. The tokens of one KV row are in order, and the pool holds the KV of all
+// earlier tokens of the row.
 struct Tokens {
   int count;
   const std::int64_t* positions;
-  const std::int64_t* slots;  // where each one's KV goes
-  const std::int64_t* rows;   // of `table`, for each token
-  const std::int32_t* table;  // [.., stride]: the slot of each position; the new ones' too
+  const std::int64_t* slots;  // KV slot of each token
+  const std::int64_t* rows;   // row of `table` of each token
+  const std::int32_t* table;  // [.., stride]: KV slot of each position, new tokens included
   std::int64_t stride;
 };
 
 template <typename KV>
 class Decoder {
  public:
-  // `cos_sin` float [positions, head_dim]: of all angles the cosines, then the sines.
+  // `cos_sin` float [positions, head_dim]: the cosines of all angles, then the sines.
   Decoder(Shape shape, std::vector<Layer<KV>> layers, const float* final_norm, const float* cos_sin)
       : shape_(shape), layers_(std::move(layers)), final_norm_(final_norm), cos_sin_(cos_sin) {
     const int heads = shape.heads, dim = shape.head_dim;
@@ -69,7 +70,8 @@ class Decoder {
     }
   }
 
-  // hidden [tokens, hidden] becomes what the final norm gives. `digits` of activations: 1 or 2.
+  // Replace `hidden` [tokens, hidden] by the output of the final norm. Activations have `digits` 8-bit
+  // digits, 1 or 2.
   void forward(float* hidden, const Tokens& tokens, int digits, int threads) {
     const int n = tokens.count;
     normed_.reserve(size_of(n, shape_.hidden));
@@ -123,7 +125,7 @@ class Decoder {
     weight.multiply(digits_, y, add, threads);
   }
 
-  // RMS norm; `to` may be `from`.
+  // RMS norm; `to` may equal `from`.
   void norm(const float* from, const float* weight, float* to, int rows) const {
     const int width = shape_.hidden;
     for (int row = 0; row < rows; ++row, from += width, to += width) {
@@ -140,7 +142,7 @@ class Decoder {
     }
   }
 
-  // Turn a token's queries and keys by its position, scale the queries, and keep its KV.
+  // Rotate a token's queries and keys by its position, scale the queries, and store its KV.
   void rotate_and_store(const Layer<KV>& layer, const Tokens& tokens, int t) {
     const int dim = shape_.head_dim, half = dim / 2;
     float* head = qkv_.get() + size_of(t, qkv_width());
@@ -203,7 +205,7 @@ class Decoder {
   std::vector<Layer<KV>> layers_;
   const float* final_norm_;
   const float* cos_sin_;
-  int widest_ = 0;  // of the layers' inner widths, which may differ
+  int widest_ = 0;  // largest inner width of the layers, which may differ
   Digits digits_;
   Buffer<float> normed_, qkv_, mixed_, gate_up_, scores_;
 };

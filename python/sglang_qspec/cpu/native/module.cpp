@@ -1,5 +1,5 @@
 // Int8 products and a Llama decoder for CPUs with AVX-512 and VNNI; `_native.pyi` describes them.
-// All arrays are numpy's, in C order. Whoever makes a decoder keeps them; Python holds what it got.
+// All arrays are numpy arrays in C order. A decoder keeps references to its arrays.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -126,14 +126,14 @@ class AnyDecoder {
                         rows.data(),         table.data(),     table.shape(1)};
     float* data = hidden.mutable_data();
     const py::gil_scoped_release released;
-    const std::lock_guard<std::mutex> alone(in_use_);  // its buffers serve one pass at a time
+    const std::lock_guard<std::mutex> alone(in_use_);  // the buffers serve one pass at a time
     std::visit([&](auto& decoder) { decoder->forward(data, tokens, digits, threads); }, decoder_);
   }
 
  private:
   static constexpr std::size_t INPUT_NORM = 4, POST_NORM = 5, KEYS = 6, VALUES = 7, PARTS = 8;
 
-  // Attention reads the slots of all positions up to a token's own. Tokens of a row are together.
+  // Attention reads the slots of all positions up to a token's own. The tokens of a KV row are adjacent.
   void check_table(const std::int64_t* positions, const std::int64_t* rows, py::ssize_t n,
                    const Array<std::int32_t>& table) const {
     for (py::ssize_t t = 0; t < n;) {
@@ -192,7 +192,7 @@ class AnyDecoder {
     return array.data();
   }
 
-  // All pools have as many slots as the first.
+  // All pools must have the same number of slots.
   template <typename Stored>
   Stored* pool(const py::object& buffer, const std::string& name, const Shape& shape) {
     check(py::isinstance<Array<Stored>>(buffer), [&] {
@@ -205,10 +205,10 @@ class AnyDecoder {
     return array.mutable_data();
   }
 
-  py::tuple layers_;  // a copy: its arrays must stay as long as the decoder
+  py::tuple layers_;  // a copy, which keeps the arrays alive
   Array<float> final_norm_, cos_sin_;
   int hidden_ = 0;
-  py::ssize_t slots_ = -1;  // of each pool; unknown at first
+  py::ssize_t slots_ = -1;  // slots of each pool; -1 before the first pool
   std::variant<std::unique_ptr<Decoder<float>>, std::unique_ptr<Decoder<BFloat16>>> decoder_;
   std::mutex in_use_;
 };

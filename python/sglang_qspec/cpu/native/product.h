@@ -1,4 +1,4 @@
-// Matrix products with int8 weights: VNNI multiplies bytes and adds them up in 32 bits, exactly.
+// Matrix products with int8 weights: VNNI multiplies bytes and sums the products exactly in 32 bits.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,19 @@
 
 namespace qspec {
 
-// Products of bytes are added up in 32 bits: 255 * 128 times the inputs must fit.
+// The sum of byte products must fit 32 bits: 255 * 128 times the number of inputs.
 constexpr int MOST_INPUTS = 65'793;
 constexpr int MOST_OUTPUTS = 1 << 30;
 constexpr int MOST_ROWS_OF_X = 1 << 24;
 
-// Rows of activations as bytes. A row is one digit, or two: then the second is what rounding the
-// first has left. But for rounding, x[k] = offset + sum over digits of scale[d] * (byte[d][k] - zero).
+// Rows (tokens) of activations as bytes. A row has one 8-bit digit per value, or two: the second digit
+// holds the rounding error of the first. Except for rounding,
+// x[k] = offset + sum over digits of scale[d] * (byte[d][k] - zero).
 class Digits {
  public:
   int rows = 0;
   int digits = 1;
-  int width = 0;  // of a row in bytes: the inputs, rounded up to fours
+  int width = 0;  // bytes of a row: the number of inputs, rounded up to a multiple of 4
 
   const std::uint8_t* row(int number) const {
     return bytes_.get() + static_cast<std::size_t>(number) * static_cast<std::size_t>(width);
@@ -29,7 +30,7 @@ class Digits {
   float offset(int row) const { return offsets_.get()[row]; }
   int zero() const { return digits == 1 ? 0 : MIDDLE; }
 
-  // Take in x [rows, inputs]; rows are rounded each for itself.
+  // Convert x [rows, inputs]; each row has a scale of its own.
   void assign(const float* x, int rows_in, int inputs, int digits_in) {
     rows = rows_in;
     digits = digits_in;
@@ -56,7 +57,7 @@ class Digits {
     return left >= LANES ? __mmask16(0xFFFF) : static_cast<__mmask16>((1U << left) - 1U);
   }
 
-  // From the least to the largest value in 256 steps.
+  // One digit: 256 steps from the smallest to the largest value.
   void one_digit(int row, const float* x, int inputs) {
     __m512 low = _mm512_set1_ps(x[0]), high = low;
     for (int k = 0; k < inputs; k += LANES) {
@@ -80,7 +81,7 @@ class Digits {
     }
   }
 
-  // A digit of -127 to 127, and 254 times what it leaves in another; both are stored plus MIDDLE.
+  // Two digits: one from -127 to 127, and 254 times its rounding error. Both are stored plus MIDDLE.
   void two_digits(int row, const float* x, int inputs) {
     __m512 high = _mm512_setzero_ps();
     for (int k = 0; k < inputs; k += LANES) {
@@ -144,7 +145,7 @@ class PackedInt8 {
   int outputs() const { return outputs_; }
   int inputs() const { return inputs_; }
 
-  // y [rows, outputs] = x @ weight.T, or plus it with `add`.
+  // y [rows, outputs] = x @ weight.T, or += with `add`.
   void multiply(const Digits& x, float* y, bool add, int threads) const {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int panel = 0; panel < panels_; ++panel) {
@@ -167,9 +168,9 @@ class PackedInt8 {
  private:
   static constexpr int PANEL = 64;
   static constexpr int VECTORS = PANEL / LANES;
-  static constexpr int MOST_ROWS = 4;  // more, and the compiler runs out of registers
+  static constexpr int MOST_ROWS = 4;  // with more, the compiler runs out of registers
 
-  // Where part `part` of `parts` begins, of `all` rows shared out evenly.
+  // Start of part `part` if `all` rows are divided evenly into `parts`.
   static int share(int all, int part, int parts) {
     return static_cast<int>(std::int64_t{all} * part / parts);
   }
@@ -178,7 +179,7 @@ class PackedInt8 {
 
   __m512i sums(int column) const { return _mm512_load_si512(sums_.get() + column); }
 
-  // `ROWS` digit rows, from `first` on, times one panel.
+  // Multiply `ROWS` digit rows from `first` on by one panel.
   template <int ROWS>
   void tile(const Digits& x, int panel, int first, float* y, bool add) const {
     const std::int8_t* w = weights_.get() + panel_bytes() * static_cast<std::size_t>(panel);
@@ -226,7 +227,7 @@ class PackedInt8 {
   int outputs_, inputs_, fours_, panels_;
   Buffer<std::int8_t> weights_;
   Buffer<float> scales_;
-  Buffer<std::int32_t> sums_;  // of each output's weights
+  Buffer<std::int32_t> sums_;  // sum of the weights of each output
 };
 
 }  // namespace qspec

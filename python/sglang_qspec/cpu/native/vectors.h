@@ -1,4 +1,4 @@
-// Sixteen floats at a time: what the products and the decoder compute with.
+// Vectors of sixteen floats for the products and the decoder.
 #pragma once
 
 #include <immintrin.h>
@@ -51,14 +51,14 @@ inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(p, n);
 }
 
-// Memory that is not initialized, on large pages where there are some.
+// Uninitialised memory, on huge pages where available.
 template <typename T>
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(std::size_t size) { reserve(size); }
 
-  // Room for `size` items; what was in it is lost if it has to grow.
+  // Ensure room for `size` items; growing discards the content.
   void reserve(std::size_t size) {
     if (size <= size_) return;
     const std::size_t bytes = (size * sizeof(T) + 63) / 64 * 64;

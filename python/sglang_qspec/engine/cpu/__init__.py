@@ -4,9 +4,9 @@ from sglang_qspec.cpu.install import install_kernels
 
 
 def activate() -> None:
-    """Register the backend and replace what is slow, if this machine needs the stand-ins.
+    """Register the attention backend and faster layers, if this machine needs the stand-ins.
 
-    Does nothing where SGLang runs on a GPU or has its own CPU kernels. May be called again.
+    Does nothing if SGLang runs on a GPU or has its own CPU kernels. Repeated calls are harmless.
     """
     if not install_kernels():
         return

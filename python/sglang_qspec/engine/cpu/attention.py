@@ -1,7 +1,7 @@
 """SGLang's attention backend `qspec_cpu`: `sglang_qspec.cpu.attention` behind its interface.
 
-Layers that are no plain causal self-attention (cross attention, encoders, hybrid sliding-window
-pools) keep the torch_native code, which it inherits; it can't verify trees for those.
+Other layers than plain causal self-attention (cross attention, encoders, hybrid sliding-window
+pools) use the inherited torch_native code, which cannot verify trees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "qspec_cpu"
 _SHORT_EXTEND = 32
-"""New tokens of the longest request up to which an extend runs as one padded batch."""
+"""Maximum number of new tokens of a request with which an extend runs as one padded batch."""
 
 
 class CpuAttention(TorchNativeAttnBackend):
@@ -43,7 +43,7 @@ class CpuAttention(TorchNativeAttnBackend):
             and not pool.use_hnd
         )
         self.plain_pool: MHATokenToKVPool | None = pool if plain else None
-        """The KV pool, where its buffers are [slots, kv_heads, dim] as they are."""
+        """The KV pool if its buffers are plain [slots, kv_heads, dim] tensors, otherwise None."""
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -83,7 +83,7 @@ class CpuAttention(TorchNativeAttnBackend):
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
 
     def is_plain(self, layer: RadixAttention) -> bool:
-        """Is the layer one that `sglang_qspec.cpu.attention` computes?"""
+        """Whether `sglang_qspec.cpu.attention` can compute the layer."""
         return (
             not layer.is_cross_attention
             and layer.attn_type == AttentionType.DECODER
@@ -238,7 +238,7 @@ class _Batch:
 
 
 def _tree_mask(custom_mask: Tensor | None, bs: int, width: int) -> Tensor:
-    """bool [bs, D, D]: which drafts each draft sees; causal where there is no mask."""
+    """bool [bs, D, D]: which tree nodes each node sees; causal if there is no mask."""
     if custom_mask is None or custom_mask.numel() == 0:
         causal = torch.arange(width) <= torch.arange(width).unsqueeze(1)
         return causal.expand(bs, width, width)
@@ -250,6 +250,6 @@ def _host_list(on_host: list[int] | None, tensor: Tensor) -> list[int]:
 
 
 def register() -> None:
-    """Make `--attention-backend qspec_cpu` known; may be called again."""
+    """Register `--attention-backend qspec_cpu`; repeated calls are harmless."""
     register_attention_backend(NAME)(CpuAttention)
     add_attention_backend_choices([NAME])

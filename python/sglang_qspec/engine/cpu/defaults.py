@@ -1,4 +1,4 @@
-"""The attention backend that a CPU server gets when none is asked for."""
+"""The default attention backend of a CPU server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _registered = False
 
 
 def register() -> None:
-    """Let SGLang choose `qspec_cpu` where it would fall back to torch_native. May be repeated."""
+    """Make SGLang choose `qspec_cpu` instead of torch_native; repeated calls are harmless."""
     global _registered
     if not _registered:
         _registered = True

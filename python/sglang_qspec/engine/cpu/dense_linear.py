@@ -22,39 +22,40 @@ _stock_apply = UnquantizedLinearMethod.apply
 _stock_lm_head = LogitsProcessor._compute_lm_head
 _stock_postprocess = DefaultModelLoader.postprocess_weights
 
-_generation = 0
+_load_count = 0
 
 
-def generation() -> int:
-    """How often weights were loaded in this process: what was read from others is stale.
+def load_count() -> int:
+    """Number of weight loads in this process; data derived from earlier weights is stale.
 
-    Loading writes through `Parameter.data`, which leaves a tensor's address and version alone.
+    The count is needed because loading writes through `Parameter.data`, which changes neither the
+    address nor the version of a tensor.
     """
-    return _generation
+    return _load_count
 
 
 def _postprocess(model: Any, target_device: Any) -> None:
-    """At the end of loading: at the start, and of each update of the weights."""
-    global _generation
+    """Count a load: SGLang calls this after the first load and after each weight update."""
+    global _load_count
     _stock_postprocess(model, target_device)
-    _generation += 1
+    _load_count += 1
 
 
 def _finish(method: UnquantizedLinearMethod, layer: Any) -> None:
-    """Replace the loaded weight by its packed form, which keeps its loader for `_restore`."""
+    """Replace the loaded weight by its packed form, with the attributes that its loader needs."""
     _stock_finish(method, layer)
     if can_pack(layer.weight):
         layer.weight = _like(layer.weight, pack(layer.weight.data))
 
 
 def _restore(method: UnquantizedLinearMethod, layer: Any) -> None:
-    """Before other weights are loaded: dense again, as a packed one cannot be written to."""
+    """Unpack the weight before a new load, because a packed weight cannot be written to."""
     if layer.weight.is_mkldnn:
         layer.weight = _like(layer.weight, layer.weight.data.to_dense())
 
 
 def _like(weight: Parameter, data: Tensor) -> Parameter:
-    """Other data with the attributes that tell SGLang how to load it."""
+    """A parameter with new data and the attributes that tell SGLang how to load it."""
     parameter = Parameter(data, requires_grad=False)
     vars(parameter).update(vars(weight))
     return parameter
@@ -75,7 +76,7 @@ def _lm_head(
     embedding_bias: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """The LM head keeps its dense weight too: it may be tied to the embedding table."""
+    """Logits from a packed copy; the dense weight stays, as the embedding table may share it."""
     plain = (
         type(getattr(lm_head, "quant_method", None)) is UnquantizedEmbeddingMethod
         and not hasattr(lm_head, "set_lora")
@@ -86,14 +87,14 @@ def _lm_head(
         return _stock_lm_head(processor, hidden_states, lm_head, embedding_bias, **options)
     weight = lm_head.weight
     kept = getattr(lm_head, "_qspec_packed", None)
-    state = (weight.data_ptr(), weight._version, generation())
+    state = (weight.data_ptr(), weight._version, load_count())
     if kept is None or kept[0] != state:
         kept = lm_head._qspec_packed = (state, pack(weight.data))
     return packed_linear(hidden_states.to(weight.dtype), kept[1])
 
 
 def install() -> None:
-    """Patch the classes; may be called again."""
+    """Patch SGLang's classes; repeated calls are harmless."""
     UnquantizedLinearMethod.process_weights_after_loading = _finish
     UnquantizedLinearMethod.restore_weights_before_loading = _restore
     UnquantizedLinearMethod.apply = _apply

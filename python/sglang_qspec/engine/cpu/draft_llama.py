@@ -1,7 +1,7 @@
-"""The decoder of Llama draft models with int8 weights, compiled: one call for all layers.
+"""The compiled decoder of Llama draft models with int8 weights: one call for all layers.
 
-At a few rows the layers of `engine.cpu.llama` take most of their time for the calls into torch;
-here that is gone, and what is left is reading the weights.
+With few tokens per pass, the layers of `engine.cpu.llama` spend most of their time on torch calls.
+Without these calls, reading the weights dominates.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from sglang_qspec.cpu._native import NativeLayer
 
 EXACT_ROWS = 8
-"""Rows of a decode pass up to which activations have 16 bits; KV of prompts is always so exact.
+"""Maximum number of tokens of a decode pass with 16-bit activations; prefill always has 16 bits.
 
-Rounding to 8 bits costs agreement with the target; so far a product of 16 bits, which is two of 8,
-is still mostly bound by reading the weights."""
+Rounding to 8 bits costs agreement with the target. Up to this number a 16-bit product, which is two
+8-bit ones, is still mostly bound by reading the weights."""
 HEAD_BLOCK = 64
-"""The decoder takes heads of a multiple of so many dimensions."""
+"""The decoder requires head dimensions that are a multiple of this."""
 
 
 class DraftDecoder:
-    """One model's layers over one KV pool; `of` makes it."""
+    """The layers of one model over one KV pool; `of` creates it."""
 
     def __init__(self, model: LlamaModel, backend: CpuAttention, layers: list[NativeLayer]) -> None:
         attention = model.layers[0].self_attn
@@ -49,9 +49,9 @@ class DraftDecoder:
 
     @classmethod
     def of(cls, model: LlamaModel, backend: Any) -> DraftDecoder | None:
-        """None where this process, its processor, the model or its KV are not what it is for.
+        """The decoder of a model, or None if the process, the processor or the KV pool do not fit.
 
-        The model's layers are those that `engine.cpu.llama` knows.
+        `engine.cpu.llama` must support the model's layers.
         """
         if not drafts_only() or native() is None or type(backend) is not CpuAttention:
             return None
@@ -63,12 +63,12 @@ class DraftDecoder:
         return cls(model, backend, known) if len(known) == len(layers) else None
 
     def takes(self, forward_batch: ForwardBatch) -> bool:
-        """Plain decoding and extending; no trees."""
+        """Whether the pass is a plain decode or an extend; the decoder has no trees."""
         mode = forward_batch.forward_mode
         return bool(mode.is_decode() or (mode.is_extend() and not mode.is_target_verify()))
 
     def forward(self, hidden: Tensor, positions: Tensor, forward_batch: ForwardBatch) -> Tensor:
-        """Embedded tokens [tokens, hidden] to what the head multiplies, float32."""
+        """Map embeddings [tokens, hidden] to the final hidden states, float32 [tokens, hidden]."""
         rows = forward_batch.req_pool_indices.long()
         exact = hidden.shape[0] <= EXACT_ROWS
         if not forward_batch.forward_mode.is_decode():

@@ -1,10 +1,10 @@
-"""The decoder of Llama models on the CPU with as little overhead per layer as torch allows.
+"""The decoder of Llama models on the CPU, with few torch calls per layer.
 
-At a few rows SGLang's layers spend as much time on dispatch as on products: residual streams for
-parallel layouts, one call per element-wise step. With one rank and plain layers none of that is
-needed, so `LlamaModel.forward` is replaced by one loop over the same weights, the same attention
-backend and the same KV cache. Anything else (several ranks, LoRA, captured layers, embeddings as
-input, subclasses with layers of their own) takes SGLang's forward as before.
+With few tokens per pass, SGLang's layers spend as much time on dispatch as on matrix products. With
+one rank and plain layers most of these calls are not needed. So `install` replaces
+`LlamaModel.forward` by a loop over the same weights, attention backend and KV cache. Other cases
+(several ranks, LoRA, captured layers, embeddings as input, subclasses with other layers) use
+SGLang's forward.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_qspec.cpu.decoder_ops import mirrored, rms_norm, rotate, rotation, silu_and_mul
 from sglang_qspec.cpu.dense_linear import packed_linear, packed_linear_add
 from sglang_qspec.engine.cpu.attention import CpuAttention
-from sglang_qspec.engine.cpu.dense_linear import generation
+from sglang_qspec.engine.cpu.dense_linear import load_count
 from sglang_qspec.engine.cpu.draft_llama import DraftDecoder
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """The layers of one model, read once whenever its weights were loaded."""
+    """The layers of one model, read again after each load of its weights."""
 
     layers: list[_Layer]
     norm: _Norm
@@ -171,8 +171,8 @@ def _forward(
     plain = input_embeds is None and pp_proxy_tensors is None and not model.layers_to_capture
     if plain and positions.dim() == 1 and not forward_batch.forward_mode.is_idle():
         kept = model.__dict__.get("_qspec_decoder")
-        if kept is None or kept[0] != generation():
-            kept = model.__dict__["_qspec_decoder"] = (generation(), _read(model))
+        if kept is None or kept[0] != load_count():
+            kept = model.__dict__["_qspec_decoder"] = (load_count(), _read(model))
         decoder = kept[1]
         if decoder is not None:
             return decoder.forward(model.embed_tokens(input_ids), positions, forward_batch)

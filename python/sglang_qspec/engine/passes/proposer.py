@@ -16,10 +16,10 @@ from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.policy import (
     Choice,
+    DraftDeadline,
     PassTimes,
-    Patience,
     PipelinePlan,
-    Punctuality,
+    WaitBudget,
     WidthPolicy,
     with_next_steps,
 )
@@ -47,8 +47,8 @@ class Proposer:
         self._on_cpu = on_cpu
         self._clock = clock
         self._width = WidthPolicy(runtime_settings.draft_token_num, times=times)
-        self._patience = Patience()
-        self._punctuality = Punctuality()
+        self._budget = WaitBudget()
+        self._deadline = DraftDeadline()
         self._session_count = active.sidecar.session_count
         """Session of the link from which the wait statistics were learnt."""
 
@@ -56,14 +56,14 @@ class Proposer:
         """Choose a tree for each request, all of one width; width 1 is plain decoding.
 
         The proposer waits for step drafts that the sidecar is making: in `ahead` as long as the
-        wait gains more than a pass with the present drafts (`policy.Patience`), in the other
-        pipelines unless the drafts are late (`policy.Punctuality`). A draft that makes no tree
+        wait gains more than a pass with the present drafts (`policy.WaitBudget`), in the other
+        pipelines unless the drafts are late (`policy.DraftDeadline`). A draft that makes no tree
         larger does not prolong the wait, so a sidecar cannot hold up a pass.
         """
         session_count = self._speculator.sidecar.session_count
         if self._session_count != session_count:
             self._session_count = session_count
-            self._patience, self._punctuality = Patience(), Punctuality()
+            self._budget, self._deadline = WaitBudget(), DraftDeadline()
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]
         if self._runtime.draft_token_num != self._width.max_width:
@@ -107,9 +107,9 @@ class Proposer:
         if ahead:
             agreement = self._speculator.totals.agreement
             hoped = with_next_steps(trees, awaited, agreement)
-            seconds = self._patience.seconds(len(rids), choice, self._width.choose(hoped, factors))
+            seconds = self._budget.seconds(len(rids), choice, self._width.choose(hoped, factors))
         else:
-            seconds = self._punctuality.seconds(self._step_seconds(int(awaited.sum())))
+            seconds = self._deadline.seconds(self._step_seconds(int(awaited.sum())))
         seconds = min(seconds, most)
         if not seconds:
             return 0.0, 0.0
@@ -117,9 +117,9 @@ class Proposer:
         came = self._speculator.wait_for_steps(seconds)
         took = self._clock() - began
         if ahead:
-            self._patience.observe(len(rids), took, came)
+            self._budget.observe(len(rids), took, came)
         else:
-            self._punctuality.observe(came)
+            self._deadline.observe(came)
         return took, seconds - took if came else 0.0
 
     def _step_seconds(self, requests: int) -> float | None:

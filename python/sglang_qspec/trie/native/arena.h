@@ -1,15 +1,14 @@
-// The tokens of all streams of one request, and the index that finds them again.
+// The tokens of all streams of one request, and an index of their occurrences.
 //
-// A stream is a chain of nodes, one per token, and several chains may grow in turn. Nodes live in
-// units of 8 that belong to one chain each, and a unit knows the ones before and after it: the links
-// of a node to its neighbours need no space. A chain takes one unit first and then two at a time: a
-// short chain wastes little, and the tokens that a long one adds at once fill a cache line.
-// Node 0 stands for no node; nodes of later tokens of a chain have higher numbers, and so have those
-// of a unit that was begun later.
+// A stream is a chain of nodes, one per token; several chains may grow alternately. A chain consists
+// of units of 8 nodes. Each unit knows the unit before and after it, so nodes store no links to
+// their neighbours. A chain starts with one unit, so a short chain wastes little. Then it grows by
+// two units at a time, so that new tokens of a long chain fill a cache line.
+// Node 0 means no node. Within a chain, later tokens have higher node numbers.
 //
-// Every pair (token, next token) leads to its occurrences, newest first: a hash table leads to the
-// newest one, and a link from each to the one before. Appending a token and finding an occurrence
-// are both O(1). Single tokens are indexed in the same way.
+// The index finds all occurrences of a pair (token, next token), newest first. A hash table gives
+// the newest occurrence, and each occurrence links to the one before it. Appending a token and
+// finding an occurrence are both O(1). Single tokens are indexed in the same way.
 
 #pragma once
 
@@ -26,7 +25,7 @@ using NodeId = std::int32_t;
 
 constexpr NodeId kNoNode = 0;
 
-// Make room for `count` more items; by a quarter, so that little of what is allocated is free.
+// Reserve room for `count` more items; growth by a quarter keeps the unused capacity small.
 template <typename Item>
 void make_room(std::vector<Item>& items, std::size_t count) {
   if (items.size() + count > items.capacity()) {
@@ -34,7 +33,7 @@ void make_room(std::vector<Item>& items, std::size_t count) {
   }
 }
 
-// Nodes only ever come; to drop some, what stays is copied to a new arena.
+// Append-only storage of nodes; to drop nodes, the caller copies the others to a new arena.
 class Arena {
  public:
   Arena() { add_units(1, 0, 0); }  // unit 0 has node 0, and nothing else
@@ -42,7 +41,7 @@ class Arena {
   Token token(NodeId node) const { return token_[at(node)]; }
   std::int32_t stream(NodeId node) const { return units_[unit_of(node)].stream; }
 
-  // The one with the same pair, or the same token, that was entered in the same index before.
+  // The previous node in the same index with the same pair, or with the same token.
   NodeId older_pair(NodeId node) const { return older_pair_[at(node)]; }
   NodeId older_single(NodeId node) const { return older_single_[at(node)]; }
   void link(NodeId node, NodeId older_pair, NodeId older_single) {
@@ -62,7 +61,7 @@ class Arena {
   }
 
   int size() const { return size_; }
-  // No node has a number as high as this.
+  // Upper bound (exclusive) of the node numbers.
   std::size_t end() const { return token_.size(); }
   std::size_t bytes() const {
     return token_.capacity() * sizeof(Token) + older_pair_.capacity() * sizeof(NodeId) +
@@ -86,7 +85,7 @@ class Arena {
     return node;
   }
 
-  // How many tokens, up to `cap`, are equal going back from two nodes.
+  // Number of equal tokens, at most `cap`, going back from two nodes.
   int match_length(NodeId node, NodeId other, int cap) const {
     int length = 0;
     while (length < cap && node && other && token(node) == token(other)) {
@@ -134,7 +133,7 @@ class Arena {
   static std::size_t at(NodeId node) { return static_cast<std::size_t>(node); }
   static std::size_t unit_of(NodeId node) { return static_cast<std::size_t>(node / kUnit); }
 
-  // Add linked units behind unit `prev` of a chain, or begin one if that is 0; the first of them.
+  // Append `count` linked units to unit `prev`, or begin a chain if `prev` is 0. Returns the first.
   std::int32_t add_units(int count, std::int32_t stream, std::int32_t prev) {
     const auto nodes = static_cast<std::size_t>(count * kUnit);
     for (auto* items : {&token_, &older_pair_, &older_single_}) {
@@ -157,8 +156,8 @@ class Arena {
   int size_ = 0;
 };
 
-// A hash table from keys, which `Keys` reads from the arena, to the newest node of each. A slot
-// holds the hash too, so that a search visits no node but the right one.
+// A hash table from keys to the newest node of each key; `Keys` reads a node's key from the arena.
+// A slot also holds the hash, so that a search rarely reads another key's node.
 template <typename Keys>
 class Table {
  public:
@@ -168,7 +167,7 @@ class Table {
     return slots_.empty() ? kNoNode : slots_[find(arena, key)].node;
   }
 
-  // Make `node` the newest of its key; the one that was it before.
+  // Make `node` the newest node of its key. Returns the previous one, or kNoNode.
   NodeId replace(const Arena& arena, NodeId node) {
     if (4 * (used_ + 1) > 3 * slots_.size()) grow();
     const std::uint64_t key = Keys::of(arena, node);
@@ -202,7 +201,7 @@ class Table {
     return static_cast<std::uint32_t>(key * 0x9E3779B97F4A7C15u >> 32);
   }
 
-  // Where `key` is, or the free slot where it would be: linear probing, as the table never fills.
+  // The slot of `key`, or the free slot for it. Linear probing ends because the table never fills.
   std::size_t find(const Arena& arena, std::uint64_t key) const {
     const std::size_t last = slots_.size() - 1;
     const std::uint32_t wanted = hash(key);
@@ -226,7 +225,7 @@ class Table {
     slots_.swap(larger);
   }
 
-  std::vector<Slot> slots_;  // a power of two of them
+  std::vector<Slot> slots_;  // the size is a power of two
   std::size_t used_ = 0;
 };
 
@@ -257,7 +256,7 @@ class Index {
     return singles_.newest(arena, SingleKeys::of(token));
   }
 
-  // Enter a node that is not the first of its chain.
+  // Index a node that is not the first of its chain.
   void enter(Arena& arena, NodeId node) {
     arena.link(node, pairs_.replace(arena, node), singles_.replace(arena, node));
   }

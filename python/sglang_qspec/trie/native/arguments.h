@@ -1,4 +1,4 @@
-// What Python gives, checked and converted: errors name the argument, its value and what is allowed.
+// Checks and converts arguments from Python. Errors name the argument, its value and what is allowed.
 
 #pragma once
 
@@ -16,11 +16,11 @@ namespace qspec {
 
 namespace py = pybind11;
 
-// Only safe casts: int64 is not taken for int32.
+// pybind11 accepts only safe casts for these arrays: an int64 array is refused for int32.
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
 
-// Node numbers have 32 bits, so the caps of a request may not be any.
+// Upper limits of a request's caps; they keep node numbers within 32 bits.
 constexpr int kMostTokens = 1 << 26;
 constexpr int kMostMatch = 1 << 16;
 constexpr int kMostWidth = 1 << 20;
@@ -55,7 +55,7 @@ inline void check_shape(const char* name, const py::array& array,
   }
 }
 
-// The number, or the nearest that fits: what comes off a socket may be any.
+// The number clamped to 64 bits, because numbers from a socket may have any size.
 inline std::int64_t saturated(py::handle number) {
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
@@ -64,14 +64,14 @@ inline std::int64_t saturated(py::handle number) {
   return overflow < 0 ? std::numeric_limits<std::int64_t>::min() : value;
 }
 
-// Token ids of a list or another sequence; those that do not fit become negative ones.
+// Token ids of a list or another sequence; ids that do not fit a Token become -1.
 inline std::vector<Token> token_ids_of(py::handle sequence) {
   const auto items =
       py::reinterpret_steal<py::object>(PySequence_Fast(sequence.ptr(), "token ids are a sequence"));
   if (!items) throw py::error_already_set();
   std::vector<Token> token_ids;
   token_ids.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr())));
-  // An item's own conversion may run any code, and change the list meanwhile.
+  // The size is read in each round because converting an item may run Python code that changes it.
   for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(items.ptr()); ++at) {
     const auto number =
         py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(items.ptr(), at));
@@ -82,7 +82,7 @@ inline std::vector<Token> token_ids_of(py::handle sequence) {
   return token_ids;
 }
 
-// Tokens that are taken as they are: the target's own, or of a prompt's usable part.
+// Token ids that must be in the vocabulary: committed tokens, or the usable part of a prompt.
 inline std::vector<Token> own_token_ids_of(py::handle sequence, const char* name, int vocab_size,
                                            int most) {
   std::vector<Token> token_ids = token_ids_of(sequence);
@@ -99,8 +99,8 @@ inline std::vector<Token> own_token_ids_of(py::handle sequence, const char* name
   return token_ids;
 }
 
-// A batch of trees: parents int32 [n, width], in which each node but the root comes behind its
-// parent, and int32 sizes [n] of 1 to width nodes.
+// Check a batch of trees: parents int32 [n, width], each parent before its child, and sizes int32
+// [n] from 1 to width.
 inline void check_trees(const Array<std::int32_t>& parents, const Array<std::int32_t>& sizes) {
   if (sizes.ndim() != 1 || parents.ndim() != 2) {
     throw py::value_error("parents has " + std::to_string(parents.ndim()) + " dimensions and sizes " +

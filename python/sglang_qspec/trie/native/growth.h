@@ -1,8 +1,8 @@
-// Which draft tokens a tree is spent on: the likeliest ones, wherever they hang.
+// Builds the draft tree of the most likely tokens from the matching streams, best first.
 //
-// The streams that match are merged into a tree on the fly, best first. A stream's word counts with
-// its odds (`Trust`, `Standing`); a token's chance after its parent is its streams' share of all odds there,
-// with one part in the whole for "none of them". A node's score is the product along its path.
+// Each stream votes for its next token with its odds (`Trust`, `Standing`). The probability of a
+// token after its parent is the odds of its streams, divided by 1 + the odds of all streams there;
+// the 1 stands for "none of them". A node's score is the product of these probabilities on its path.
 
 #pragma once
 
@@ -15,11 +15,11 @@
 
 namespace qspec {
 
-// What a node's score is made of. `kEstimate` is what serves; the others are there to be compared
-// with it: `kFrequency` counts streams, `kRecency` goes breadth first, newest stream first.
+// How nodes are scored. Servers use `kEstimate`; the benchmark compares the others with it:
+// `kFrequency` counts streams, `kRecency` goes breadth first, newest stream first.
 enum Policy { kEstimate = 0, kFrequency, kRecency };
 
-// A node up to which a stream matched, and how.
+// A node at which a stream matches the committed text, and how it matches.
 struct Place {
   NodeId node;
   int length;
@@ -27,7 +27,7 @@ struct Place {
   bool followed;
 };
 
-// One row of a batch of trees: at least `width` items behind each pointer.
+// Output arrays of one tree of a batch; each pointer has at least `width` items.
 struct TreeRow {
   Token* token_ids;
   std::int32_t* parents;
@@ -35,8 +35,7 @@ struct TreeRow {
   float* scores;
 };
 
-// Write a tree of nothing but the last committed token; its size. The root is no draft: that its
-// source is kOutput says nothing.
+// Write a tree with the root alone. Returns its size, 1. The root's source has no meaning.
 inline int root_alone(Token root, const TreeRow& row) {
   row.token_ids[0] = root;
   row.parents[0] = 0;
@@ -45,11 +44,11 @@ inline int root_alone(Token root, const TreeRow& row) {
   return 1;
 }
 
-// Owns the scratch memory, so that growing a tree allocates nothing once it is warm.
+// Builds trees; owns the scratch memory, so that repeated calls allocate nothing.
 class Grower {
  public:
-  // Write the tree of at most `width` nodes, each with a score of at least `floor`; its size.
-  // `root` is the last committed token; `places` are different nodes that carry it.
+  // Write the tree of at most `width` nodes with scores of at least `floor`. Returns its size.
+  // `root` is the last committed token; `places` are different nodes with that token.
   int grow(Token root, const std::vector<Place>& places, const Arena& arena,
            const Trust& trust, const Standing& standing, Policy policy, double floor, int width,
            const TreeRow& row) {
@@ -74,12 +73,12 @@ class Grower {
  private:
   struct Candidate {
     double score;
-    int order;   // of discovery: the first of equals wins
-    int parent;  // in the tree
+    int order;   // of discovery; with equal scores the first one wins
+    int parent;  // index in the tree
     Token token;
     Source source;
     int depth;
-    std::size_t begin, end;  // in `places_`: where its streams go on
+    std::size_t begin, end;  // range in `places_` of the nodes with this token
 
     bool operator<(const Candidate& other) const {
       return score != other.score ? score < other.score : order > other.order;
@@ -102,7 +101,7 @@ class Grower {
     row.scores[node] = static_cast<float>(candidate.score);
   }
 
-  // Push what follows the places [begin, end), which are all at tree node `parent`.
+  // Push the candidate children of tree node `parent`, which stands for the places [begin, end).
   void branch(int parent, int depth, double score, std::size_t begin, std::size_t end,
               const Arena& arena, const Trust& trust, const Standing& standing, Policy policy,
               double floor) {
@@ -120,7 +119,7 @@ class Grower {
       Branch& branch = branch_of(arena.token(child));
       const double heaviest = branch.heaviest_guess;
       if (from.kind == kGuessed && policy == kEstimate) {
-        // Guesses are often variants of one text: where they agree they say no more than one does.
+        // Guesses are often variants of one text, so guesses that agree count only once.
         branch.heaviest_guess = std::max(heaviest, weight);
         weight = branch.heaviest_guess - heaviest;
       }
@@ -138,7 +137,7 @@ class Grower {
                        [](const Branch& a, const Branch& b) { return a.newest > b.newest; });
       forget_map();
     }
-    // The places after each token stand together.
+    // Store the places after each token next to each other.
     std::size_t free = places_.size();
     for (Branch& branch : branches_) {
       branch.end = free;
@@ -162,8 +161,8 @@ class Grower {
     }
   }
 
-  // Few tokens usually follow one place: they are searched from the front. The map takes over beyond
-  // `kSearched`, so that a place with thousands of branches costs linear time.
+  // Find or add the branch of a token. The first `kSearched` branches are searched linearly, which
+  // is usually enough. The map holds the others, so thousands of branches cost linear time in total.
   Branch& branch_of(Token token) {
     const std::size_t searched = std::min(branches_.size(), kSearched);
     for (std::size_t at = 0; at < searched; ++at) {
@@ -178,7 +177,7 @@ class Grower {
     return branches_.back();
   }
 
-  // To clear an empty map is not free: it goes over its buckets.
+  // Clear the map unless it is empty: clearing visits all buckets even then.
   void forget_map() {
     if (!branch_of_token_.empty()) branch_of_token_.clear();
   }
@@ -188,12 +187,12 @@ class Grower {
   std::vector<Candidate> heap_;
   std::vector<Place> places_;
   std::vector<Branch> branches_;
-  std::unordered_map<Token, std::size_t> branch_of_token_;  // of branches from `kSearched` on
+  std::unordered_map<Token, std::size_t> branch_of_token_;  // branches from index `kSearched` on
   int found_ = 0;
 };
 
-// Pad a tree of `size` nodes to `width`: a chain behind its last node (always a leaf) that repeats
-// its token. See `DraftTrees` for why.
+// Pad a tree of `size` nodes to `width` with a chain behind the last node, always a leaf, that
+// repeats its token. `DraftTrees` says why.
 inline void pad(const TreeRow& row, int size, int width) {
   for (int node = size; node < width; ++node) {
     row.token_ids[node] = row.token_ids[size - 1];

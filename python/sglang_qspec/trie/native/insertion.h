@@ -1,10 +1,10 @@
-// What became of a chunk of draft tokens.
+// The result of inserting a chunk of draft tokens.
 
 #pragma once
 
 namespace qspec {
 
-// `Insertion` in Python, with the same numbers.
+// The members of the Python enum `Insertion` in the same order, without the last one.
 enum Insertion {
   kAdded = 0,
   kKnown,

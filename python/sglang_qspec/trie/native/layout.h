@@ -1,4 +1,4 @@
-// The arrays in which SGLang's tree verification reads a tree of `width` nodes.
+// Converts a tree to the arrays that SGLang's tree verification reads.
 
 #pragma once
 
@@ -9,13 +9,13 @@
 namespace qspec {
 
 struct Layout {
-  bool* mask;                  // [width, width]: node j is node i or an ancestor of it
-  std::int64_t* depths;        // [width]: edges from the root
-  std::int64_t* next_token;    // [width]: the first child, or -1, which is what the kernels read
-  std::int64_t* next_sibling;  // [width]: the next child of the same parent, or -1
+  bool* mask;                  // [width, width]: [i, j] is true if node j is node i or an ancestor of it
+  std::int64_t* depths;        // [width]: distance from the root
+  std::int64_t* next_token;    // [width]: first child, or -1 for none
+  std::int64_t* next_sibling;  // [width]: next child of the same parent, or -1 for none
 };
 
-// The nodes from `size` on are padding: they take part in the pass, but are not linked.
+// Write the arrays of one tree. Nodes from `size` on are padding, which gets no links.
 inline void lay_out_tree(const std::int32_t* parents, int size, int width, const Layout& layout) {
   std::fill(layout.next_token, layout.next_token + width, -1);
   std::fill(layout.next_sibling, layout.next_sibling + width, -1);

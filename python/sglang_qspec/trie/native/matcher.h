@@ -1,10 +1,10 @@
-// Where the committed text occurs in a request's streams, followed token by token.
+// Tracks where the end of the committed text occurs in a request's streams.
 //
-// A cursor is at the node of an earlier occurrence of the last committed token, with the length of
-// the match that ends there. Cursors are all occurrences of the last two tokens, within the caps;
-// where there is none, the newest ones of the last token alone. A commit moves the cursors whose
-// stream goes on as committed, drops the others, and adds new occurrences, so its cost does not
-// grow with the text or with the length of a match.
+// A cursor marks a node where the last committed token occurs, with the length of the match that
+// ends there. The cursors are the occurrences of the last two tokens, within the caps. If there are
+// none, they are the newest occurrences of the last token alone. A commit advances the cursors of
+// streams with the committed token, drops the others, and adds new occurrences. So its cost does not
+// depend on the length of the text or of a match.
 
 #pragma once
 
@@ -30,8 +30,8 @@ class Matcher {
   const std::vector<Cursor>& cursors() const { return cursors_; }
   std::size_t bytes() const { return cursors_.capacity() * sizeof(Cursor); }
 
-  // Follow committed tokens in the streams; `observe` is told of each node that came next, how long
-  // the match before it was, and whether it was right.
+  // Advance the cursors over committed tokens. `observe` gets each cursor's next node, the length of
+  // the match before that node, and whether the node has the committed token.
   template <typename Observe>
   void advance(const Arena& arena, const std::vector<Token>& token_ids, int cap, Observe observe) {
     for (Token token : token_ids) {
@@ -47,8 +47,8 @@ class Matcher {
     }
   }
 
-  // Add the occurrences of the text that ends in node `tail`, which is in the text's index.
-  // To be called after the last of the committed tokens.
+  // Add occurrences of the text that ends in node `tail`, which the text's index holds already.
+  // Call it once after all tokens of a commit.
   void discover(const Arena& arena, NodeId tail, const Index& drafts, const Limits& limits) {
     const Token token = arena.token(tail);
     if (const NodeId before = arena.prev(tail)) {
@@ -81,7 +81,7 @@ class Matcher {
     }
   }
 
-  // Take up `node`, just appended to a stream, if the text's last two tokens end there.
+  // Add a cursor at `node`, just appended to a stream, if the last two tokens of the text end there.
   void notice(const Arena& arena, NodeId tail, NodeId node, const Limits& limits) {
     if (arena.token(node) != arena.token(tail) ||
         cursors_.size() >= static_cast<std::size_t>(limits.max_cursors)) {
@@ -95,7 +95,7 @@ class Matcher {
     cursors_.push_back({node, length});
   }
 
-  // Go on in a new arena, where node n has the number moved[n], or is gone if that is kNoNode.
+  // Move the cursors to a new arena, where node n is moved[n]; kNoNode means that it was dropped.
   void move(const Arena& arena, NodeId tail, const std::vector<NodeId>& moved, int cap) {
     std::size_t kept = 0;
     for (const Cursor& cursor : cursors_) {
@@ -109,7 +109,7 @@ class Matcher {
 
   void check_integrity(const Arena& arena, NodeId tail, const Limits& limits) const {
     if (cursors_.size() > static_cast<std::size_t>(limits.max_cursors)) {
-      throw std::runtime_error(std::to_string(cursors_.size()) + " cursors are more than allowed");
+      throw std::runtime_error(std::to_string(cursors_.size()) + " cursors are over the cap");
     }
     for (const Cursor& cursor : cursors_) {
       if (cursor.node == tail || cursor.length < 1 || cursor.length > limits.max_match ||

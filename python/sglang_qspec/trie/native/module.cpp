@@ -1,4 +1,4 @@
-// What Python sees of the tries; `_native.pyi` describes it. One thread at a time calls it.
+// The Python bindings of the tries, described in `_native.pyi`. Not thread-safe.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -20,9 +20,9 @@
 namespace qspec {
 namespace {
 
-// One tree of at most `width` nodes for each trie, padded to `width`: token ids, parents, sources,
-// scores, each [n, width], and sizes [n].
-// A trie that is missing gives the root alone. `allowed` has a bit for each source that may be proposed.
+// One tree of at most `width` nodes for each trie, padded to `width`. Returns token ids, parents,
+// sources and scores, each [n, width], and sizes [n]. A null trie gives the root alone. `allowed` has
+// a bit for each source that may be proposed.
 py::tuple propose(const std::vector<RequestTrie*>& tries, const std::vector<Token>& roots,
                   int width, double floor, int policy, unsigned allowed) {
   check_range("width", width, 1, kMostWidth);
@@ -87,7 +87,7 @@ void check_sources(const Array<std::uint8_t>& sources, const Array<std::int32_t>
   }
 }
 
-// How many nodes of each source there are, without roots and padding.
+// Number of nodes of each source, without roots and padding.
 std::vector<int> count_by_source(const Array<std::uint8_t>& sources,
                                  const Array<std::int32_t>& sizes) {
   check_sources(sources, sizes);
@@ -112,8 +112,8 @@ void check_paths(const Array<std::int32_t>& sizes, const std::vector<std::vector
   }
 }
 
-// What the target said at each position: add to `judged` and `accepted` [kSources, positions].
-// `paths` are the accepted nodes of each tree. See `Positions`.
+// Add to `judged` and `accepted` [kSources, positions]; `paths` are the accepted nodes of each tree.
+// `DraftTrees.count_by_position` describes the counts.
 void count_by_position(const Array<std::int32_t>& parents, const Array<std::uint8_t>& sources,
                        const Array<std::int32_t>& sizes, const std::vector<std::vector<int>>& paths,
                        py::array_t<std::int64_t>& judged, py::array_t<std::int64_t>& accepted) {

@@ -1,5 +1,5 @@
-// The drafts and the own text of one request: inserted as they come, matched against what is
-// committed. `RequestTrie` in Python says what the methods promise.
+// The drafts and the own text of one request, matched against its committed tokens. The Python class
+// `RequestTrie` documents the methods.
 
 #pragma once
 
@@ -22,8 +22,9 @@ namespace qspec {
 
 class RequestTrie {
  public:
-  // `usable_prompt` is the part of the prompt that may be searched; `last_prompt_id` its real end.
-  // `sources` is a bit for each source that may be proposed, in trees of at most `max_width` nodes.
+  // `usable_prompt` is the part of the prompt that may be searched; `last_prompt_id` is the last
+  // token of the whole prompt. `sources` has a bit for each source that may be proposed, in trees of
+  // at most `max_width` nodes.
   RequestTrie(const std::vector<Token>& usable_prompt, Token last_prompt_id, const Limits& limits,
               std::shared_ptr<Trust> trust, unsigned sources, int max_width)
       : limits_(limits),
@@ -39,20 +40,20 @@ class RequestTrie {
   int vocab_size() const { return limits_.vocab_size; }
   std::size_t output_len() const { return output_.size(); }
   Token last_token() const { return output_.empty() ? last_prompt_id_ : output_.back(); }
-  // What the caps count: tokens, and `kStreamTokens` for each stream.
+  // The size that the caps count: tokens, and `kStreamTokens` extra for each stream.
   int size() const { return text_size_ + draft_size(); }
   int draft_size() const {
     return arena_.size() - text_size_ + (kStreamTokens - 1) * streams_.size();
   }
 
-  // Bytes that the tokens take, allocated ones that are free included.
+  // Allocated memory in bytes, unused capacity included.
   std::size_t bytes() const {
     return sizeof *this + arena_.bytes() + drafts_.bytes() + text_.bytes() + matcher_.bytes() +
            output_.capacity() * sizeof(Token) + streams_.bytes() + dropped_.bytes() +
            followed_.capacity() * sizeof(std::int32_t) + places_.capacity() * sizeof(Place);
   }
 
-  // `token_ids` that do not fit a Token are given as negative ones.
+  // Ids outside the vocabulary, negative ones included, give kBadToken.
   Insertion insert(Source source, std::int64_t stream_id, std::int64_t base_len,
                    std::int64_t start, const std::vector<Token>& token_ids, bool greedy) {
     if (base_len < 0 || start < 0) return kNegative;
@@ -94,15 +95,15 @@ class RequestTrie {
     }
   }
 
-  // Write the tree of at most `width` nodes behind the last committed token `root`; its size.
-  // Of the sources that may be proposed, those in `sources` are.
+  // Write the tree of at most `width` nodes behind the last committed token `root`. Returns its size.
+  // Only sources that are in both `sources` and `sources_` are proposed.
   int propose(Grower& grower, Token root, Policy policy, double floor, int width, unsigned sources,
               const TreeRow& row) {
     sources &= sources_;
     places_.clear();
     for (const std::int32_t number : followed_) {
       const Stream& stream = streams_[number];
-      // One that lags behind the output has no next token, so it proposes nothing.
+      // A stream that ends behind the output has no next token.
       if (arena_.next(stream.at) && holds(sources, stream.kind)) {
         const int length = std::min(stream.matched + 1, limits_.max_match);
         places_.push_back({stream.at, length, stream.kind, true});
@@ -122,7 +123,7 @@ class RequestTrie {
     return grower.grow(root, places_, arena_, *trust_, standing_, policy, floor, most, row);
   }
 
-  // Drop all drafts, and all own text but what the next matches need.
+  // Drop all drafts, and all own text except the last `max_match` tokens.
   void evict() {
     rebuild(limits_.max_match, all_streams(false));
   }
@@ -143,25 +144,25 @@ class RequestTrie {
       int place = 0;
       for (NodeId node = last; node; node = arena_.next(node), ++place) {
         if (arena_.stream(node) != number) fail("a stream has a node of another one");
-        if (place == stream.matched && node != stream.at) fail("a stream is at another place");
+        if (place == stream.matched && node != stream.at) fail("a stream's match ends at a wrong node");
         last = node;
       }
       if (place != stream.length + 1) fail("a stream is not as long as it says");
       if (last != stream.last) fail("a stream ends before its last node");
     }
-    if (draft_tokens != draft_size()) fail("the drafts are not the streams' lengths");
+    if (draft_tokens != draft_size()) fail("the size of the drafts is not the sum of the streams' sizes");
     if (draft_tokens > limits_.max_request_tokens) fail("the drafts are over the cap");
     if (text_size_ > limits_.max_lookup_tokens) fail("the own text is over the cap");
     const bool are_followed =
         std::all_of(followed_.begin(), followed_.end(),
                     [this](std::int32_t number) { return streams_[number].followed; });
     if (!are_followed || followed != static_cast<std::int32_t>(followed_.size())) {
-      fail("the streams that are followed are not listed");
+      fail("the list of followed streams is wrong");
     }
   }
 
  private:
-  // Number of the own text: one chain of nodes, of which output is the part from `first_output_` on.
+  // Stream number of the own text, a chain of nodes: prompt, then output from `first_output_` on.
   static constexpr std::int32_t kText = 0;
   static constexpr NodeId kNowhere = std::numeric_limits<NodeId>::max();
 
@@ -207,13 +208,13 @@ class RequestTrie {
     }
   }
 
-  // Whether the next token of a stream which matched like this was the target's.
+  // Record whether the next token of a stream that matched like this was the target's.
   void observe(Kind kind, bool followed, int length, bool right) {
     standing_.observe(kind, trust_->chance(kind, followed, length), right);
     trust_->observe(kind, followed, length, right);
   }
 
-  // Go along what was committed; false once the stream has something else there.
+  // Compare the stream with the output so far. Returns false at the first different token.
   bool follow(Stream& stream) {
     auto place = static_cast<std::size_t>(stream.key.base_len + stream.matched);
     for (; place < output_.size(); ++place) {
@@ -249,7 +250,7 @@ class RequestTrie {
     return true;
   }
 
-  // Whether the output has passed the end of a stream that it followed that far.
+  // Whether the output is longer than a stream that agrees with it to the end.
   bool outrun(const Stream& stream) const {
     const auto end = static_cast<std::size_t>(stream.key.base_len + stream.matched);
     return !arena_.next(stream.at) && end < output_.size();
@@ -261,13 +262,14 @@ class RequestTrie {
     return static_cast<std::size_t>(draft_size()) + count <= cap();
   }
 
-  // For each stream number whether it stays; 0 is no stream.
+  // One flag per stream number, all equal to `stay`; index 0 is no stream.
   std::vector<char> all_streams(bool stay) const {
     return std::vector<char>(static_cast<std::size_t>(streams_.size()) + 1, stay);
   }
 
-  // Let `count` more draft tokens fit, by dropping streams that are followed no longer, and if need
-  // be those that were outrun: they would only be of use if they grew faster than the output.
+  // Make room for `count` draft tokens by dropping streams. Streams that are no longer followed go
+  // first, then followed ones that the output has outrun: those help only if they grow faster than
+  // the output. Returns false if this does not suffice. Stream `spared` stays.
   bool make_room(std::size_t count, std::int32_t spared) {
     std::vector<char> found = all_streams(false);
     for (const Cursor& cursor : matcher_.cursors()) {
@@ -286,7 +288,7 @@ class RequestTrie {
     std::size_t size = static_cast<std::size_t>(draft_size());
     std::vector<char> stays = all_streams(true);
     for (const Victim& victim : victims) {
-      // A quarter more than needed, so that rebuilding costs O(1) for each inserted token.
+      // Free a quarter of the cap extra, so that rebuilding costs O(1) per inserted token.
       if (size + count <= cap() - cap() / 4) break;
       const std::int32_t number = std::get<2>(victim);
       size -= static_cast<std::size_t>(streams_[number].length + kStreamTokens);
@@ -297,7 +299,7 @@ class RequestTrie {
     return true;
   }
 
-  // Start an arena with the own text; without any, token 0 stands for the context.
+  // Start an arena with the own text. Without any, token 0 stands for the context.
   void begin(const std::vector<Token>& prompt_ids, const std::vector<Token>& output_ids) {
     arena_ = Arena();
     drafts_ = Index();
@@ -310,7 +312,7 @@ class RequestTrie {
     text_size_ = arena_.size();
   }
 
-  // The first token of a text is context only: it ends no pair.
+  // Append to the own text. The first token of a text ends no pair, so it is not indexed.
   void extend_text(const std::vector<Token>& token_ids, bool is_output) {
     for (Token token : token_ids) {
       const bool is_first = tail_ == kNoNode;
@@ -320,8 +322,8 @@ class RequestTrie {
     }
   }
 
-  // Copy the last `text_size` tokens of the own text and the streams that stay to a new arena.
-  // The only way to free tokens. It costs O(what stays), so callers free a share of the whole.
+  // Copy the last `text_size` tokens of the own text and the streams that stay to a new arena. This
+  // is the only way to free tokens. It costs O(size), so callers free a share of the whole at once.
   void rebuild(int text_size, const std::vector<char>& stays) {
     const Arena old = std::move(arena_);
     std::vector<NodeId> own;
@@ -346,8 +348,9 @@ class RequestTrie {
     matcher_.move(arena_, tail_, moved, limits_.max_match);
   }
 
-  // Keep the streams that stay, in their order; remember no more of the others than may be kept,
-  // whatever a sidecar sends. A late piece of a forgotten one finds a gap, or begins it anew.
+  // Copy the streams that stay, in their order, and remember the keys of the dropped ones. The number
+  // of keys is limited, whatever a sidecar sends. A late chunk of a stream without a remembered key
+  // is refused as a gap, or begins the stream anew.
   void copy_streams(const Arena& old, const std::vector<char>& stays, std::vector<NodeId>& moved) {
     const Streams all = std::exchange(streams_, Streams());
     std::vector<std::int32_t> renumbered(stays.size());
@@ -390,11 +393,11 @@ class RequestTrie {
   std::vector<Token> output_;  // committed so far
   Arena arena_;
   Index drafts_, text_;
-  NodeId tail_ = kNoNode;  // of the last committed token
+  NodeId tail_ = kNoNode;  // node of the last committed token
   NodeId first_output_ = kNowhere;
   int text_size_ = 0;  // tokens of own text in the arena
   Streams streams_;
-  std::vector<std::int32_t> followed_;  // numbers of the streams that are, in the order of opening
+  std::vector<std::int32_t> followed_;  // numbers of the followed streams, in the order of opening
   Dropped dropped_;
   Matcher matcher_;
   std::vector<Place> places_;

@@ -1,4 +1,4 @@
-// The drafts of one request, found by their key, and the keys of those that were dropped.
+// The draft streams of one request by their key, and the keys of dropped streams.
 
 #pragma once
 
@@ -15,11 +15,11 @@
 
 namespace qspec {
 
-// What a stream counts for besides its tokens: its context token, its record and what short chains
-// leave free in the arena take as much memory as that many tokens.
+// Extra tokens that the caps count for each stream. Its context token, its record and the unused
+// nodes of its last unit take about as much memory as this number of tokens.
 constexpr int kStreamTokens = 4;
 
-// What names a stream: a draft of the same number from a later base is a stream of its own.
+// Identifies a stream. The same `stream_id` with another `base_len` is another stream.
 struct Key {
   std::int64_t stream_id;
   std::int32_t base_len;
@@ -43,18 +43,18 @@ struct Key {
   }
 };
 
-// A chain of nodes: the token before the draft, then the draft's tokens.
+// A draft: a chain of nodes with the context token (the token before the draft) in front.
 struct Stream {
   Key key;
-  NodeId first, last;  // `first` is the token before the draft's first one
+  NodeId first, last;  // `first` is the context token
   int length;
-  NodeId at;    // up to which the stream is what was committed
-  int matched;  // tokens of the stream that were committed in its place, so far
+  NodeId at;    // last node that agrees with the committed tokens
+  int matched;  // number of draft tokens that agree with the committed tokens
   Kind kind;
-  bool followed;  // it continues all that is committed, or lags behind it
+  bool followed;  // no token differs from the committed ones so far
 };
 
-// Streams have the numbers 1, 2, ... in the order in which they were added.
+// The streams of a request; they have the numbers 1, 2, ... in the order of their addition.
 class Streams {
  public:
   std::int32_t size() const { return static_cast<std::int32_t>(streams_.size()); }
@@ -68,7 +68,7 @@ class Streams {
   // The number of the stream with this key, or 0.
   std::int32_t find(const Key& key) const { return slots_.empty() ? 0 : slots_[slot_of(key)]; }
 
-  // Add a stream with a new key; its number.
+  // Add a stream with a new key. Returns its number.
   std::int32_t add(const Stream& stream) {
     if (4 * (streams_.size() + 1) > 3 * slots_.size()) grow();
     make_room(streams_, 1);
@@ -87,7 +87,7 @@ class Streams {
  private:
   static std::size_t place(std::int32_t number) { return static_cast<std::size_t>(number) - 1; }
 
-  // Where `key` is, or the free slot where it would be: linear probing, as the table never fills.
+  // The slot of `key`, or the free slot for it. Linear probing ends because the table never fills.
   std::size_t slot_of(const Key& key) const {
     const std::size_t last = slots_.size() - 1;
     std::size_t at = key.hash() & last;
@@ -102,18 +102,18 @@ class Streams {
     }
   }
 
-  std::vector<Stream> streams_;      // number n is at n - 1
-  std::vector<std::int32_t> slots_;  // numbers, or 0; a power of two of them
+  std::vector<Stream> streams_;      // stream number n is at index n - 1
+  std::vector<std::int32_t> slots_;  // stream numbers, 0 for free; the size is a power of two
 };
 
-// Keys of streams that were dropped, so that a late piece of one does not begin it anew.
+// Keys of dropped streams, so that a late chunk does not begin a dropped stream anew.
 class Dropped {
  public:
   std::size_t bytes() const { return keys_.capacity() * sizeof(Key); }
 
   bool holds(const Key& key) const { return std::binary_search(keys_.begin(), keys_.end(), key); }
 
-  // Remember `fresh` too, and at most `most` keys in all. It costs O(all of them).
+  // Add the keys `fresh`, and keep at most `most` keys in total. Costs O(number of keys).
   void add(std::vector<Key> fresh, std::size_t most) {
     std::sort(fresh.begin(), fresh.end());
     std::vector<Key> all;

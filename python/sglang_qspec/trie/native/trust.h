@@ -1,16 +1,15 @@
-// How much one matching stream speaks for its next token. This is the whole policy on trust.
+// Estimates the probability that the next token of a matching stream is the target's.
 //
-// The odds are those that the stream's next token is the target's, by whose stream it is, whether
-// it is followed or found, and how many tokens of it matched: for one stream alone, odds /
-// (odds + 1) is the chance. A stream that is followed from its base was drafted from the very text
-// that is committed; one that was found by its last tokens only resembles it.
+// The estimate depends on the kind of the stream, on whether it is followed or found, and on the
+// length of the match. A followed stream was drafted from exactly the committed text; a found one
+// only has the same last tokens. The odds of a probability p are p / (1 - p).
 //
-// The chances begin as they were counted on recorded completions of SmolLM2-135M-Instruct (int8
-// drafts, sampled at temperature 0.6, six kinds of prompts) and are learnt from then on: every
-// committed token tells of every stream that was matched there whether it was right. Each chance
-// is the mean of its beta posterior, whose counts are halved now and then so that it follows a
-// change of load. One request's streams of a kind may be worth much less (or more) than all others',
-// as when a client guesses wrong: what is made of their chances is learnt for each request by itself.
+// The priors were counted on recorded completions of SmolLM2-135M-Instruct (int8 drafts, sampled at
+// temperature 0.6, six kinds of prompts). From then on every committed token shows for every
+// matching stream whether it was right. Each estimate is the mean of a beta posterior. Its counts
+// are halved at a limit, so that it follows changes of the load. One request's streams may be much
+// better or worse than those of other requests, for example if a client guesses wrong. So each
+// request also learns a factor of its own (`Standing`).
 
 #pragma once
 
@@ -22,15 +21,16 @@
 
 namespace qspec {
 
-// Whose token it is: `Source` in Python, with the same numbers.
+// The source of a draft token: `Source` in Python, with the same numbers.
 enum Source : std::uint8_t { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kStep = 4, kSources = 5 };
 
-// What the trust depends on besides the match: a source, with greedy queue drafts apart.
+// The kind of a stream: its source, with greedy and sampled queue drafts as two kinds.
 enum Kind : std::uint8_t { kGreedy = 0, kSampled, kGuessed, kStepped, kOfPrompt, kOfOutput, kKinds };
 
 constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess,
                                                   kStep,  kPrompt, kOutput};
 
+// The estimates that all requests share.
 class Trust {
  public:
   explicit Trust(int max_match, bool learns = true) : max_match_(max_match), learns_(learns) {
@@ -48,12 +48,12 @@ class Trust {
   int max_match() const { return max_match_; }
   bool learns() const { return learns_; }
 
-  // `length` >= 1 tokens matched, the token before a followed stream's first one included.
+  // `length` >= 1 is the number of matched tokens, a followed stream's context token included.
   double chance(Kind kind, bool followed, int length) const {
     return rows_[kind][followed][length].mean;
   }
 
-  // Whether the next token of a stream which matched like this was the target's.
+  // Record whether the next token of a stream that matched like this was the target's.
   void observe(Kind kind, bool followed, int length, bool right) {
     if (!learns_) return;
     Chance& chance = rows_[kind][followed][length];
@@ -68,14 +68,14 @@ class Trust {
   }
 
  private:
-  static constexpr double kPriorWeight = 32.0;  // observations that the first chance is worth
+  static constexpr double kPriorWeight = 32.0;  // weight of the prior in observations
   static constexpr double kMemory = 2048.0;
 
   struct Prior {
-    double first;   // at length 1
-    double second;  // at length 2, and from there towards `most`
-    double most;
-    double pace;  // what remains of the distance to `most` after each further token
+    double first;   // probability at length 1
+    double second;  // probability at length 2; it rises from there towards `most`
+    double most;    // limit for long matches
+    double pace;    // share of the distance to `most` that remains after each further token
 
     double chance(int length) const {
       return length < 2 ? first : most - (most - second) * std::pow(pace, length - 2);
@@ -86,7 +86,7 @@ class Trust {
     double prior, right, seen, mean;
   };
 
-  // By kind: found, followed. Own text is never followed.
+  // For each kind: found, then followed. Own text is never followed.
   static constexpr Prior kPriors[kKinds][2] = {
       {{0.28, 0.60, 0.90, 0.87}, {0.85, 0.93, 0.985, 0.80}},
       {{0.18, 0.48, 0.86, 0.87}, {0.58, 0.70, 0.91, 0.80}},
@@ -101,12 +101,12 @@ class Trust {
   std::vector<Chance> rows_[kKinds][2];
 };
 
-// How one request's streams do against what all requests have taught of their kinds.
+// Corrects the shared estimates for one request, by how its own streams have done.
 class Standing {
  public:
   explicit Standing(bool learns) : learns_(learns) {}
 
-  // A stream whose next token had this chance was right or not.
+  // Record whether a stream with this estimate was right.
   void observe(Kind kind, double chance, bool right) {
     if (!learns_) return;
     Record& record = records_[kind];
@@ -119,14 +119,14 @@ class Standing {
     record.factor = (kWeight + record.right) / (kWeight + record.expected);
   }
 
-  // The odds of a chance in this request.
+  // The odds of an estimate, corrected for this request.
   double odds(Kind kind, double chance) const {
     const double sane = std::clamp(chance * records_[kind].factor, 0.001, 0.99);
     return sane / (1.0 - sane);
   }
 
  private:
-  static constexpr double kWeight = 8.0;  // expected tokens that the common chances are worth
+  static constexpr double kWeight = 8.0;  // weight of the shared estimates in expected tokens
   static constexpr double kMemory = 64.0;
 
   struct Record {
