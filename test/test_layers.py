@@ -1,4 +1,4 @@
-"""The structure that DESIGN.md draws, held by reading the source."""
+"""The layers that docs/design.md lists hold in the source."""
 
 from __future__ import annotations
 
@@ -58,6 +58,16 @@ def imported(tree: ast.Module) -> set[str]:
 
 def test_every_part_of_the_package_has_a_layer() -> None:
     assert set(parts()) <= LAYER.keys()
+
+
+def test_the_design_document_lists_these_layers() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    listed = {
+        part: int(number) - 1
+        for number, cell in re.findall(r"^\| (\d) \| ([^|]+) \|", page, re.MULTILINE)
+        for part in re.findall(r"`(\w+)`", cell)
+    }
+    assert listed == LAYER
 
 
 def test_a_part_imports_only_from_its_own_layer_and_those_before_it() -> None:

@@ -1,0 +1,82 @@
+"""The pages in *.md agree with the code, with the files and with each other."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from sglang_qspec import config
+from sglang_qspec.controls import PREFIX, Controls
+from sglang_qspec.engine.compat import SGLANG_VERSION
+from sglang_qspec.guess import GUESS_KEYS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+
+
+def settings_table() -> str:
+    rows = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
+    for field in config.fields():
+        default = f"`{field.default}`" if field.default != "" else ""
+        rows.append(
+            f"| `{config.flag(field.name)}` | `{config.variable(field.name)}` | {default} "
+            f"| {field.metadata['help']} |"
+        )
+    return "\n".join(rows)
+
+
+def test_the_settings_table_is_that_of_the_code() -> None:
+    assert settings_table() in (DOCS / "settings.md").read_text(), (
+        f"the table in docs/settings.md must be:\n{settings_table()}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "others"), [("README.md", set(GUESS_KEYS)), ("docs/request-options.md", set())]
+)
+def test_a_page_lists_each_option_that_a_request_can_set(page: str, others: set[str]) -> None:
+    first_cells = re.findall(rf"^\| (`{PREFIX}[^|]+)\|", (ROOT / page).read_text(), re.MULTILINE)
+    listed = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
+    assert listed == {PREFIX + field.name for field in dataclasses.fields(Controls)} | others
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/upgrading-sglang.md"])
+def test_a_page_names_the_release_of_sglang_that_the_code_needs(page: str) -> None:
+    assert SGLANG_VERSION in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    broken = [
+        link
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+        if "://" not in link and not leads_somewhere(page, link)
+    ]
+    assert not broken
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    # A line in a shell block may begin with "# ", too; those are indented.
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", ["losslessness.md", "hardening.md", "features.md", "design.md"])
+def test_the_tests_that_a_page_names_exist(page: str) -> None:
+    text = (DOCS / page).read_text()
+    named = re.findall(r"(?<![\w/])(?:test|scripts|benchmark)/[\w/]+\.py", text)
+    assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_the_page_on_losslessness_names_the_tests_that_hold_it() -> None:
+    assert len(set(re.findall(r"test/[\w/]+\.py", (DOCS / "losslessness.md").read_text()))) > 5
