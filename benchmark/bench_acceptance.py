@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.machine import machine, versions
 from benchmark.prompts import PROMPTS
-from benchmark.queueing.machine import machine, versions
 from sglang_qspec.models import demo_models
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 

@@ -39,10 +39,15 @@ from typing import Any
 
 import msgspec
 
-from benchmark.demo import render, say
-from benchmark.journal import JournalError
-from benchmark.options import Hardware, add_output, add_servers, check, positive
-from benchmark.page import Figure
+from benchmark.harness import charts, dataset
+from benchmark.harness.configuration import Settings
+from benchmark.harness.dataset import render
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import JournalError
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.options import Hardware, add_output, add_servers, check, positive
+from benchmark.harness.output import say
+from benchmark.harness.report import Figure
 from benchmark.parallel.comparisons import auto_speedups, balanced, compare
 from benchmark.parallel.figures import figures
 from benchmark.parallel.journal import Journal
@@ -58,10 +63,6 @@ from benchmark.parallel.plan import (
 from benchmark.parallel.report import Report, markdown, page, table
 from benchmark.parallel.run import Run, Step, steps_of
 from benchmark.parallel.targets import targets
-from benchmark.queueing import charts, dataset
-from benchmark.queueing.configurations import Settings
-from benchmark.queueing.fleet import Fleet
-from benchmark.queueing.machine import machine, versions
 
 KS = (1, 2, 4, 8)
 LEVELS = (1, 2, 4, 8, 16, 32)

@@ -37,12 +37,14 @@ from typing import Any
 
 import psutil
 
-from benchmark.demo import render, say, wait_for_sidecar
 from benchmark.faults.recovery import bins, rate, seconds_until
 from benchmark.faults.stream import Stream
+from benchmark.harness.dataset import render
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.output import say
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
-from benchmark.queueing.machine import machine, versions
-from benchmark.server import Server
 from sglang_qspec.config import parse_cores
 
 BEFORE_S = 10.0

@@ -41,12 +41,13 @@ from typing import Any
 
 import psutil
 
-from benchmark.demo import render, wait_for_sidecar
+from benchmark.harness.dataset import render
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.overhead.iterations import Added, Iteration, PlainDecode, added, plain_decode, read
 from benchmark.overhead.probe import FILE_VARIABLE
 from benchmark.prompts import PROMPTS
-from benchmark.queueing.machine import machine, versions
-from benchmark.server import Server
 from sglang_qspec.config import parse_cores
 
 SIDECARS = ("healthy", "stopped", "dead")

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.queueing.machine import versions
+from benchmark.harness.machine import versions
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
 from sglang_qspec.trie._native import POLICIES

@@ -36,20 +36,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import render, say
-from benchmark.journal import JournalError
-from benchmark.options import Hardware, add_output, add_servers, check, positive, rate
-from benchmark.queueing import charts, dataset
-from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, Settings, configuration
+from benchmark.harness import charts, dataset
+from benchmark.harness.configuration import Settings
+from benchmark.harness.dataset import render
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import JournalError
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.options import Hardware, add_output, add_servers, check, positive, rate
+from benchmark.harness.output import say
+from benchmark.harness.server import reason
+from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
 from benchmark.queueing.figures import figures
-from benchmark.queueing.fleet import Fleet
 from benchmark.queueing.journal import Entry, Journal
 from benchmark.queueing.load import Block, Load, blocks_of
-from benchmark.queueing.machine import machine, versions
 from benchmark.queueing.report import markdown, page, table
 from benchmark.queueing.serving import BlockRun, serve
 from benchmark.queueing.summary import Summary, summarize
-from benchmark.server import reason
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,11 +41,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import say, split_cores, wait_for_sidecar
-from benchmark.options import cores, positive, rate
-from benchmark.queueing import charts
-from benchmark.queueing.machine import machine, versions
-from benchmark.server import Server, ServerError
+from benchmark.harness import charts
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.options import cores, positive, rate, split_cores
+from benchmark.harness.output import say
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.soak import chart, leaks
 from benchmark.soak.answers import Answer
 from benchmark.soak.asking import LIMIT_S

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from benchmark.queueing.machine import machine, versions
+from benchmark.harness.machine import machine, versions
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 

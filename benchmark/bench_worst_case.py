@@ -34,15 +34,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import render, say
-from benchmark.journal import JournalError
-from benchmark.options import Hardware, add_output, add_servers, check, positive
+from benchmark.harness import dataset
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.dataset import render
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import JournalError
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.options import Hardware, add_output, add_servers, check, positive
+from benchmark.harness.output import say
+from benchmark.harness.server import reason
 from benchmark.parallel.plan import mixed
-from benchmark.queueing import dataset
-from benchmark.queueing.configurations import Configuration, Settings
-from benchmark.queueing.fleet import Fleet
-from benchmark.queueing.machine import machine, versions
-from benchmark.server import reason
 from benchmark.worst import wrong_sidecar
 from benchmark.worst.cases import BASELINE, BY_NAME, CASES, SPEC_BENCH, Block, blocks_of
 from benchmark.worst.journal import Entry, Journal

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from benchmark.harness.dataset import render
+from benchmark.harness.options import split_cores
+from benchmark.harness.output import say
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from sglang_qspec.models import demo_models
 
 
@@ -121,38 +122,6 @@ def common_arguments(options: argparse.Namespace, on_gpu: bool) -> list[str]:
     return [*arguments, "--device", "cpu", "--max-total-tokens", "16384"]
 
 
-def split_cores(on_gpu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(target's, sidecar's) processors: all but the last, and the last, if there are two."""
-    cores = sorted(os.sched_getaffinity(0))
-    if on_gpu or len(cores) < 2:
-        return (), ()
-    return tuple(cores[:1]), tuple(cores[1:2])
-
-
-def render(model: Path, prompts: Sequence[str]) -> list[str]:
-    """The prompts in the model's chat template."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-        for prompt in prompts
-    ]
-
-
-def wait_for_sidecar(server: Server, seconds: float = 120.0) -> None:
-    """Wait until drafts can be asked for, so that the run measures speculation, not loading."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        state = server.get("/server_info")["internal_states"][0]["qspec"]["sidecar"]
-        if state == "ready":
-            return
-        time.sleep(0.25)
-    raise RuntimeError(f"the sidecar is {state} after {seconds:g} s:\n{server.log[-4000:]}")
-
-
 def serve(server: Server, name: str, prompts: Sequence[str], options: argparse.Namespace) -> Run:
     """Send all prompts at once, `rounds` times, and keep the round of median duration."""
     sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
@@ -220,10 +189,6 @@ def report(runs: Sequence[Run], options: argparse.Namespace) -> None:
             }
         )
     )
-
-
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

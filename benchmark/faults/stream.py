@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 TIMEOUT_S = 120.0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from benchmark.page import Figure
+from benchmark.harness import charts
+from benchmark.harness.report import Figure
 from benchmark.parallel.comparisons import Comparison, Comparisons
 from benchmark.parallel.measures import Cell, Results, Row
 from benchmark.parallel.plan import (
@@ -19,7 +20,6 @@ from benchmark.parallel.plan import (
     SEQUENTIAL,
     SEQUENTIAL_HALF,
 )
-from benchmark.queueing import charts
 
 BOUND = "(V + D) / max(V, D)"
 VERIFY, DRAFT = "V, verifying", "D, drafting"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmark import journal
+from benchmark.harness import journal
 from benchmark.parallel.plan import BASELINES, Block
 from benchmark.parallel.serving import CellRun
 

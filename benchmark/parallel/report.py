@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from benchmark.page import (
+from benchmark.harness.charts import INSTALL
+from benchmark.harness.report import (
     Figure,
     document,
     facts_html,
@@ -20,7 +21,6 @@ from benchmark.parallel.comparisons import Comparison, Comparisons
 from benchmark.parallel.measures import Row
 from benchmark.parallel.plan import DESCRIPTIONS
 from benchmark.parallel.targets import Target
-from benchmark.queueing.charts import INSTALL
 
 COLUMNS = (
     "k",

@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmark.demo import say
+from benchmark.harness.configuration import Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.output import say
+from benchmark.harness.server import reason
 from benchmark.parallel.journal import Entry, Journal
 from benchmark.parallel.plan import Block, prompts_of, running
 from benchmark.parallel.servers import server_for
 from benchmark.parallel.serving import CellRun, Task, serve
-from benchmark.queueing.configurations import Settings
-from benchmark.queueing.fleet import Fleet
-from benchmark.server import reason
 
 TYPICAL_TOKENS_PER_S = 80.0
 """For the time that a run may take, until it has measured that."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmark.harness.configuration import Configuration, Settings
 from benchmark.parallel.plan import BASELINE, BASELINE_ALL_CORES
-from benchmark.queueing.configurations import Configuration, Settings
 
 SPECULATING = "qspec"
 MEM_FRACTION = "0.05"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmark.harness.others import Others
+from benchmark.harness.server import Server, ServerError
 from benchmark.parallel.counters import Counters, read_counters
-from benchmark.parallel.others import Others
 from benchmark.parallel.plan import PIPELINES
-from benchmark.server import Server, ServerError
 
 WARM_UP_TOKENS = 16
 HEARTBEAT_SECONDS = 1.3

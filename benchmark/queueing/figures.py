@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmark.page import Figure
-from benchmark.queueing import charts
+from benchmark.harness import charts
+from benchmark.harness.report import Figure
 from benchmark.queueing.configurations import COMPLETIONS
 from benchmark.queueing.summary import Summary
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from benchmark.page import (
+from benchmark.harness.charts import INSTALL
+from benchmark.harness.report import (
     Figure,
     document,
     facts_html,
@@ -15,7 +16,6 @@ from benchmark.page import (
     table_html,
     text_table,
 )
-from benchmark.queueing.charts import INSTALL
 from benchmark.queueing.configurations import DESCRIPTIONS
 from benchmark.queueing.summary import Row, Summary
 

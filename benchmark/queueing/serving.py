@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.demo import say
-from benchmark.queueing.configurations import Configuration
+from benchmark.harness.configuration import Configuration
+from benchmark.harness.output import say
+from benchmark.harness.server import Server, ServerError
 from benchmark.queueing.load import Block, Load, arrival_times
-from benchmark.server import Server, ServerError
 
 SETTLE_SECONDS = 2.5
 """The sidecar tells about once a second what it has drafted."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from benchmark.soak.journal import Journal
 from benchmark.soak.processes import sidecar_of
 

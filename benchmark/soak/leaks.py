@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmark.demo import wait_for_sidecar
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.soak.monitor import SIDECAR_STATE, STATE, state_of
 from benchmark.soak.processes import SIDECAR, usage
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from benchmark.soak.answers import Answer
 from benchmark.soak.asking import Outcome, ask
 from benchmark.soak.journal import Journal

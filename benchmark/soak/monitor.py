@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from benchmark.soak.journal import Journal
 from benchmark.soak.load import Load
 from benchmark.soak.processes import ROLES, SIDECAR, usage

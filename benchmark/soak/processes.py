@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 SIDECAR = "sidecar"
 SERVER_ROLES = ("front", "scheduler", "detokenizer", "other")

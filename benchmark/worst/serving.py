@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.parallel.others import Others
+from benchmark.harness.others import Others
+from benchmark.harness.server import Server
 from benchmark.parallel.serving import await_drafts, state_of, turn
-from benchmark.server import Server
 from benchmark.worst.cases import ADAPTIVE, BASELINE, BY_NAME, GUESSES, Block, width_of
 from benchmark.worst.loads import Load, misleading, sampling
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmark.page import markdown_table, text_table
+from benchmark.harness.report import markdown_table, text_table
 from benchmark.worst.cases import ADAPTIVE, BASELINE, width_of
 from benchmark.worst.journal import Entry
 

@@ -9,14 +9,14 @@ import pytest
 
 from benchmark import bench_batch_parallel
 from benchmark.bench_batch_parallel import header_of, parse, plan_of, settings_of
-from benchmark.journal import JournalError
+from benchmark.harness.configuration import Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import JournalError
+from benchmark.harness.server import Server, ServerError
 from benchmark.parallel import run as run_module
 from benchmark.parallel.journal import Journal
 from benchmark.parallel.run import Run
 from benchmark.parallel.serving import CellRun, Task
-from benchmark.queueing.configurations import Settings
-from benchmark.queueing.fleet import Fleet
-from benchmark.server import Server, ServerError
 from test.benchmark.parallel.cells import run_of
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 32, 384, on_gpu=False)

@@ -10,14 +10,15 @@ import pytest
 
 from benchmark import bench_queue
 from benchmark.bench_queue import Run, load_of, parse
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.dataset import Prompt
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.server import Server, ServerError, reason
 from benchmark.queueing import serving
-from benchmark.queueing.configurations import Configuration, Settings, configuration
-from benchmark.queueing.dataset import Prompt
-from benchmark.queueing.fleet import Fleet
+from benchmark.queueing.configurations import configuration
 from benchmark.queueing.journal import Entry, Journal
 from benchmark.queueing.load import Block, Load
 from benchmark.queueing.serving import BlockRun, Queue
-from benchmark.server import Server, ServerError, reason
 from test.benchmark.runs import answer, run
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)

@@ -9,9 +9,9 @@ import pytest
 
 from benchmark import bench_worst_case
 from benchmark.bench_worst_case import parse, serve, server_for
-from benchmark.queueing.configurations import Settings
-from benchmark.queueing.fleet import Fleet
-from benchmark.server import Server, ServerError
+from benchmark.harness.configuration import Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.server import Server, ServerError
 from benchmark.worst import wrong_sidecar
 from benchmark.worst.cases import GUESSES, RANDOM, SIDECAR, SPEC_BENCH, Block, blocks_of
 from benchmark.worst.journal import Journal

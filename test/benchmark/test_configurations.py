@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.queueing.configurations import NAMES, Settings, configuration
+from benchmark.harness.configuration import Settings
+from benchmark.queueing.configurations import NAMES, configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (3,), (5,))
 

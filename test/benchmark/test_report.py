@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.queueing import charts
+from benchmark.harness import charts
 from benchmark.queueing.configurations import NAMES
 from benchmark.queueing.figures import figures
 from benchmark.queueing.report import markdown, page, table

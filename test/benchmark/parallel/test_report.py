@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from benchmark.bench_batch_parallel import finish, record_of
+from benchmark.harness import charts
 from benchmark.parallel.comparisons import compare
 from benchmark.parallel.figures import COLORS, figures
 from benchmark.parallel.measures import Results
 from benchmark.parallel.plan import NAMES
 from benchmark.parallel.report import Report, markdown, page, table
 from benchmark.parallel.targets import targets
-from benchmark.queueing import charts
 from sglang_qspec.theory import compare as compare_with_theory
 from sglang_qspec.theory import fit, read_rows
 from test.benchmark.parallel.cells import block_entries, entry_of, streamed_entry

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from benchmark.harness.configuration import Settings
 from benchmark.parallel.plan import BASELINES, NAMES
 from benchmark.parallel.servers import server_for
-from benchmark.queueing.configurations import Settings
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 32, 384, False, (3,), (5,))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmark.harness.server import ServerError
 from benchmark.parallel import serving
 from benchmark.parallel.counters import CounterError, read_counters
 from benchmark.parallel.serving import Gap, Task, prefill_seconds, read_answer, serve
-from benchmark.server import ServerError
 
 TASK = Task("halves", 4, 2, ("Who?", "Where?", "When?"), 8)
 

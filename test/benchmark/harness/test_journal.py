@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.journal import FILE, JournalError
+from benchmark.harness.journal import FILE, JournalError
 from benchmark.queueing.journal import Entry, Journal
 from test.benchmark.runs import answer, run
 

@@ -11,9 +11,10 @@ from typing import Self
 
 import psutil
 
-from benchmark.demo import say, wait_for_sidecar
-from benchmark.queueing.configurations import Configuration
-from benchmark.server import Server
+from benchmark.harness.configuration import Configuration
+from benchmark.harness.output import say
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import wait_for_sidecar
 
 
 class Fleet:

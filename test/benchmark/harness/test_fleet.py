@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark.queueing import fleet
-from benchmark.queueing.configurations import Configuration, Settings, configuration
-from benchmark.queueing.fleet import Fleet
+from benchmark.harness import fleet
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.queueing.configurations import configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (0,), (1,))
 

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 
 class Others:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.demo import say, split_cores
+from benchmark.harness.output import say
 from sglang_qspec.config import parse_cores
 
 
@@ -101,3 +102,11 @@ def cores(text: str) -> tuple[int, ...]:
     if not found:
         raise argparse.ArgumentTypeError("there must be a processor in it")
     return tuple(sorted(found))
+
+
+def split_cores(on_gpu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(target's, sidecar's) processors: all but the last, and the last, if there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    if on_gpu or len(cores) < 2:
+        return (), ()
+    return tuple(cores[:1]), tuple(cores[1:2])

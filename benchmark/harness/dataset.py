@@ -96,3 +96,16 @@ def spread(items: Sequence[Item], count: int | None) -> list[Item]:
     if count is None or count >= len(items):
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
+
+
+def render(model: Path, prompts: Sequence[str]) -> list[str]:
+    """The prompts in the model's chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        for prompt in prompts
+    ]
