@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmark.harness.dataset import render
-from benchmark.harness.machine import machine, versions
+from benchmark.harness.machine import provenance
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import demo_models
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
@@ -73,9 +72,7 @@ def main() -> None:
         "benchmark": "acceptance",
         "rows": rows,
         "rolls": options.rolls,
-        "command": " ".join(["python -m benchmark.bench_acceptance", *sys.argv[1:]]),
-        "machine": machine(),
-        "versions": versions(),
+        **provenance(),
     }
     print(json.dumps(record))
 

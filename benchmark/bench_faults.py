@@ -7,7 +7,7 @@ sidecar is healthy until it is
 - stopped (SIGSTOP) for a while, and goes on;
 - slow: stopped and let go on every 100 ms, for a while.
 
-Both servers have the same core for the target, and are measured in turn: the one that is not is
+Both servers have the same core for the target, and are measured in turn, while the other one is
 paused. For each fault, in seconds:
 
 - `to_plain_s`: from the loss until a window of 1 s has at least the tokens per second of no
@@ -26,43 +26,40 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
-
 from benchmark.faults.recovery import bins, rate, seconds_until
 from benchmark.faults.stream import Stream
+from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.dataset import render
-from benchmark.harness.machine import machine, versions
+from benchmark.harness.machine import provenance
 from benchmark.harness.output import say
 from benchmark.harness.server import Server
-from benchmark.harness.speculation import wait_for_sidecar
+from benchmark.harness.speculation import sidecar_of, wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from sglang_qspec.config import parse_cores
 
 BEFORE_S = 10.0
-"""Healthy, before a fault: its mean is the former level."""
+"""Healthy seconds before a fault; their mean is the former level."""
 AFTER_S = 10.0
-"""Healthy again, after it."""
+"""Healthy seconds after a fault."""
 PLAIN_S = 12.0
-"""One of the measurements without speculation."""
+"""Seconds of one measurement without speculation."""
 FORMER_SHARE = 0.9
 LIMIT_S = 10.0
 DUTY_S = 0.1
-"""A slow sidecar runs for so long, and is stopped for as long, in turn."""
+"""A slow sidecar runs for this many seconds and is stopped for as many, in turn."""
 BIN_S = 0.5
 BINS_FROM_S, BINS_TO_S = -2.0, 6.0
 
 
 class Measured:
-    """A server with speculation under load, and what can be done to its sidecar."""
+    """A server with speculation under load, and the faults of its sidecar."""
 
     def __init__(self, server: Server, stream: Stream, options: argparse.Namespace) -> None:
         self._server = server
@@ -70,8 +67,8 @@ class Measured:
         self._options = options
 
     def kill(self) -> tuple[float, float]:
-        """The sidecar ends; returns when it did and when another was ready."""
-        process = _sidecar(self._server)
+        """Kill the sidecar; returns when, and when another one was ready."""
+        process = sidecar_of(self._server)
         lost = time.monotonic()
         process.kill()
         process.wait(10)
@@ -80,8 +77,8 @@ class Measured:
         return lost, time.monotonic()
 
     def stop(self) -> tuple[float, float]:
-        """The sidecar stands still for a while; returns when it stopped and when it went on."""
-        process = _sidecar(self._server)
+        """Stop the sidecar for a while; returns when it stopped and when it went on."""
+        process = sidecar_of(self._server)
         lost = time.monotonic()
         process.suspend()
         time.sleep(self._options.stopped_seconds)
@@ -89,8 +86,8 @@ class Measured:
         return lost, time.monotonic()
 
     def slow(self) -> tuple[float, float]:
-        """The sidecar has half of its time for a while; returns when that began and ended."""
-        process = _sidecar(self._server)
+        """Give the sidecar half of its time for a while; returns when that began and ended."""
+        process = sidecar_of(self._server)
         lost = time.monotonic()
         while time.monotonic() < lost + self._options.slow_seconds:
             process.suspend()
@@ -100,7 +97,7 @@ class Measured:
         return lost, time.monotonic()
 
     def measure(self, fault: Callable[[], tuple[float, float]], plain: float) -> dict[str, Any]:
-        """One fault between two healthy times."""
+        """One fault, with healthy seconds before and after it."""
         began = time.monotonic()
         time.sleep(BEFORE_S)
         lost, back = fault()
@@ -124,21 +121,18 @@ def main() -> None:
     options = _options()
     # As an interrupt: what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from sglang_qspec.models import demo_models
 
     models = demo_models()
     prompts = render(models.target, PROMPTS)
-    cores = sorted(parse_cores(options.cores))
-    common = [
-        *("--device", "cpu", "--dtype", options.dtype, "--log-level", "warning"),
-        *("--max-running-requests", str(options.slots), "--context-length", "2048"),
-        *("--max-total-tokens", "16384"),
-    ]
-    speculation = [
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", options.sidecar_cores, *options.arguments),
-    ]
+    target_cores, sidecar_cores = (
+        tuple(sorted(parse_cores(cores))) for cores in (options.cores, options.sidecar_cores)
+    )
+    settings = Settings(
+        *(models.target, models.draft, options.dtype, options.slots, 2048, False),
+        *(target_cores, sidecar_cores, 16384),
+    )
+    plain_server, qspec_server = configurations(settings, options.arguments)
     answers: dict[int, list[int]] = {}
     streams: list[Stream] = []
     rows: list[dict[str, Any]] = []
@@ -146,7 +140,7 @@ def main() -> None:
 
     @contextmanager
     def load(server: Server) -> Iterator[Stream]:
-        """The load on one server, which alone runs meanwhile."""
+        """The load on one server, while the other one is paused."""
         server.resume()
         sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
         stream = Stream(server, prompts, sampling, options.clients, answers)
@@ -160,9 +154,9 @@ def main() -> None:
             server.pause()
 
     say("starting two servers, without and with QSPEC")
-    with Server(models.target, common, cores=cores) as without:
+    with plain_server.server() as without:
         without.pause()
-        with Server(models.target, [*common, *speculation], cores=cores) as server:
+        with qspec_server.server() as server:
             wait_for_sidecar(server)
             server.pause()
             for name in options.faults:
@@ -180,10 +174,21 @@ def main() -> None:
     _report(options, plain, rows, streams)
 
 
+def configurations(
+    settings: Settings, arguments: Sequence[str] = ()
+) -> tuple[Configuration, Configuration]:
+    """Both servers; `arguments` are more flags of the one with QSPEC."""
+    flags = settings.qspec(*arguments)
+    return (
+        Configuration("no speculation", settings, (), settings.target_cores),
+        Configuration("QSPEC", settings, flags, settings.target_cores),
+    )
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--faults", nargs="+", default=["kill", "stop", "slow"])
-    parser.add_argument("--times", type=int, default=3, help="each fault is made so often")
+    parser.add_argument("--times", type=int, default=3, help="repetitions of each fault")
     parser.add_argument("--slots", type=int, default=2, help="requests that run at once")
     parser.add_argument("--clients", type=int, default=6, help="requests that run or wait")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -196,13 +201,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _sidecar(server: Server) -> psutil.Process:
-    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
-    return process
-
-
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of times, of which one that never came is the longest."""
+    """The median; None, for a level that was not reached in time, counts as the longest time."""
     ordered = sorted(float("inf") if value is None else value for value in values)
     middle = ordered[(len(ordered) - 1) // 2]
     return None if middle == float("inf") else round(middle, 3)
@@ -251,9 +251,7 @@ def _report(
             ]
             for name, found in by_fault.items()
         },
-        "command": " ".join(["python -m benchmark.bench_faults", *sys.argv[1:]]),
-        "versions": versions(),
-        "machine": machine(),
+        **provenance(),
     }
     print(json.dumps(record))
 

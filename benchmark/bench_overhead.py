@@ -28,9 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -39,12 +37,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.dataset import render
-from benchmark.harness.machine import machine, versions
+from benchmark.harness.machine import provenance
+from benchmark.harness.output import say
 from benchmark.harness.server import Server
-from benchmark.harness.speculation import wait_for_sidecar
+from benchmark.harness.speculation import sidecar_of, update_settings, wait_for_sidecar
 from benchmark.overhead.iterations import Added, Iteration, PlainDecode, added, plain_decode, read
 from benchmark.overhead.probe import FILE_VARIABLE
 from benchmark.prompts import PROMPTS
@@ -58,23 +56,26 @@ def main() -> None:
     options = _options()
     # As an interrupt: what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from sglang_qspec.models import demo_models
 
     models = demo_models()
     target, draft = options.model_path or models.target, options.draft_model_path or models.draft
+    target_cores, sidecar_cores = (
+        tuple(sorted(parse_cores(cores))) for cores in (options.cores, options.sidecar_cores)
+    )
+    settings = Settings(
+        *(target, draft, options.dtype, max(options.running), 2048, False),
+        *(target_cores, sidecar_cores, 32768),
+    )
+    plain_server, qspec_server = configurations(settings)
     prompts = render(target, _texts(max(map(_requests, options.running))))
     with tempfile.TemporaryDirectory() as folder:
-        with _server(target, [], Path(folder) / "plain", options) as measured:
+        with _server(plain_server, folder, options.max_new_tokens) as measured:
             plain = {
                 running: plain_decode(measured.serve(prompts, running))
                 for running in options.running
             }
-        speculation = [
-            *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(draft)),
-            *("--speculative-qspec-cores", options.sidecar_cores),
-        ]
-        with _server(target, speculation, Path(folder) / "qspec", options) as measured:
+        with _server(qspec_server, folder, options.max_new_tokens) as measured:
             wait_for_sidecar(measured.server)
             rows = [
                 (sidecar, running, added(measured.serve(prompts, running), plain[running]))
@@ -96,17 +97,17 @@ def _options() -> argparse.Namespace:
 
 
 def _requests(running: int) -> int:
-    """How many requests keep `running` of them served for a while, and others waiting."""
+    """Requests in all, so that `running` of them run for a while and others wait."""
     return max(6, 3 * running) if running < 32 else running * 3 // 2
 
 
 def _texts(count: int) -> list[str]:
-    """Different prompts, so that the sidecar has work with each."""
+    """Prompts that all differ, so that the sidecar drafts for each."""
     return [f"{PROMPTS[i % len(PROMPTS)]} (Variant {i // len(PROMPTS) + 1}.)" for i in range(count)]
 
 
 class Measured:
-    """A server whose scheduler writes down its iterations."""
+    """A server with a probe in its scheduler, which records iterations."""
 
     def __init__(self, server: Server, path: Path, max_new_tokens: int) -> None:
         self.server = server
@@ -118,11 +119,9 @@ class Measured:
         }
 
     def serve(self, prompts: Sequence[str], running: int) -> list[Iteration]:
-        """Serve requests, `running` at a time, and return the iterations with so many."""
-        # How many are served at once can be set in a running server through this one setting.
-        limit = {"server_args": {"pp_max_micro_batch_size": running}}
-        if not all(self.server.post("/set_internal_state", limit)):
-            raise RuntimeError(f"the server does not take {limit}")
+        """Serve requests, `running` at a time; returns the iterations with exactly `running`."""
+        # The only setting of a running server that limits the running requests.
+        update_settings(self.server, {"pp_max_micro_batch_size": running})
         texts = prompts[: _requests(running)]
         self._lines()
         began = time.monotonic()
@@ -130,48 +129,42 @@ class Measured:
             list(pool.map(self._ask, texts))
         iterations = [i for i in read(self._lines()) if i.running == running]
         seconds = time.monotonic() - began
-        print(
-            f"  {running} running: {len(iterations)} iterations, {seconds:.0f} s", file=sys.stderr
-        )
+        say(f"  {running} running: {len(iterations)} iterations, {seconds:.0f} s")
         return iterations
 
     def _ask(self, text: str) -> None:
         self.server.post("/generate", {"text": text, "sampling_params": self._sampling})
 
     def _lines(self) -> list[str]:
-        """What was written since the last call; the scheduler writes once it is idle."""
+        """Lines since the last call; the scheduler writes once it is idle."""
         time.sleep(1.0)
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._path.write_text("")
         return lines
 
 
-@contextmanager
-def _server(
-    model: Path, speculation: Sequence[str], path: Path, options: argparse.Namespace
-) -> Iterator[Measured]:
-    print(f"starting a server: {path.name}", file=sys.stderr)
-    server = Server(
-        model,
-        [
-            *("--device", "cpu", "--dtype", options.dtype, "--context-length", "2048"),
-            *("--max-running-requests", str(max(options.running)), "--max-total-tokens", "32768"),
-            *("--log-level", "warning", "--enable-metrics"),
-            *speculation,
-        ],
-        cores=sorted(parse_cores(options.cores)),
-        environment={FILE_VARIABLE: str(path)},
-        launcher=("-m", "benchmark.overhead.probe"),
+def configurations(settings: Settings) -> tuple[Configuration, Configuration]:
+    """Both servers."""
+    return (
+        Configuration("plain", settings, (), settings.target_cores),
+        Configuration("qspec", settings, settings.qspec(), settings.target_cores),
     )
-    with server:
-        yield Measured(server, path, options.max_new_tokens)
+
+
+@contextmanager
+def _server(configuration: Configuration, folder: str, max_new_tokens: int) -> Iterator[Measured]:
+    say(f"starting a server: {configuration.name}")
+    path = Path(folder) / configuration.name
+    probe = ("-m", "benchmark.overhead.probe")
+    with configuration.server({FILE_VARIABLE: str(path)}, probe) as server:
+        yield Measured(server, path, max_new_tokens)
 
 
 def _phases(measured: Measured, running: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Each state of the sidecar with each number of requests; a dead one stays dead."""
     for count in running:
         yield "healthy", count
-    sidecar = _sidecar_process(measured.server)
+    sidecar = sidecar_of(measured.server)
     for count in running:
         sidecar.send_signal(signal.SIGSTOP)
         yield "stopped", count
@@ -180,11 +173,6 @@ def _phases(measured: Measured, running: Sequence[int]) -> Iterator[tuple[str, i
     sidecar.kill()
     for count in running:
         yield "dead", count
-
-
-def _sidecar_process(server: Server) -> psutil.Process:
-    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
-    return process
 
 
 def _report(
@@ -207,7 +195,10 @@ def _report(
             f"{found.median:8.3f} {found.p99:8.3f} {found.median / step:6.1%} {found.whole:8.3f}  "
             f"{parts}"
         )
-    print("step, added, p99, whole: ms; added and p99 against a plain decode step's own")
+    print(
+        "step, added, p99, whole: ms; added and p99 against a plain decode step's own. The plain "
+        "server ran once, before the other: shares have no spread."
+    )
     print(json.dumps(_record(plain, rows)))
 
 
@@ -238,9 +229,7 @@ def _record(
             }
             for running, step in plain.items()
         },
-        "command": " ".join(["python -m benchmark.bench_overhead", *sys.argv[1:]]),
-        "versions": versions(),
-        "machine": machine(),
+        **provenance(),
     }
 
 

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.harness.machine import versions
+from benchmark.harness.machine import provenance
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
 from sglang_qspec.trie._native import POLICIES
@@ -57,8 +56,7 @@ def main() -> None:
         "benchmark": "policy",
         "requests": len(requests),
         "rows": rows,
-        "command": " ".join(["python -m benchmark.bench_policy", *sys.argv[1:]]),
-        "versions": versions(),
+        **provenance(),
     }
     print(json.dumps(record))
 

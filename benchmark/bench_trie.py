@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from benchmark.harness.machine import machine, versions
+from benchmark.harness.machine import provenance
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 
@@ -195,9 +195,7 @@ def main() -> None:
         "insert_tokens_per_s_in_chunks": chunked,
         "bytes_per_token": bytes_per_token(requests),
         "peers": peers(requests, options.steps),
-        "command": " ".join(["python -m benchmark.bench_trie", *sys.argv[1:]]),
-        "machine": machine(),
-        "versions": versions(),
+        **provenance(),
     }
     for count, ms in step_ms.items():
         print(f"{count:5} live requests: {ms:7.3f} ms a step, {ms / count * 1e3:5.2f} us each")

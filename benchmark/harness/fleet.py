@@ -1,7 +1,7 @@
-"""The servers of a run: one of them runs, the others wait stopped, where there is memory for them.
+"""The servers of a benchmark: one of them runs, and the others wait stopped in memory.
 
-An idle SGLang scheduler polls without rest, so a server that waits is stopped (SIGSTOP) with all
-its processes, its sidecar among them, and takes no time from the one that runs.
+An idle SGLang scheduler polls without rest. A server that waits is therefore stopped (SIGSTOP) with
+all its processes, the sidecar too, and takes no processor time from the server that runs.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import psutil
 
 from benchmark.harness.configuration import Configuration
 from benchmark.harness.output import say
-from benchmark.harness.server import Server
+from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import wait_for_sidecar
 
 
 class Fleet:
     """Servers by configuration, as a context manager that ends them all.
 
-    Before a server is started others are ended, the longest unused first, until `free_bytes` of
-    memory are available; None keeps no other server, for a GPU whose memory one server fills.
+    A server is started beside those that wait if the memory that is available holds it and leaves
+    `spare_bytes`. Otherwise servers that wait are ended first, the longest unused one first. What a
+    server needs is what servers of this run were measured to hold. `spare_bytes` of None keeps no
+    other server, for a GPU that one server fills.
     """
 
-    def __init__(self, free_bytes: float | None) -> None:
-        self._free_bytes = free_bytes
-        self._servers: dict[object, Server] = {}
+    def __init__(self, spare_bytes: float | None) -> None:
+        self._spare_bytes = spare_bytes
+        self._servers: dict[object, tuple[Configuration, Server]] = {}
         """By Configuration.server_key, the longest unused first; all but the last are paused."""
+        self._held: dict[bool, int] = {}
+        """Most private memory, in bytes, of a server without and with a sidecar."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,16 +53,16 @@ class Fleet:
         key = configuration.server_key
         current = next(reversed(self._servers), None)
         if current is not None and current != key:
-            self._servers[current].pause()
+            before, waiting = self._servers[current]
+            self._measure(before, waiting)
+            waiting.pause()
         if key in self._servers:
-            server = self._servers[key] = self._servers.pop(key)
+            _, server = self._servers.pop(key)
             if current != key:
                 server.resume()
         else:
-            self._make_room()
-            say(f"starting a server for {configuration.name}")
-            server = self._servers[key] = configuration.server()
-            server.start()
+            server = self._start(configuration)
+        self._servers[key] = configuration, server
         if configuration.has_sidecar:
             wait_for_sidecar(server)
         return server
@@ -68,11 +72,47 @@ class Fleet:
         if configuration.server_key in self._servers:
             self._end(configuration.server_key)
 
-    def _make_room(self) -> None:
-        while self._servers and (
-            self._free_bytes is None or psutil.virtual_memory().available < self._free_bytes
-        ):
+    def _start(self, configuration: Configuration) -> Server:
+        needed = self._needed(configuration)
+        while self._servers and not self._fits(needed):
             self._end(next(iter(self._servers)))
+        beside = len(self._servers)
+        try:
+            return self._started(configuration)
+        except ServerError as error:
+            if not beside:
+                raise
+            say(f"{configuration.name} did not start beside {beside} servers: {error}")
+        for key in list(self._servers):
+            self._end(key)
+        return self._started(configuration)
+
+    def _started(self, configuration: Configuration) -> Server:
+        say(f"starting a server for {configuration.name}")
+        server = configuration.server()
+        try:
+            server.start()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def _fits(self, needed: int) -> bool:
+        if self._spare_bytes is None:
+            return False
+        return psutil.virtual_memory().available >= needed + self._spare_bytes
+
+    def _needed(self, configuration: Configuration) -> int:
+        """Bytes; of a first server with a sidecar, at most twice those of one without."""
+        if configuration.has_sidecar in self._held:
+            return self._held[configuration.has_sidecar]
+        return 2 * max(self._held.values(), default=0)
+
+    def _measure(self, configuration: Configuration, server: Server) -> None:
+        """Note what the server holds after it has served: unused KV slots take no memory."""
+        kind = configuration.has_sidecar
+        self._held[kind] = max(self._held.get(kind, 0), server.private_bytes)
 
     def _end(self, key: object) -> None:
-        self._servers.pop(key).stop()
+        _, server = self._servers.pop(key)
+        server.stop()

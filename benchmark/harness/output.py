@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from tqdm import tqdm
 
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
+
+def say(text: str) -> None:
+    """Print a line above the progress bar, if there is one."""
+    tqdm.write(text, file=sys.stderr)

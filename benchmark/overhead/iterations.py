@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmark.harness.statistics import percentile
+
 
 @dataclass(frozen=True)
 class Iteration:
@@ -128,13 +130,6 @@ def _parts(iterations: Sequence[Iteration]) -> dict[str, float]:
             totals[name] = totals.get(name, 0.0) + time
     means = {name: total / len(iterations) for name, total in totals.items()}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of all `values` do not exceed."""
-    ordered = sorted(values)
-    rank = -int(-share * len(ordered) // 1)
-    return ordered[max(0, rank - 1)]
 
 
 def _check(iterations: Sequence[Iteration]) -> None:

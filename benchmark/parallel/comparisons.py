@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from benchmark.parallel.measures import Cell, Results, rounded
+from benchmark.harness.statistics import Ratio, ratio_record, rounded
+from benchmark.parallel.measures import DIGITS, Point, Results
 from benchmark.parallel.plan import (
     AHEAD,
     AUTO,
@@ -34,12 +35,14 @@ class Comparison:
     in_flight: int
     """Requests at once, of the pipeline."""
     pipeline: str
-    ratio: float
-    whole_ratio: float
-    """With the time in which prompts are read."""
+    ratio: Ratio
+    """Of decoded tokens per second."""
+    whole_ratio: Ratio
+    """Of all tokens per second, with the time in which prompts are read."""
     verify_s: float
-    """V and D, of drafting in sequence, in seconds."""
+    """V of drafting in sequence, in seconds."""
     draft_s: float
+    """D of drafting in sequence, in seconds."""
 
     @property
     def bound(self) -> float:
@@ -47,7 +50,7 @@ class Comparison:
 
     @property
     def of_bound(self) -> float:
-        return self.ratio / self.bound
+        return self.ratio.median / self.bound
 
     @property
     def imbalance(self) -> float:
@@ -57,8 +60,7 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        shown = {**asdict(self), "bound": self.bound, "of_bound": self.of_bound}
-        return {n: rounded(v) if isinstance(v, float) else v for n, v in shown.items()}
+        return {**_record(self), "bound": _short(self.bound), "of_bound": _short(self.of_bound)}
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,12 @@ class Choice:
     config: str
     """`auto` or `auto-step`."""
     best: str
-    ratio: float
-    whole_ratio: float
+    ratio: Ratio
+    whole_ratio: Ratio
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        return {n: rounded(v) if isinstance(v, float) else v for n, v in asdict(self).items()}
+        return _record(self)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Comparisons:
         found: dict[tuple[int, int], Comparison] = {}
         for one in self.same_in_flight:
             key = (one.in_flight, one.k)
-            if key not in found or one.ratio > found[key].ratio:
+            if key not in found or one.ratio.median > found[key].ratio.median:
                 found[key] = one
         return tuple(found.values())
 
@@ -115,11 +117,11 @@ def compare(results: Results) -> Comparisons:
     for in_flight in results.levels:
         for k in results.ks:
             halves, ahead, sequential, half = (
-                Cell(in_flight, k, name) for name in (HALVES, AHEAD, SEQUENTIAL, SEQUENTIAL_HALF)
+                Point(in_flight, k, name) for name in (HALVES, AHEAD, SEQUENTIAL, SEQUENTIAL_HALF)
             )
             paper.append(_over(results, halves, half))
             same += [_over(results, halves, sequential), _over(results, ahead, sequential)]
-            choices += [_choice(results, Cell(in_flight, k, name)) for name in (AUTO, AUTO_STEP)]
+            choices += [_choice(results, Point(in_flight, k, name)) for name in (AUTO, AUTO_STEP)]
     return Comparisons(_known(paper), _known(same), _known(choices))
 
 
@@ -128,7 +130,7 @@ def balanced(comparisons: Iterable[Comparison]) -> Comparison | None:
     return min(comparisons, key=lambda one: one.imbalance, default=None)
 
 
-def auto_speedups(results: Results) -> dict[int, tuple[float, float | None]]:
+def auto_speedups(results: Results) -> dict[int, tuple[Ratio, Ratio | None]]:
     """`auto` over no speculation by requests in flight: on its cores, and at equal hardware.
 
     Prompts are part of it. Of several k the largest counts, as `auto` verifies no more than pays.
@@ -136,41 +138,57 @@ def auto_speedups(results: Results) -> dict[int, tuple[float, float | None]]:
     found = {}
     for in_flight in results.levels:
         for k in reversed(results.ks):
-            row = results.row(Cell(in_flight, k, AUTO))
+            row = results.row(Point(in_flight, k, AUTO))
             if row is not None and row.speedup is not None:
                 found[in_flight] = (row.speedup, row.equal_hardware)
                 break
     return found
 
 
-def _over(results: Results, cell: Cell, other: Cell) -> Comparison | None:
-    ratio, whole = results.decode_ratio(cell, other), results.ratio(cell, other)
+def _over(results: Results, point: Point, other: Point) -> Comparison | None:
+    ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
     row = results.row(other)
     if ratio is None or whole is None or row is None:
         return None
     verify, draft = row.figures.verify_s, row.figures.draft_s
     if not verify or not draft:
         return None
-    assert cell.k is not None
-    return Comparison(cell.k, cell.in_flight, cell.config, ratio, whole, verify, draft)
+    assert point.k is not None
+    return Comparison(point.k, point.in_flight, point.config, ratio, whole, verify, draft)
 
 
-def _choice(results: Results, cell: Cell) -> Choice | None:
+def _choice(results: Results, point: Point) -> Choice | None:
     """Against the other of which the choice is the smallest multiple."""
     found = []
     # Drafts made while requests wait are not among what `auto-step` may use.
-    others = OTHERS if cell.config == AUTO else [name for name in OTHERS if name != QUEUE]
+    others = OTHERS if point.config == AUTO else [name for name in OTHERS if name != QUEUE]
     for name in others:
-        other = Cell(cell.in_flight, cell.k, name)
-        ratio, whole = results.decode_ratio(cell, other), results.ratio(cell, other)
+        other = Point(point.in_flight, point.k, name)
+        ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
         if ratio is not None and whole is not None:
-            assert cell.k is not None
-            found.append(Choice(cell.k, cell.in_flight, cell.config, name, ratio, whole))
+            assert point.k is not None
+            found.append(Choice(point.k, point.in_flight, point.config, name, ratio, whole))
     return min(found, key=_ratio, default=None)
 
 
 def _ratio(choice: Choice) -> float:
-    return choice.ratio
+    return choice.ratio.median
+
+
+def _record(found: Comparison | Choice) -> dict[str, Any]:
+    """The fields for JSON, ratios with their spreads."""
+    record: dict[str, Any] = {}
+    for field in fields(found):
+        value = getattr(found, field.name)
+        is_ratio = isinstance(value, Ratio)
+        record |= (
+            ratio_record(field.name, value, DIGITS) if is_ratio else {field.name: _short(value)}
+        )
+    return record
+
+
+def _short(value: Any) -> Any:
+    return rounded(value, DIGITS)
 
 
 Found = TypeVar("Found")

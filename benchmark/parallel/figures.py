@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from benchmark.harness import charts
 from benchmark.harness.report import Figure
 from benchmark.parallel.comparisons import Comparison, Comparisons
-from benchmark.parallel.measures import Cell, Results, Row
+from benchmark.parallel.measures import Point, Results, Row, known
 from benchmark.parallel.plan import (
     AHEAD,
     AUTO,
@@ -45,7 +45,7 @@ Value = Callable[[Row], float | None]
 
 
 def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
-    """All of them, or none if they cannot be drawn."""
+    """All figures; none without matplotlib."""
     if not charts.available():
         return ()
     return (
@@ -104,7 +104,7 @@ def _same_in_flight(results: Results, comparisons: Comparisons) -> Figure:
 def _times(results: Results) -> Figure:
     panels: dict[str, Lines] = {}
     for k in results.ks:
-        rows = [results.row(Cell(level, k, SEQUENTIAL)) for level in results.levels]
+        rows = [results.row(Point(level, k, SEQUENTIAL)) for level in results.levels]
         panels[f"k = {k}"] = {
             VERIFY: _milliseconds(rows, lambda row: row.figures.verify_s),
             DRAFT: _milliseconds(rows, lambda row: row.figures.draft_s),
@@ -120,10 +120,10 @@ def _times(results: Results) -> Figure:
 def _inter_token(results: Results) -> Figure:
     panels: dict[str, dict[str, dict[int, float]]] = {"mean": {}, "99th percentile": {}}
     for row in results.rows():
-        if row.streamed is not None and row.cell.config != SEQUENTIAL_HALF:
+        if row.streamed is not None and row.point.config != SEQUENTIAL_HALF:
             values = (row.streamed.itl_mean, row.streamed.itl_p99)
             for panel, value in zip(panels.values(), values, strict=True):
-                panel.setdefault(row.cell.config, {})[row.running] = 1e3 * value
+                panel.setdefault(row.point.config, {})[row.running] = 1e3 * value
     return Figure(
         "inter_token_latency",
         "Inter-token latency",
@@ -139,10 +139,10 @@ def _panels(results: Results, names: Sequence[str], value: Value) -> dict[str, L
     for k in results.ks:
         lines = {}
         for name in names:
-            cells = [
-                Cell(level, None if name in BASELINES else k, name) for level in results.levels
+            points = [
+                Point(level, None if name in BASELINES else k, name) for level in results.levels
             ]
-            lines[name] = _points([results.row(cell) for cell in cells], value)
+            lines[name] = known(map(results.row, points), value)
         panels[f"k = {k}"] = lines
     return panels
 
@@ -151,17 +151,13 @@ def _ratios(results: Results, comparisons: Iterable[Comparison]) -> dict[str, Li
     panels: dict[str, dict[str, dict[int, float]]] = {f"k = {k}": {} for k in results.ks}
     for one in comparisons:
         lines = panels[f"k = {one.k}"]
-        lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio
+        lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio.median
         lines.setdefault(BOUND, {})[one.in_flight] = one.bound
     return dict(panels)
 
 
-def _points(rows: Iterable[Row | None], value: Value) -> dict[int, float]:
-    return {row.running: v for row in rows if row is not None and (v := value(row)) is not None}
-
-
 def _milliseconds(rows: Iterable[Row | None], value: Value) -> dict[int, float]:
-    return {number: 1e3 * seconds for number, seconds in _points(rows, value).items()}
+    return {number: 1e3 * seconds for number, seconds in known(rows, value).items()}
 
 
 def _draw(panels: Mapping[str, Lines], axis: str) -> bytes | None:

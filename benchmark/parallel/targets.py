@@ -54,7 +54,7 @@ def _paper(comparisons: Comparisons) -> Target:
     one = balanced(comparisons.paper)
     if one is None:
         return Target(goal, None, "")
-    met = one.ratio >= PAPER_RATIO and one.of_bound >= PAPER_OF_BOUND
+    met = one.ratio.median >= PAPER_RATIO and one.of_bound >= PAPER_OF_BOUND
     return Target(goal, met, f"{_cell(one)}: {_against_bound(one)}, {_times(one)}")
 
 
@@ -75,7 +75,7 @@ def _nearly_equal(comparisons: Comparisons) -> Target:
     found = [one for one in _several(comparisons) if one.imbalance <= NEARLY_EQUAL]
     return _all(
         goal,
-        [(o.ratio >= SAME_RATIO, f"{_cell(o)}: {o.ratio:.2f} ({_times(o)})") for o in found],
+        [(o.ratio.median >= SAME_RATIO, f"{_cell(o)}: {o.ratio} ({_times(o)})") for o in found],
     )
 
 
@@ -89,13 +89,13 @@ def _hidden(results: Results) -> Target:
     found = []
     for row in results.rows():
         figures = row.figures
-        if row.cell.config not in (HALVES, AHEAD) or row.cell.in_flight == 1:
+        if row.point.config not in (HALVES, AHEAD) or row.point.in_flight == 1:
             continue
         if figures.hidden_share is None or not figures.verify_s or figures.draft_s is None:
             continue
         if figures.draft_s <= figures.verify_s:
             text = (
-                f"{row.cell.config}, k = {row.cell.k}, {row.running} in flight: "
+                f"{row.point.config}, k = {row.point.k}, {row.running} in flight: "
                 f"{figures.hidden_share:.0%}"
             )
             found.append((figures.hidden_share >= HIDDEN_SHARE, text))
@@ -105,7 +105,7 @@ def _hidden(results: Results) -> Target:
 def _choice(comparisons: Comparisons) -> Target:
     goal = f"auto over the best of the other pipelines: at least {OF_BEST} everywhere"
     found = [
-        (c.ratio >= OF_BEST, f"k = {c.k}, {c.in_flight} in flight: {c.ratio:.2f} of {c.best}")
+        (c.ratio.median >= OF_BEST, f"k = {c.k}, {c.in_flight} in flight: {c.ratio} of {c.best}")
         for c in comparisons.choices
         if c.config == AUTO
     ]
@@ -121,10 +121,10 @@ def _speedups(results: Results) -> list[Target]:
             targets.append(Target(goal, None, ""))
             continue
         speedup, equal = found[in_flight]
-        text = f"{speedup:.2f}"
+        text = str(speedup)
         if equal is not None:
-            text += f", and {equal:.2f} if no speculation has the sidecar's cores as well"
-        targets.append(Target(goal, speedup >= least, text))
+            text += f", and {equal} if no speculation has the sidecar's cores as well"
+        targets.append(Target(goal, speedup.median >= least, text))
     return targets
 
 
@@ -143,7 +143,7 @@ def _cell(one: Comparison) -> str:
 
 
 def _against_bound(one: Comparison) -> str:
-    return f"{one.ratio:.2f}, {one.of_bound:.0%} of {one.bound:.2f}"
+    return f"{one.ratio}, {one.of_bound:.0%} of {one.bound:.2f}"
 
 
 def _times(one: Comparison) -> str:

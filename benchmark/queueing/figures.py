@@ -22,7 +22,7 @@ COLORS = {
 
 
 def figures(summary: Summary) -> tuple[Figure, ...]:
-    """All four, or none if they cannot be drawn."""
+    """All four figures; none without matplotlib."""
     if not charts.available():
         return ()
     return (
@@ -34,14 +34,14 @@ def figures(summary: Summary) -> tuple[Figure, ...]:
 
 
 def _match_rates(summary: Summary) -> Figure:
-    rows = {row.config: row.match_rates for row in summary.rows if row.match_rates}
+    rows = {row.config: rates for row in summary.rows if (rates := row.match_rates)}
     axis = "match rate of a request"
     return Figure(
         "match_rate",
         "Match rate",
         "Accepted over proposed draft tokens. A point is a request, the box spans the quartiles, "
-        "the line is the mean. SGLang's NGRAM proposes as many draft tokens as a pass takes each "
-        "time, QSPEC as many as should pay.",
+        "the line is the mean. SGLang's NGRAM fills every pass with draft tokens; QSPEC proposes "
+        "those that it expects to pay.",
         charts.distributions(rows, axis, COLORS) if rows else None,
     )
 
@@ -88,12 +88,12 @@ def _against_lookup(summary: Summary) -> Figure:
     most = [row.config for row in summary.rows if row.config in COMPLETIONS][-1:]
     series = {
         row.config: {
-            group: measures.speedup
-            for group, measures in row.by_group.items()
-            if measures.speedup is not None
+            group: speedup.median
+            for group, rows in summary.by_group.items()
+            if (speedup := rows[place].speedup) is not None
         }
-        for row in summary.rows
-        if row.config in ("ngram", "lookup", *most) and row.overall.speedup is not None
+        for place, row in enumerate(summary.rows)
+        if row.config in ("ngram", "lookup", *most) and row.speedup is not None
     }
     return Figure(
         "against_ngram",

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import sidecar_of
 from benchmark.soak.journal import Journal
-from benchmark.soak.processes import sidecar_of
 
 STOP_GAP_S = (8.0, 45.0)
 SHORT_LIFE_S = (4.0, 40.0)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmark.harness.server import Server, ServerError
-from benchmark.harness.speculation import wait_for_sidecar
-from benchmark.soak.monitor import SIDECAR_STATE, STATE, state_of
+from benchmark.harness.speculation import state_of, wait_for_sidecar
+from benchmark.soak.monitor import SIDECAR_STATE, STATE
 from benchmark.soak.processes import SIDECAR, usage
 
 IDLE_S = 180.0

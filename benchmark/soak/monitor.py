@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import state_of
 from benchmark.soak.journal import Journal
 from benchmark.soak.load import Load
 from benchmark.soak.processes import ROLES, SIDECAR, usage
@@ -15,7 +16,6 @@ from benchmark.soak.processes import ROLES, SIDECAR, usage
 INTERVAL_S = 1.0
 USS_EVERY = 10
 """Samples: to find a process's own memory takes milliseconds."""
-STATE_TIMEOUT_S = 60.0
 MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
 """Of /server_info; all are 0 when nothing is asked."""
@@ -34,13 +34,6 @@ COLUMNS = [
 
 Row = dict[str, Any]
 """A sample by the names of COLUMNS; what could not be measured is missing."""
-
-
-def state_of(server: Server) -> dict[str, Any]:
-    """What the server tells of QSPEC. Raises ServerError or OSError."""
-    info = server.get("/server_info", timeout=STATE_TIMEOUT_S)
-    state: dict[str, Any] = info["internal_states"][0]["qspec"]
-    return state
 
 
 class Monitor:

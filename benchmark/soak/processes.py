@@ -58,12 +58,3 @@ def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
             own = Usage(both.pid, both.rss + own.rss, summed, both.files + own.files)
         found[role] = own
     return found
-
-
-def sidecar_of(server: Server) -> psutil.Process:
-    """The sidecar's process. Raises LookupError if there is none, or psutil.NoSuchProcess."""
-    processes = server.processes
-    for process in processes:
-        if role_of(process, processes[0].pid) == SIDECAR and process.is_running():
-            return process
-    raise LookupError("the server has no sidecar now")
