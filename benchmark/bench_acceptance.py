@@ -20,7 +20,6 @@ along each answer give), and how it was measured.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmark.harness.dataset import render
-from benchmark.harness.machine import provenance
+from benchmark.harness.output import print_record
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import demo_models
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
@@ -72,9 +71,8 @@ def main() -> None:
         "benchmark": "acceptance",
         "rows": rows,
         "rolls": options.rolls,
-        **provenance(),
     }
-    print(json.dumps(record))
+    print_record(record)
 
 
 class Target:

@@ -35,14 +35,15 @@ from typing import Any
 
 from benchmark.faults.recovery import bins, rate, seconds_until
 from benchmark.faults.stream import Stream
-from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.configuration import Settings, with_and_without
 from benchmark.harness.dataset import render
-from benchmark.harness.machine import provenance
-from benchmark.harness.output import say
+from benchmark.harness.options import cores, parser_of
+from benchmark.harness.output import print_record, say
+from benchmark.harness.report import Table
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import sidecar_of, wait_for_sidecar
+from benchmark.harness.statistics import rounded
 from benchmark.prompts import PROMPTS
-from sglang_qspec.config import parse_cores
 
 BEFORE_S = 10.0
 """Healthy seconds before a fault; their mean is the former level."""
@@ -56,6 +57,8 @@ DUTY_S = 0.1
 """A slow sidecar runs for this many seconds and is stopped for as many, in turn."""
 BIN_S = 0.5
 BINS_FROM_S, BINS_TO_S = -2.0, 6.0
+HEAD = ("fault", "before", "without", "after", "to plain", "to former")
+NOTE = "tokens/s before the fault, while the sidecar is missing or slow, and after; seconds"
 
 
 class Measured:
@@ -125,14 +128,11 @@ def main() -> None:
 
     models = demo_models()
     prompts = render(models.target, PROMPTS)
-    target_cores, sidecar_cores = (
-        tuple(sorted(parse_cores(cores))) for cores in (options.cores, options.sidecar_cores)
-    )
     settings = Settings(
         *(models.target, models.draft, options.dtype, options.slots, 2048, False),
-        *(target_cores, sidecar_cores, 16384),
+        *(options.cores, options.sidecar_cores, 16384),
     )
-    plain_server, qspec_server = configurations(settings, options.arguments)
+    plain_server, qspec_server = with_and_without(settings, *options.arguments)
     answers: dict[int, list[int]] = {}
     streams: list[Stream] = []
     rows: list[dict[str, Any]] = []
@@ -174,19 +174,8 @@ def main() -> None:
     _report(options, plain, rows, streams)
 
 
-def configurations(
-    settings: Settings, arguments: Sequence[str] = ()
-) -> tuple[Configuration, Configuration]:
-    """Both servers; `arguments` are more flags of the one with QSPEC."""
-    flags = settings.qspec(*arguments)
-    return (
-        Configuration("no speculation", settings, (), settings.target_cores),
-        Configuration("QSPEC", settings, flags, settings.target_cores),
-    )
-
-
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of("bench_faults", __doc__)
     parser.add_argument("--faults", nargs="+", default=["kill", "stop", "slow"])
     parser.add_argument("--times", type=int, default=3, help="repetitions of each fault")
     parser.add_argument("--slots", type=int, default=2, help="requests that run at once")
@@ -195,8 +184,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--stopped-seconds", type=float, default=5.0)
     parser.add_argument("--slow-seconds", type=float, default=8.0)
-    parser.add_argument("--cores", default="0", help="of both servers")
-    parser.add_argument("--sidecar-cores", default="1")
+    parser.add_argument("--cores", type=cores, default=(0,), help="of both servers")
+    parser.add_argument("--sidecar-cores", type=cores, default=(1,))
     parser.add_argument("arguments", nargs="*", help="more for the QSPEC server alone, after --")
     return parser.parse_args()
 
@@ -215,45 +204,34 @@ def _report(
     streams: Sequence[Stream],
 ) -> None:
     baseline = statistics.mean(plain)
-    print(f"\nno speculation: {baseline:.1f} tokens/s ({min(plain):.1f} to {max(plain):.1f})")
-    print(
-        f"{'fault':6} {'before':>8} {'without':>8} {'after':>8} {'to plain':>9} {'to former':>10}"
-    )
     by_fault = {name: [row for row in rows if row["fault"] == name] for name in options.faults}
+    times = {
+        key: {name: _median([row[key] for row in found]) for name, found in by_fault.items()}
+        for key in ("to_plain_s", "to_former_s")
+    }
+    lines = []
     for name, found in by_fault.items():
-        levels = [
-            statistics.mean(row[f"{level}_tokens_per_s"] for row in found)
-            for level in ("former", "without", "after")
-        ]
-        times = [_median([row[key] for row in found]) for key in ("to_plain_s", "to_former_s")]
-        print(
-            f"{name:6} {levels[0]:8.1f} {levels[1]:8.1f} {levels[2]:8.1f} "
-            f"{times[0]!s:>9} {times[1]!s:>10}"
-        )
-    print("tokens/s before the fault, while the sidecar is missing or slow, and after; seconds")
+        keys = [f"{level}_tokens_per_s" for level in ("former", "without", "after")]
+        levels = [statistics.mean(row[key] for row in found) for key in keys]
+        shown = [f"{level:.1f}" for level in levels]
+        lines.append([name, *shown, *(str(by_name[name]) for by_name in times.values())])
+    title = f"No speculation: {baseline:.1f} tokens/s ({min(plain):.1f} to {max(plain):.1f})"
+    print("\n" + Table(title, HEAD, lines, NOTE).text())
+    bins = {
+        name: [statistics.mean(at) for at in zip(*(row["bins"] for row in found), strict=True)]
+        for name, found in by_fault.items()
+    }
+    short = [{key: value for key, value in row.items() if key != "bins"} for row in rows]
     record = {
-        **{
-            key: {name: _median([row[key] for row in found]) for name, found in by_fault.items()}
-            for key in ("to_plain_s", "to_former_s")
-        },
+        **times,
         "lost_requests": sum(stream.lost for stream in streams),
         "changed_outputs": sum(stream.changed for stream in streams),
         "finished_requests": sum(stream.finished for stream in streams),
         "plain_tokens_per_s": round(baseline, 1),
-        "rows": [
-            {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
-            for row in ({k: v for k, v in row.items() if k != "bins"} for row in rows)
-        ],
-        "bins": {
-            name: [
-                round(statistics.mean(at), 1)
-                for at in zip(*(row["bins"] for row in found), strict=True)
-            ]
-            for name, found in by_fault.items()
-        },
-        **provenance(),
+        "rows": rounded(short, 2),
+        "bins": rounded(bins, 1),
     }
-    print(json.dumps(record))
+    print_record(record)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ Last line JSON: `rows`, each with `sidecar`, `running`, `iterations`, `decode_st
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import tempfile
 import time
@@ -35,21 +34,24 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.configuration import Configuration, Settings, with_and_without
 from benchmark.harness.dataset import render
-from benchmark.harness.machine import provenance
-from benchmark.harness.output import say
+from benchmark.harness.options import cores, parser_of
+from benchmark.harness.output import print_record, say
+from benchmark.harness.report import Table
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import sidecar_of, update_settings, wait_for_sidecar
+from benchmark.harness.statistics import number, rounded
 from benchmark.overhead.iterations import Added, Iteration, PlainDecode, added, plain_decode, read
 from benchmark.overhead.probe import FILE_VARIABLE
 from benchmark.prompts import PROMPTS
-from sglang_qspec.config import parse_cores
 
 SIDECARS = ("healthy", "stopped", "dead")
 SHOWN_PARTS = 5
+HEAD = ("sidecar", "running", "passes", "width", "step", "added", "p99", "share", "whole", "parts")
+NOTE = """step, added, p99, whole: ms; parts: means in ms; added and p99 are against a plain decode
+step. The plain server ran once, before the other, so shares have no spread."""
 
 
 def main() -> None:
@@ -60,14 +62,11 @@ def main() -> None:
 
     models = demo_models()
     target, draft = options.model_path or models.target, options.draft_model_path or models.draft
-    target_cores, sidecar_cores = (
-        tuple(sorted(parse_cores(cores))) for cores in (options.cores, options.sidecar_cores)
-    )
     settings = Settings(
         *(target, draft, options.dtype, max(options.running), 2048, False),
-        *(target_cores, sidecar_cores, 32768),
+        *(options.cores, options.sidecar_cores, 32768),
     )
-    plain_server, qspec_server = configurations(settings)
+    plain_server, qspec_server = with_and_without(settings)
     prompts = render(target, _texts(max(map(_requests, options.running))))
     with tempfile.TemporaryDirectory() as folder:
         with _server(plain_server, folder, options.max_new_tokens) as measured:
@@ -85,14 +84,14 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of("bench_overhead", __doc__)
     parser.add_argument("--model-path", type=Path, help="default: the demo target")
     parser.add_argument("--draft-model-path", type=Path, help="default: the demo draft")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--cores", default="0", help="of the server")
-    parser.add_argument("--sidecar-cores", default="1")
+    parser.add_argument("--cores", type=cores, default=(0,), help="of the server")
+    parser.add_argument("--sidecar-cores", type=cores, default=(1,))
     return parser.parse_args()
 
 
@@ -143,18 +142,11 @@ class Measured:
         return lines
 
 
-def configurations(settings: Settings) -> tuple[Configuration, Configuration]:
-    """Both servers."""
-    return (
-        Configuration("plain", settings, (), settings.target_cores),
-        Configuration("qspec", settings, settings.qspec(), settings.target_cores),
-    )
-
-
 @contextmanager
 def _server(configuration: Configuration, folder: str, max_new_tokens: int) -> Iterator[Measured]:
     say(f"starting a server: {configuration.name}")
-    path = Path(folder) / configuration.name
+    path = Path(folder) / "iterations.jsonl"
+    path.unlink(missing_ok=True)
     probe = ("-m", "benchmark.overhead.probe")
     with configuration.server({FILE_VARIABLE: str(path)}, probe) as server:
         yield Measured(server, path, max_new_tokens)
@@ -178,59 +170,42 @@ def _phases(measured: Measured, running: Sequence[int]) -> Iterator[tuple[str, i
 def _report(
     options: argparse.Namespace,
     plain: dict[int, PlainDecode],
-    rows: Sequence[tuple[str, int, Added]],
+    found: Sequence[tuple[str, int, Added]],
 ) -> None:
-    print(f"\n{options.dtype}, cores {options.cores}, sidecar on {options.sidecar_cores}")
-    print(
-        f"{'sidecar':8} {'running':>7} {'passes':>6} {'width':>5} {'step':>8} {'added':>8} "
-        f"{'p99':>8} {'share':>6} {'whole':>8}  parts (means, ms)"
-    )
-    for sidecar, running, found in rows:
-        step = plain[running].step
-        parts = ", ".join(
-            f"{name} {time:.2f}" for name, time in list(found.parts.items())[:SHOWN_PARTS]
+    rows, lines = [], []
+    for sidecar, running, one in found:
+        row = {
+            "sidecar": sidecar,
+            "running": running,
+            "iterations": one.iterations,
+            "decode_step_ms": round(plain[running].step, 3),
+            "added_ms_median": one.median,
+            "added_ms_p99": one.p99,
+            "added_share": one.median / plain[running].step,
+            "whole_ms_median": one.whole,
+            "width": round(one.width, 2),
+            "parts_ms": one.parts,
+        }
+        rows.append(rounded(row, 4))
+        parts = (f"{name} {time:.2f}" for name, time in list(one.parts.items())[:SHOWN_PARTS])
+        times = (one.width, row["decode_step_ms"], one.median, one.p99)
+        lines.append(
+            [
+                *(sidecar, str(running), str(one.iterations), *map(number, times)),
+                *(f"{row['added_share']:.1%}", number(one.whole), ", ".join(parts)),
+            ]
         )
-        print(
-            f"{sidecar:8} {running:7} {found.iterations:6} {found.width:5.1f} {step:8.2f} "
-            f"{found.median:8.3f} {found.p99:8.3f} {found.median / step:6.1%} {found.whole:8.3f}  "
-            f"{parts}"
-        )
-    print(
-        "step, added, p99, whole: ms; added and p99 against a plain decode step's own. The plain "
-        "server ran once, before the other: shares have no spread."
-    )
-    print(json.dumps(_record(plain, rows)))
-
-
-def _record(
-    plain: dict[int, PlainDecode], rows: Sequence[tuple[str, int, Added]]
-) -> dict[str, Any]:
-    return {
-        "rows": [
-            {
-                "sidecar": sidecar,
-                "running": running,
-                "iterations": found.iterations,
-                "decode_step_ms": round(plain[running].step, 3),
-                "added_ms_median": round(found.median, 4),
-                "added_ms_p99": round(found.p99, 4),
-                "added_share": round(found.median / plain[running].step, 4),
-                "whole_ms_median": round(found.whole, 4),
-                "width": round(found.width, 2),
-                "parts_ms": {name: round(time, 4) for name, time in found.parts.items()},
-            }
-            for sidecar, running, found in rows
-        ],
-        "plain": {
-            str(running): {
-                "iterations": step.iterations,
-                "around_model_ms": round(step.around_model, 4),
-                "outside_model_ms": round(step.outside_model, 4),
-            }
-            for running, step in plain.items()
-        },
-        **provenance(),
+    title = f"{options.dtype}, cores {options.cores}, sidecar on {options.sidecar_cores}"
+    print("\n" + Table(title, HEAD, lines, NOTE).text())
+    steps = {
+        str(running): {
+            "iterations": step.iterations,
+            "around_model_ms": round(step.around_model, 4),
+            "outside_model_ms": round(step.outside_model, 4),
+        }
+        for running, step in plain.items()
     }
+    print_record({"rows": rows, "plain": steps})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.configuration import Settings, with_and_without
 from benchmark.harness.dataset import render
 from benchmark.harness.options import split_cores
 from benchmark.harness.output import say
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     prompts = render(models.target, PROMPTS)
     rounds: list[dict[int, Run]] = []
-    for configuration in configurations(settings, options.completions, options.arguments):
+    completions = ("--speculative-qspec-completions", str(options.completions))
+    for configuration in with_and_without(settings, *completions, *options.arguments):
         say(f"starting SGLang, {configuration.name}")
         with configuration.server() as server:
             if configuration.has_sidecar:
@@ -56,17 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             rounds.append(found)
     report(rounds, texts[0], options)
     return 0
-
-
-def configurations(
-    settings: Settings, completions: int, arguments: Sequence[str] = ()
-) -> tuple[Configuration, Configuration]:
-    """Both servers; `arguments` are more flags of the one with QSPEC."""
-    flags = settings.qspec("--speculative-qspec-completions", str(completions), *arguments)
-    return (
-        Configuration("no speculation", settings, (), settings.target_cores),
-        Configuration("QSPEC", settings, flags, settings.target_cores),
-    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -118,6 +118,14 @@ class Configuration:
         )
 
 
+def with_and_without(settings: Settings, *flags: str) -> tuple[Configuration, Configuration]:
+    """No speculation, and QSPEC with its `flags`."""
+    return (
+        Configuration("no speculation", settings, (), settings.target_cores),
+        Configuration("QSPEC", settings, settings.qspec(*flags), settings.target_cores),
+    )
+
+
 def facts_of(settings: Settings, **more: Any) -> dict[str, Any]:
     """What ran where, for the JSON line and the report."""
     return {**provenance(), "settings": settings.shown, **more}

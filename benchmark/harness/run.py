@@ -80,22 +80,14 @@ class Counters:
     def since(self, before: Counters) -> Counters:
         """What was counted after `before`. Raises CounterError if less is counted now."""
         pipelines = {
-            name: {
-                field: count - before.pipelines.get(name, {}).get(field, 0)
-                for field, count in counts.items()
-            }
+            name: {field: count - before.pipelines[name][field] for field, count in counts.items()}
             for name, counts in self.pipelines.items()
         }
-        found = Counters(
-            pipelines,
-            self.drafted - before.drafted,
-            self.step_seconds - before.step_seconds,
-            self.step_passes - before.step_passes,
-        )
-        passes = (counts["passes"] for counts in pipelines.values())
-        if min(found.step_passes, found.drafted, *passes) < 0:
+        drafted = self.drafted - before.drafted
+        steps = self.step_passes - before.step_passes
+        if min(drafted, steps, *(counts["passes"] for counts in pipelines.values())) < 0:
             raise CounterError("the server or its sidecar restarted while it was measured")
-        return found
+        return Counters(pipelines, drafted, self.step_seconds - before.step_seconds, steps)
 
     def total(self, counter: str) -> float:
         """One of COUNTED over all pipelines."""
@@ -135,12 +127,16 @@ class Run:
         return (self.tokens - len(self.answers)) / (self.seconds - self.prefill_seconds)
 
     @property
+    def latencies(self) -> list[float]:
+        return [answer.latency for answer in self.answers]
+
+    @property
     def latency_mean(self) -> float:
-        return statistics.mean(answer.latency for answer in self.answers)
+        return statistics.mean(self.latencies)
 
     @property
     def latency_p99(self) -> float:
-        return percentile([answer.latency for answer in self.answers], 0.99)
+        return percentile(self.latencies, 0.99)
 
     @property
     def service_mean(self) -> float:

@@ -58,6 +58,14 @@ class Ratio:
         found = tuple(figure(runs[number]) / figure(others[number]) for number in shared)
         return cls(found) if found else None
 
+    @classmethod
+    def of_times(cls, times: Sequence[float], others: Sequence[float], rounds: int = 4) -> Ratio:
+        """Of medians of the times, which were measured in turn, in `rounds` parts of the run."""
+        size = max(1, len(times) // rounds)
+        starts = range(0, len(times) - size + 1, size)
+        parts = ((times[start : start + size], others[start : start + size]) for start in starts)
+        return cls(tuple(statistics.median(a) / statistics.median(b) for a, b in parts))
+
     @property
     def median(self) -> float:
         return statistics.median(self.values)

@@ -1,17 +1,17 @@
-"""Pipelines against each other, and against what hiding the drafting could give at most.
+"""Pipelines against each other, and against the bound that hiding all drafting would reach.
 
 With V and D the time to verify and to draft for the same requests, a round takes V + D in sequence
 and max(V, D) at best, so no pipeline can be more than (V + D) / max(V, D) times as fast. Ratios are
 of decoded tokens per second, without the time in which prompts are read, which no pipeline
-changes; those of all tokens over all the time are given beside them.
+changes; ratios of all tokens over all time stand beside them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from benchmark.harness.statistics import Ratio, ratio_record, rounded
 from benchmark.parallel.measures import DIGITS, Point, Results
@@ -60,7 +60,8 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        return {**_record(self), "bound": _short(self.bound), "of_bound": _short(self.of_bound)}
+        bound = {"bound": self.bound, "of_bound": self.of_bound}
+        return {**_record(self), **rounded(bound, DIGITS)}
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,11 @@ def compare(results: Results) -> Comparisons:
             paper.append(_over(results, halves, half))
             same += [_over(results, halves, sequential), _over(results, ahead, sequential)]
             choices += [_choice(results, Point(in_flight, k, name)) for name in (AUTO, AUTO_STEP)]
-    return Comparisons(_known(paper), _known(same), _known(choices))
+    return Comparisons(*(tuple(filter(None, found)) for found in (paper, same, choices)))
 
 
 def balanced(comparisons: Iterable[Comparison]) -> Comparison | None:
-    """The one whose V and D are closest to equal."""
+    """The comparison with V and D closest to equal."""
     return min(comparisons, key=lambda one: one.imbalance, default=None)
 
 
@@ -135,14 +136,9 @@ def auto_speedups(results: Results) -> dict[int, tuple[Ratio, Ratio | None]]:
 
     Prompts are part of it. Of several k the largest counts, as `auto` verifies no more than pays.
     """
-    found = {}
-    for in_flight in results.levels:
-        for k in reversed(results.ks):
-            row = results.row(Point(in_flight, k, AUTO))
-            if row is not None and row.speedup is not None:
-                found[in_flight] = (row.speedup, row.equal_hardware)
-                break
-    return found
+    points = (Point(level, k, AUTO) for level in results.levels for k in results.ks)
+    rows = filter(None, map(results.row, points))
+    return {row.running: (row.speedup, row.equal_hardware) for row in rows if row.speedup}
 
 
 def _over(results: Results, point: Point, other: Point) -> Comparison | None:
@@ -158,7 +154,7 @@ def _over(results: Results, point: Point, other: Point) -> Comparison | None:
 
 
 def _choice(results: Results, point: Point) -> Choice | None:
-    """Against the other of which the choice is the smallest multiple."""
+    """Against the pipeline over which the ratio is the least."""
     found = []
     # Drafts made while requests wait are not among what `auto-step` may use.
     others = OTHERS if point.config == AUTO else [name for name in OTHERS if name != QUEUE]
@@ -178,21 +174,10 @@ def _ratio(choice: Choice) -> float:
 def _record(found: Comparison | Choice) -> dict[str, Any]:
     """The fields for JSON, ratios with their spreads."""
     record: dict[str, Any] = {}
-    for field in fields(found):
-        value = getattr(found, field.name)
-        is_ratio = isinstance(value, Ratio)
+    for name, value in vars(found).items():
         record |= (
-            ratio_record(field.name, value, DIGITS) if is_ratio else {field.name: _short(value)}
+            ratio_record(name, value, DIGITS)
+            if isinstance(value, Ratio)
+            else {name: rounded(value, DIGITS)}
         )
     return record
-
-
-def _short(value: Any) -> Any:
-    return rounded(value, DIGITS)
-
-
-Found = TypeVar("Found")
-
-
-def _known(items: Iterable[Found | None]) -> tuple[Found, ...]:
-    return tuple(item for item in items if item is not None)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark import bench_faults, bench_overhead, bench_soak, bench_worst_case, demo
-from benchmark.harness.configuration import Configuration, Settings
+from benchmark import bench_soak, bench_worst_case
+from benchmark.harness.configuration import Configuration, Settings, with_and_without
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES, Cell
@@ -30,9 +30,8 @@ def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
             cell = Cell(1, case.name, 4, config)
             yield "worst_case", bench_worst_case.configuration(cell, settings, "ipc:///wrong")
     own = {
-        "demo": demo.configurations(settings, 8),
-        "faults": bench_faults.configurations(settings),
-        "overhead": bench_overhead.configurations(settings),
+        "demo": with_and_without(settings, "--speculative-qspec-completions", "8"),
+        "faults and overhead": with_and_without(settings),
         "soak": bench_soak.configurations(settings),
     }
     for benchmark, both in own.items():
