@@ -6,7 +6,6 @@ all its processes, the sidecar too, and takes no processor time from the server 
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -36,12 +35,7 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for key in list(self._servers):
             self._end(key)
 
