@@ -1,4 +1,4 @@
-"""How often a drafted token becomes output, by the rule that decides: measured on real logits.
+"""The chance that a draft token is accepted, by acceptance rule, on real logits.
 
 The target samples an answer to each of twelve prompts, and the draft model reads along. At each
 token both distributions are at hand, and with them the chance that a draft of this token is right:
@@ -150,7 +150,7 @@ def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]
 
 
 def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
-    """How often equal dice give equal tokens, over so many rolls for each row."""
+    """Share of `rolls` draws with equal seeds that give equal tokens, for each row."""
     positions = torch.arange(len(p))
     alike = torch.zeros(len(p))
     for seed in range(rolls):

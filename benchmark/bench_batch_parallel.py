@@ -4,13 +4,13 @@
 
 The target has one core and the drafter another, as two devices. One server with one sidecar is set
 to each pipeline in turn, and to each k (draft tokens of a request in a pass) and number of requests
-in flight, so that all have the very same drafter; no speculation is served on the target's core
-(`none`) and on both (`none-equal`). All configurations serve the same prompts one after another,
-in an order that turns around from round to round.
+in flight, so that all pipelines have one drafter. No speculation is served on the target's core
+(`none`) and on both (`none-equal`). All configurations serve the same prompts one after another, in
+an order that reverses from round to round.
 
 The whole matrix takes some hours; `--k 4 --in-flight 4 --rounds 1 --requests-per-slot 2` takes
-minutes. What was measured is written to `runs.jsonl` in the output folder cell by cell: after a cut
-the same command with `--resume` goes on, also with other `--k`, `--in-flight`, `--configs` and
+minutes. Each measured cell is written to `runs.jsonl` in the output folder at once: after a cut the
+same command with `--resume` goes on, also with other `--k`, `--in-flight`, `--configs` and
 `--rounds`, and with `--report-only` it reports what is there. A cell that fails is served once more
 by a new server; then its configuration is left out.
 
@@ -20,7 +20,8 @@ each with `pipeline`, `k`, `in_flight`, `tokens_per_s`, `hidden_share` and more;
 (`halves` with 2m requests in flight over `sequential` with m) and `same_in_flight_ratio` (the
 better of `halves` and `ahead` over `sequential`), both where V and D are closest, by decoded
 tokens per second, with their bounds; `auto_over_best_min`; `auto_speedup_2`, `_4` and `_8`, over
-`none` by the requests in flight.
+`none` by the requests in flight. A ratio has its least and greatest round in `..._spread`, which is
+null for one round, and its number of rounds in `..._rounds`.
 """
 
 from __future__ import annotations

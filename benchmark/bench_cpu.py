@@ -98,7 +98,7 @@ def report(options: argparse.Namespace, times: Mapping[str, Sequence[float]]) ->
 
 
 def serve(kind: str, options: argparse.Namespace) -> Callable[[str], float]:
-    """In a child: load, and return what does the pass of a name and returns its seconds."""
+    """In a child: load the model; returns a function that times the pass of a name, in seconds."""
     if kind == "stock":
         import sglang_qspec.engine.cpu
 

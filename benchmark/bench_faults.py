@@ -1,6 +1,6 @@
 """Throughput around the faults of a sidecar, under a load that never ends.
 
-Clients stream requests without a pause to a server without speculation, and to one with QSPEC whose
+Clients stream requests without a pause to a server without speculation, and to one with QSPEC. Its
 sidecar is healthy until it is
 
 - killed (SIGKILL); the server starts another, which has to load its model;

@@ -161,7 +161,7 @@ class Bench:
 
 
 def decoder(options: argparse.Namespace) -> Callable[[Any], float]:
-    """In a child: load the target, and return what gives tokens per second of a greedy decode."""
+    """In a child: load the target; returns a greedy decode that measures its tokens per second."""
     import torch
 
     clock = clock_of(options)

@@ -174,7 +174,7 @@ class Soak:
         self.strokes = Strokes(server, options.seed + 2, seconds, journal)
         self.changes = Changes(server, options.seed + 3, journal)
         self.began = self.ended = 0.0
-        """Of the load, on the journal's clock."""
+        """Begin and end of the load, in seconds since the journal was opened."""
         self._server = server
         self._journal = journal
         self._seconds = seconds
@@ -221,7 +221,7 @@ class Soak:
         return leaks.files_of(self._server)
 
     def _last(self, files: dict[str, int]) -> None:
-        """No load any more: what is left of it?"""
+        """Wait for the load's end, and look for what is left of it."""
         say("the load has stopped; waiting for what is in flight")
         finished = self.load.finish(LIMIT_S + 60.0)
         if not finished:

@@ -113,7 +113,7 @@ class Ours:
 
 
 class Corpus:
-    """As `NGRAMWorker` uses it: the last tokens of each request are looked up and put in."""
+    """NgramCorpus as `NGRAMWorker` uses it, with the last tokens of each request."""
 
     name = "SGLang NgramCorpus"
     depth = 18

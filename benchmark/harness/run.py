@@ -107,9 +107,9 @@ class Run:
     prefill_seconds: float = 0.0
     """Seconds in which the target read prompts and decoded nothing."""
     counters: Counters | None = None
-    """Of this cell alone; None without a sidecar."""
+    """What the server counted in this cell; None without a sidecar."""
     gaps: tuple[Gap, ...] = ()
-    """Of streamed answers."""
+    """Gaps of streamed answers; empty otherwise."""
     retried: int = 0
     """Requests that were answered at the second attempt."""
 

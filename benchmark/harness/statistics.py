@@ -53,14 +53,14 @@ class Ratio:
         others: Mapping[int, Run],
         figure: Callable[[Run], float] = lambda run: run.tokens_per_s,
     ) -> Ratio | None:
-        """Of a figure in the rounds that both have, by number; None if there is no such round."""
+        """The ratios of a figure in the rounds that both have; None if they share none."""
         shared = sorted(runs.keys() & others.keys())
         found = tuple(figure(runs[number]) / figure(others[number]) for number in shared)
         return cls(found) if found else None
 
     @classmethod
     def of_times(cls, times: Sequence[float], others: Sequence[float], rounds: int = 4) -> Ratio:
-        """Of medians of the times, which were measured in turn, in `rounds` parts of the run."""
+        """The ratios of median times in `rounds` parts of a run that measured both in turn."""
         size = max(1, len(times) // rounds)
         starts = range(0, len(times) - size + 1, size)
         parts = ((times[start : start + size], others[start : start + size]) for start in starts)

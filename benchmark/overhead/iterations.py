@@ -20,9 +20,9 @@ class Iteration:
     width: int
     """Tokens that the pass verified for each request; 1 is a plain decode pass."""
     period: float
-    """From this iteration's batch to the next one's."""
+    """Time from this iteration's batch to the next one's."""
     worker: float
-    """The worker's call: the target's pass, and all that the worker does before and after it."""
+    """The worker's call: the target's pass, and the worker's work before and after it."""
     model: float
     """The target model's forward pass in it."""
     hooks: dict[str, float]

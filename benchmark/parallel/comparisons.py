@@ -36,9 +36,9 @@ class Comparison:
     """Requests at once, of the pipeline."""
     pipeline: str
     ratio: Ratio
-    """Of decoded tokens per second."""
+    """Ratio of decoded tokens per second."""
     whole_ratio: Ratio
-    """Of all tokens per second, with the time in which prompts are read."""
+    """Ratio of all tokens per second, with the time in which prompts are read."""
     verify_s: float
     """V of drafting in sequence, in seconds."""
     draft_s: float

@@ -21,24 +21,24 @@ AUTO = "auto"
 AUTO_STEP = "auto-step"
 
 LEAD = 16
-"""How far drafts run ahead of what is committed where k does not say it; a server's default."""
+"""Most tokens that drafts run ahead of committed output, unless k is larger; a server's default."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a server with a sidecar drafts; set on the running server."""
+    """Settings of a running server with a sidecar."""
 
     mode: int
-    """Of `qspec_mode`."""
+    """Value of the setting `qspec_mode`."""
     sources: tuple[str, ...] = ()
-    """That drafts may come from; all if empty."""
+    """Sources that drafts may come from; all if empty."""
     fixed: bool = True
-    """Whether each pass verifies k draft tokens of each request, or what its drafts deserve."""
+    """Whether each pass verifies k draft tokens of each request, and not those expected to pay."""
     doubled: bool = False
     """Whether drafts run up to two passes ahead of what is committed."""
 
     def runtime(self, k: int) -> dict[str, int]:
-        """For the server: `k` draft tokens of a request in a pass, at most."""
+        """The settings for at most `k` draft tokens of a request in a pass."""
         return {
             "qspec_mode": self.mode,
             "qspec_draft_token_num": k + 1,
@@ -57,10 +57,10 @@ PIPELINES: Mapping[str, Pipeline] = {
     HALVES: Pipeline(2, _STEP),
     SEQUENTIAL_HALF: Pipeline(1, _STEP),
 }
-"""What is compared closely is served one after the other."""
+"""Pipelines that are compared with each other are neighbours in this order."""
 NAMES = (BASELINE_ALL_CORES, BASELINE, *PIPELINES)
 OTHERS = (QUEUE, AHEAD, SEQUENTIAL, HALVES)
-"""What `auto` chooses from."""
+"""Pipelines that `auto` chooses from."""
 
 DESCRIPTIONS = {
     BASELINE: "no speculation, on the target's cores",

@@ -33,7 +33,7 @@ COLUMNS = (
     "passes by",
 )
 DISTURBED_SHARE = 0.1
-"""Of all processors, taken by others, above which a cell's figures are doubtful."""
+"""Share of all processors taken by other processes, above which a cell is doubtful."""
 COMPARED = ("k", "in flight", "ratio", "with prompts", "bound", "of bound", "V (ms)", "D (ms)")
 
 METHOD = """A block is some prompts, a number of requests in flight and a k, the most draft tokens
@@ -42,13 +42,13 @@ around from round to round. All pipelines run on one server with one sidecar, se
 pipeline between cells; servers that do not serve are stopped. A cell's prompts are sent at once
 to a server with an empty cache, so that what is not in flight waits in its queue, and answers have
 one length. Tokens/s are all tokens over all the time, and decoding leaves out the time in which
-prompts are read and the token that each of these passes gives. Latencies count from a request's
+prompts are read and the token that reading a prompt gives. Latencies count from a request's
 arrival. Inter-token latencies (ITL) are of rounds of their own, in which answers are streamed,
 without none-equal, whose target leaves the client no core. V is a verify pass without waits, D the
 sidecar's drafting for it, and hidden the share of D that the target did not wait for. sequential,
 sequential-half, halves and ahead verify k draft tokens of each request in every pass, from steps
-alone; auto and queue as many as should pay. Identical is the share of requests whose greedy output
-is that of no speculation; in bfloat16 kernels of different shapes may break ties differently.
+alone; auto and queue those that they expect to pay. Identical is the share of requests with the
+greedy output of no speculation; in bfloat16 kernels of different shapes may break ties differently.
 Others is the share of all processors that went to anything but the server, its sidecar and the
 client: where it is not near 0 something else disturbed the cell. Figures are medians over rounds,
 and ratios medians of the ratios of each round."""

@@ -35,7 +35,7 @@ class Row:
     config: str
     rounds: Rounds
     plain: Rounds
-    """Of no speculation on the target's cores; empty if it was not served."""
+    """Runs of no speculation on the target's cores; empty if it was not served."""
 
     @property
     def figures(self) -> Medians:
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def request_speedups(self) -> list[float]:
-        """Of each request: seconds of service per token without speculation over its own.
+        """Seconds of service per token without speculation over those with it, of each request.
 
         Time in the queue is left out, since it depends on the requests before.
         """
@@ -133,8 +133,8 @@ def summarize(
 ) -> Summary:
     """The rows of `configs`, in their order, without those that `failed`.
 
-    A block counts in a round in which all of these configurations have served it, so that all rows
-    are of the same prompts.
+    A block of a round counts if all configurations have served it, so that all rows are of the same
+    prompts.
     """
     served = [config for config in configs if config not in failed]
     blocks: dict[tuple[int, str, int], dict[str, Run]] = {}

@@ -1,4 +1,4 @@
-"""What is left when nothing is asked any more; it must be nothing."""
+"""What a server still holds when the load has ended; it must be nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDLE_S = 180.0
 SIDECAR_S = 600.0
 """A sidecar that was killed last may take this long to load its model, on a busy machine."""
 SETTLED_S = 3.0
-"""For how long all must be 0: what the sidecar holds is told once a second."""
+"""Seconds for which all must be 0; the sidecar reports what it holds once a second."""
 FILES_SLACK = 4
 """Open files that one process may have more than before: connections that are about to close."""
 

@@ -1,4 +1,4 @@
-"""Samples, once a second, of what the server and its sidecar hold."""
+"""A sample each second of what the server and its sidecar hold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ USS_EVERY = 10
 """Samples: to find a process's own memory takes milliseconds."""
 MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
-"""Of /server_info; all are 0 when nothing is asked."""
+"""Fields of /server_info that are 0 without requests."""
 SIDECAR_STATE = ("sidecar_texts", "sidecar_rows", "sidecar_kv_tokens")
-"""Likewise, where the server tells them."""
+"""Fields of the sidecar that are 0 without requests, if the server reports them."""
 COLUMNS = [
     "at",
     "in_flight",

@@ -1,4 +1,4 @@
-"""The processes of a server by what they do, and how much memory and how many files they hold."""
+"""Memory and open files of a server's processes, by role."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ROLES = (*SERVER_ROLES, SIDECAR)
 
 @dataclass(frozen=True)
 class Usage:
-    """What one role holds; of several processes together."""
+    """What the processes of one role hold together."""
 
     pid: int
-    """Of one of them."""
+    """Pid of one of the processes."""
     rss: int
     """Resident memory, in bytes, shared pages too."""
     uss: int | None
@@ -41,7 +41,7 @@ def role_of(process: psutil.Process, front: int) -> str:
 
 
 def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
-    """By role; processes that end meanwhile are left out. `with_uss` takes some milliseconds."""
+    """Usage by role, of the processes that still run. `with_uss` takes some milliseconds."""
     found: dict[str, Usage] = {}
     processes = server.processes
     for process in processes:

@@ -40,7 +40,7 @@ class Slope:
 
 
 def slope(samples: Sequence[tuple[float, float]]) -> Slope | None:
-    """Of (seconds, value) by least squares over block means; None if there are too few samples."""
+    """Slope of (seconds, value), by least squares over block means; None for too few samples."""
     if len(samples) < BLOCKS * MIN_PER_BLOCK:
         return None
     points = np.array(sorted(samples), dtype=np.float64)
