@@ -27,15 +27,13 @@ null for one round, and its number of rounds in `..._rounds`.
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmark.harness.configuration import Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
+from benchmark.harness.journal import digest
 from benchmark.harness.options import (
     add_output,
     add_servers,
@@ -172,7 +170,7 @@ def width_of(options: argparse.Namespace) -> int:
 def load_of(prompts: Sequence[str], options: argparse.Namespace) -> dict[str, str]:
     """What must be the same for a run to be resumed, beside the settings."""
     return {
-        "prompts": hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest(),
+        "prompts": digest(list(prompts)),
         "requests_per_slot": str(options.requests_per_slot),
         "max_new_tokens": str(options.max_new_tokens),
         "width": str(width_of(options)),

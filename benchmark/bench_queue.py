@@ -59,7 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = {group: spread(texts, options.num_prompts) for group, texts in prompts.items()}
     load = Load(blocks_of(chosen, options.block), options.max_new_tokens, options.request_rate)
     configs = [name for name in NAMES if name in options.configs]
-    session = Session(NAME, options, Cell, settings, {"load": load.digest})
+    session = Session(
+        NAME,
+        options,
+        Cell,
+        settings,
+        {"load": load.digest},
+    )
     session.serve(
         cells_of(load.blocks, configs, options.rounds),
         lambda cell: configuration(cell.config, settings),

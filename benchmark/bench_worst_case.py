@@ -25,13 +25,13 @@ which is null for one round, and its number of rounds in `..._rounds`.
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from benchmark.harness.configuration import Configuration, Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
+from benchmark.harness.journal import digest
 from benchmark.harness.options import (
     add_output,
     add_servers,
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = mixed(fitting(NAME, options.dataset, settings.model, LONGEST_PROMPT)[0])
     shown = {"context": options.context, "max_new_tokens": options.max_new_tokens}
     header = {name: str(value) for name, value in shown.items()}
-    header["prompts"] = hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+    header["prompts"] = digest(prompts)
     session = Session(NAME, options, Cell, settings, header, leaves_out=str)
     loads = Loads(settings.model, prompts, options.context, options.max_new_tokens)
     client = Client(vocab_size_of(settings.model), WIDTH)

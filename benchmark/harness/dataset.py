@@ -143,6 +143,12 @@ def fitting(
     return found, too_long
 
 
+def of_round(prompts: Sequence[Item], count: int, number: int) -> list[Item]:
+    """`count` prompts for round `number`, from 1; others in each round if there are any."""
+    first = (number - 1) * count
+    return [prompts[index % len(prompts)] for index in range(first, first + count)]
+
+
 def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:
     """The prompts of all groups in turn, one of each."""
     turns = zip_longest(*groups.values())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -13,6 +14,11 @@ from benchmark.harness.run import Run
 FILE = "runs.jsonl"
 Cell = TypeVar("Cell")
 """A frozen dataclass that says what was served: round, load and configuration."""
+
+
+def digest(load: Any) -> str:
+    """A hash of what is to be served, for a journal's header."""
+    return hashlib.sha256(msgspec.json.encode(load)).hexdigest()
 
 
 class JournalError(ValueError):

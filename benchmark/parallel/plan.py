@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.dataset import of_round
 from benchmark.harness.session import turned
 
 BASELINE = "none"
@@ -20,7 +21,7 @@ QUEUE = "queue"
 AUTO = "auto"
 AUTO_STEP = "auto-step"
 
-LEAD = 16
+LOOKAHEAD = 16
 """Most tokens that drafts run ahead of committed output, unless k is larger; a server's default."""
 
 
@@ -42,7 +43,7 @@ class Pipeline:
         return {
             "qspec_mode": self.mode,
             "qspec_draft_token_num": k + 1,
-            "qspec_step_tokens": 2 * k + 1 if self.doubled else max(LEAD, k),
+            "qspec_step_tokens": 2 * k + 1 if self.doubled else max(LOOKAHEAD, k),
             "qspec_fixed_width": int(self.fixed),
         }
 
@@ -156,9 +157,7 @@ def prompts_of(cell: Cell, prompts: Sequence[str], per_slot: int) -> list[str]:
     There are `per_slot` prompts for each request in flight, and at least six; streamed, one.
     """
     count = cell.in_flight if cell.streamed else max(6, per_slot * cell.in_flight)
-    count = min(count, len(prompts))
-    first = (cell.round - 1) * count
-    return [prompts[index % len(prompts)] for index in range(first, first + count)]
+    return of_round(prompts, min(count, len(prompts)), cell.round)
 
 
 def body_of(cell: Cell, prompts: Sequence[str], max_new_tokens: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import msgspec
-
 from benchmark.harness.configuration import Configuration
+from benchmark.harness.journal import digest
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.serving import SLOWEST_TOKENS_PER_S, Raw, Sent, checked, serve, warm_up
@@ -43,9 +41,7 @@ class Load:
 
     @property
     def digest(self) -> str:
-        """A hash of the load."""
-        content = msgspec.json.encode((self.blocks, self.max_new_tokens, str(self.request_rate)))
-        return hashlib.sha256(content).hexdigest()
+        return digest((self.blocks, self.max_new_tokens, str(self.request_rate)))
 
     def block(self, cell: Cell) -> Block:
         """The block that a cell serves."""

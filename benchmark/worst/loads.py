@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.harness.dataset import render
+from benchmark.harness.dataset import of_round, render
 from benchmark.prompts import PROMPTS
 from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 
@@ -56,32 +56,25 @@ class Loads:
         """The load of a case in round `number`."""
         if case == RANDOM:
             draw = random.Random(f"{running} {number}")
-            prompts = [
-                tuple(draw.choices(self._ordinary, k=RANDOM_PROMPT_TOKENS)) for _ in range(running)
-            ]
-            return Load(tuple(prompts), self._tokens)
+            drawn = (draw.choices(self._ordinary, k=RANDOM_PROMPT_TOKENS) for _ in range(running))
+            return self._load(list(map(tuple, drawn)))
         if case == LONG:
             prompts = [self._document + self._questions[i % 64] for i in range(running)]
-            return Load(tuple(prompts), self._tokens, shared=len(self._document))
+            return self._load(prompts, shared=len(self._document))
         if case == SPEC_BENCH:
-            return Load(_some(self._spec_bench, max(4, 2 * running), number), self._tokens)
+            return self._load(of_round(self._spec_bench, max(4, 2 * running), number))
         if case in (GUESSES, SIDECAR):
-            return Load(_some(self._own, running, number), self._tokens)
+            return self._load(of_round(self._own, running, number))
         raise ValueError(f"{case!r} is no case")
+
+    def _load(self, prompts: Sequence[tuple[int, ...]], shared: int = 0) -> Load:
+        return Load(tuple(prompts), self._tokens, shared)
 
 
 def _documents() -> str:
     """Real text: the repository's own documents."""
     root = Path(__file__).parents[2]
     return "\n".join((root / name).read_text(encoding="utf-8") for name in DOCUMENTS)
-
-
-def _some(
-    prompts: Sequence[tuple[int, ...]], count: int, number: int
-) -> tuple[tuple[int, ...], ...]:
-    """`count` prompts, others in each round if there are any."""
-    first = (number - 1) * count
-    return tuple(prompts[i % len(prompts)] for i in range(first, first + count))
 
 
 def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
