@@ -188,11 +188,12 @@ def _report(
         }
         rows.append(rounded(row, 4))
         parts = (f"{name} {time:.2f}" for name, time in list(one.parts.items())[:SHOWN_PARTS])
-        times = (one.width, row["decode_step_ms"], one.median, one.p99)
+        times = (f"{value:.3f}" for value in (one.median, one.p99))
         lines.append(
             [
-                *(sidecar, str(running), str(one.iterations), *map(number, times)),
-                *(f"{row['added_share']:.1%}", number(one.whole), ", ".join(parts)),
+                *(sidecar, str(running), str(one.iterations), f"{one.width:.1f}"),
+                *(number(row["decode_step_ms"]), *times, f"{row['added_share']:.1%}"),
+                *(f"{one.whole:.3f}", ", ".join(parts)),
             ]
         )
     title = f"{options.dtype}, cores {options.cores}, sidecar on {options.sidecar_cores}"
