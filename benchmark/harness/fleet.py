@@ -12,7 +12,7 @@ import psutil
 
 from benchmark.harness.configuration import Configuration
 from benchmark.harness.output import say
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError, StartTimeoutError
 from benchmark.harness.speculation import wait_for_sidecar
 
 
@@ -74,7 +74,8 @@ class Fleet:
         try:
             return self._started(configuration)
         except ServerError as error:
-            if not beside:
+            # A server that lacks memory ends; one that is only slow is not helped by more.
+            if not beside or isinstance(error, StartTimeoutError):
                 raise
             say(f"{configuration.name} did not start beside {beside} servers: {error}")
         for key in list(self._servers):

@@ -34,6 +34,10 @@ class ServerError(RuntimeError):
     """
 
 
+class StartTimeoutError(ServerError):
+    """The server was not ready in START_SECONDS."""
+
+
 class Server:
     """`python -m sglang.launch_server` on a free port of 127.0.0.1, as a context manager.
 
@@ -123,7 +127,7 @@ class Server:
                 return
         tail = self._tail()
         self.stop()
-        raise ServerError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
+        raise StartTimeoutError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
 
     def launch(self) -> None:
         """Start without waiting; from a thread that lives as long as the server is to."""
