@@ -1,4 +1,4 @@
-"""How often a drafted token becomes output, by the rule that decides: measured on real logits.
+"""The chance that a draft token is accepted, by acceptance rule, on real logits.
 
 The target samples an answer to each of twelve prompts, and the draft model reads along. At each
 token both distributions are at hand, and with them the chance that a draft of this token is right:
@@ -20,18 +20,16 @@ along each answer give), and how it was measured.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.output import print_record
 from benchmark.prompts import PROMPTS
-from benchmark.queueing.machine import machine, versions
 from sglang_qspec.models import demo_models
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 
@@ -73,11 +71,8 @@ def main() -> None:
         "benchmark": "acceptance",
         "rows": rows,
         "rolls": options.rolls,
-        "command": " ".join(["python -m benchmark.bench_acceptance", *sys.argv[1:]]),
-        "machine": machine(),
-        "versions": versions(),
     }
-    print(json.dumps(record))
+    print_record(record)
 
 
 class Target:
@@ -155,7 +150,7 @@ def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]
 
 
 def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
-    """How often equal dice give equal tokens, over so many rolls for each row."""
+    """Share of `rolls` draws with equal seeds that give equal tokens, for each row."""
     positions = torch.arange(len(p))
     alike = torch.zeros(len(p))
     for seed in range(rolls):

@@ -2,8 +2,8 @@
 
 Two processes load the same model with the same settings: `stock` has torch_native attention and
 this package's stand-ins for the kernels that SGLang lacks here, `qspec` has all of the CPU backend.
-They are pinned to the same cores and work in turn, one pass at a time each, so that noise meets
-both. All figures are medians.
+They are pinned to the same cores and take turns pass by pass, so that noise disturbs both. All
+figures are medians; ratios have the spread over four parts of the run.
 
     python -m benchmark.bench_cpu --cores 0
 
@@ -15,30 +15,26 @@ and 4), `verify8_over_decode` (a verify pass of 8 tokens over a decode step, our
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import multiprocessing
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_qspec.config import parse_cores
+from benchmark.harness.child import Child, pin
+from benchmark.harness.output import print_record
+from benchmark.harness.statistics import SPREADS, Ratio, ratio_record
 
 VERIFY_TOKENS = 8
 KINDS = ("stock", "qspec")
+WARM_UP_PASSES = 3
 
 
 def main() -> None:
     options = parse()
-    # Before torch, which reads the number of threads once; the children inherit both.
-    cores = parse_cores(options.cores)
-    os.sched_setaffinity(0, cores)
-    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    # The children inherit the processors.
+    pin(options.cores)
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     if options.model_path is None:
         from sglang_qspec.models import demo_models
@@ -48,22 +44,10 @@ def main() -> None:
 
     if not install_kernels():
         raise SystemExit("SGLang has CPU kernels of its own on this machine: nothing to compare")
-    spawn = multiprocessing.get_context("spawn")
-    connections: dict[str, Connection] = {}
-    children = []
-    for kind in KINDS:
-        ours, theirs = spawn.Pipe()
-        child = spawn.Process(target=serve, args=(theirs, kind, options), daemon=True)
-        child.start()
-        theirs.close()
-        children.append(child)
-        connections[kind] = ours
-        print(f"{kind}: {ours.recv()}", file=sys.stderr)
-    report(options, measure(connections, options))
-    for connection in connections.values():
-        connection.close()
-    for child in children:
-        child.join()
+    children = {kind: Child(serve, kind, options) for kind in KINDS}
+    report(options, measure(children, options.passes))
+    for child in children.values():
+        child.close()
 
 
 def parse() -> argparse.Namespace:
@@ -76,56 +60,51 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(connections: dict[str, Connection], options: argparse.Namespace) -> dict[str, float]:
-    """Median milliseconds by "child pass"."""
+def measure(children: Mapping[str, Child], passes: int) -> dict[str, list[float]]:
+    """Milliseconds of each pass by "child pass"; the children take turns."""
     work = [
         (kind, name)
         for name in ("decode_b1", "decode_b4", "verify_b1", "matmul_b1")
         for kind in KINDS
-        # Stock torch_native cannot verify trees, and its products are not at issue.
+        # Stock torch_native cannot verify trees, and its matrix products are not compared.
         if kind == "qspec" or name.startswith("decode")
     ]
     times: dict[str, list[float]] = {f"{kind} {name}": [] for kind, name in work}
-    for index in range(options.passes + 3):
+    for index in range(passes + WARM_UP_PASSES):
         for kind, name in work:
-            connections[kind].send(name)
-            elapsed = connections[kind].recv()
-            if index >= 3:
+            elapsed = children[kind].ask(name)
+            if index >= WARM_UP_PASSES:
                 times[f"{kind} {name}"].append(elapsed * 1e3)
-    return {key: statistics.median(values) for key, values in times.items()}
+    return times
 
 
-def report(options: argparse.Namespace, median: dict[str, float]) -> None:
+def report(options: argparse.Namespace, times: Mapping[str, Sequence[float]]) -> None:
     print(f"\n{options.dtype}, {options.context} tokens of context, cores {options.cores}")
-    for key, value in median.items():
-        print(f"  {key:18} {value:8.2f} ms")
-    step = median["qspec decode_b1"]
-    figures = {
-        "decode_speedup_b1": median["stock decode_b1"] / step,
-        "decode_speedup_b4": median["stock decode_b4"] / median["qspec decode_b4"],
-        "verify8_over_decode": median["qspec verify_b1"] / step,
-        "matmul_share": median["qspec matmul_b1"] / step,
+    for key, values in times.items():
+        print(f"  {key:18} {statistics.median(values):8.2f} ms")
+    compared = {
+        "decode_speedup_b1": ("stock decode_b1", "qspec decode_b1"),
+        "decode_speedup_b4": ("stock decode_b4", "qspec decode_b4"),
+        "verify8_over_decode": ("qspec verify_b1", "qspec decode_b1"),
+        "matmul_share": ("qspec matmul_b1", "qspec decode_b1"),
     }
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    record = {}
+    for name, (one, other) in compared.items():
+        ratio = Ratio.of_times(times[one], times[other])
+        print(f"  {name:20} {ratio}")
+        record.update(ratio_record(name, ratio))
+    print(f"A round is a quarter of the passes. {SPREADS}")
+    print_record(record)
 
 
-def serve(connection: Connection, kind: str, options: argparse.Namespace) -> None:
-    """A child: load, then answer each name of a pass with the seconds that it took."""
-    logging.getLogger("sglang").setLevel(logging.ERROR)
+def serve(kind: str, options: argparse.Namespace) -> Callable[[str], float]:
+    """In a child: load the model; returns a function that times the pass of a name, in seconds."""
     if kind == "stock":
         import sglang_qspec.engine.cpu
 
         sglang_qspec.engine.cpu.activate = lambda: None
     passes = make_passes(kind, options)
-    connection.send("loaded")
-    while True:
-        try:
-            name = connection.recv()
-        except EOFError:
-            break
-        connection.send(passes[name]())
-    # Tearing down torch and SGLang module by module would take seconds.
-    os._exit(0)
+    return lambda name: passes[name]()
 
 
 def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[], float]]:

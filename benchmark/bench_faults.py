@@ -1,13 +1,13 @@
 """Throughput around the faults of a sidecar, under a load that never ends.
 
-Clients stream requests without a pause to a server without speculation, and to one with QSPEC whose
+Clients stream requests without a pause to a server without speculation, and to one with QSPEC. Its
 sidecar is healthy until it is
 
 - killed (SIGKILL); the server starts another, which has to load its model;
 - stopped (SIGSTOP) for a while, and goes on;
 - slow: stopped and let go on every 100 ms, for a while.
 
-Both servers have the same core for the target, and are measured in turn: the one that is not is
+Both servers have the same core for the target, and are measured in turn, while the other one is
 paused. For each fault, in seconds:
 
 - `to_plain_s`: from the loss until a window of 1 s has at least the tokens per second of no
@@ -26,41 +26,43 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
-
-from benchmark.demo import render, say, wait_for_sidecar
 from benchmark.faults.recovery import bins, rate, seconds_until
 from benchmark.faults.stream import Stream
+from benchmark.harness.configuration import Settings, with_and_without
+from benchmark.harness.dataset import render
+from benchmark.harness.options import cores, parser_of
+from benchmark.harness.output import print_record, say
+from benchmark.harness.report import Table
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import sidecar_of, wait_for_sidecar
+from benchmark.harness.statistics import rounded
 from benchmark.prompts import PROMPTS
-from benchmark.queueing.machine import machine, versions
-from benchmark.server import Server
-from sglang_qspec.config import parse_cores
 
 BEFORE_S = 10.0
-"""Healthy, before a fault: its mean is the former level."""
+"""Healthy seconds before a fault; their mean is the former level."""
 AFTER_S = 10.0
-"""Healthy again, after it."""
+"""Healthy seconds after a fault."""
 PLAIN_S = 12.0
-"""One of the measurements without speculation."""
+"""Seconds of one measurement without speculation."""
 FORMER_SHARE = 0.9
 LIMIT_S = 10.0
 DUTY_S = 0.1
-"""A slow sidecar runs for so long, and is stopped for as long, in turn."""
+"""A slow sidecar runs for this many seconds and is stopped for as many, in turn."""
 BIN_S = 0.5
 BINS_FROM_S, BINS_TO_S = -2.0, 6.0
+HEAD = ("fault", "before", "without", "after", "to plain", "to former")
+NOTE = "tokens/s before the fault, while the sidecar is missing or slow, and after; seconds"
 
 
 class Measured:
-    """A server with speculation under load, and what can be done to its sidecar."""
+    """A server with speculation under load, and the faults of its sidecar."""
 
     def __init__(self, server: Server, stream: Stream, options: argparse.Namespace) -> None:
         self._server = server
@@ -68,8 +70,8 @@ class Measured:
         self._options = options
 
     def kill(self) -> tuple[float, float]:
-        """The sidecar ends; returns when it did and when another was ready."""
-        process = _sidecar(self._server)
+        """Kill the sidecar; returns when, and when another one was ready."""
+        process = sidecar_of(self._server)
         lost = time.monotonic()
         process.kill()
         process.wait(10)
@@ -78,8 +80,8 @@ class Measured:
         return lost, time.monotonic()
 
     def stop(self) -> tuple[float, float]:
-        """The sidecar stands still for a while; returns when it stopped and when it went on."""
-        process = _sidecar(self._server)
+        """Stop the sidecar for a while; returns when it stopped and when it went on."""
+        process = sidecar_of(self._server)
         lost = time.monotonic()
         process.suspend()
         time.sleep(self._options.stopped_seconds)
@@ -87,8 +89,8 @@ class Measured:
         return lost, time.monotonic()
 
     def slow(self) -> tuple[float, float]:
-        """The sidecar has half of its time for a while; returns when that began and ended."""
-        process = _sidecar(self._server)
+        """Give the sidecar half of its time for a while; returns when that began and ended."""
+        process = sidecar_of(self._server)
         lost = time.monotonic()
         while time.monotonic() < lost + self._options.slow_seconds:
             process.suspend()
@@ -98,7 +100,7 @@ class Measured:
         return lost, time.monotonic()
 
     def measure(self, fault: Callable[[], tuple[float, float]], plain: float) -> dict[str, Any]:
-        """One fault between two healthy times."""
+        """One fault, with healthy seconds before and after it."""
         began = time.monotonic()
         time.sleep(BEFORE_S)
         lost, back = fault()
@@ -122,21 +124,15 @@ def main() -> None:
     options = _options()
     # As an interrupt: what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from sglang_qspec.models import demo_models
 
     models = demo_models()
     prompts = render(models.target, PROMPTS)
-    cores = sorted(parse_cores(options.cores))
-    common = [
-        *("--device", "cpu", "--dtype", options.dtype, "--log-level", "warning"),
-        *("--max-running-requests", str(options.slots), "--context-length", "2048"),
-        *("--max-total-tokens", "16384"),
-    ]
-    speculation = [
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", options.sidecar_cores, *options.arguments),
-    ]
+    settings = Settings(
+        *(models.target, models.draft, options.dtype, options.slots, 2048, False),
+        *(options.cores, options.sidecar_cores, 16384),
+    )
+    plain_server, qspec_server = with_and_without(settings, *options.arguments)
     answers: dict[int, list[int]] = {}
     streams: list[Stream] = []
     rows: list[dict[str, Any]] = []
@@ -144,7 +140,7 @@ def main() -> None:
 
     @contextmanager
     def load(server: Server) -> Iterator[Stream]:
-        """The load on one server, which alone runs meanwhile."""
+        """The load on one server, while the other one is paused."""
         server.resume()
         sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
         stream = Stream(server, prompts, sampling, options.clients, answers)
@@ -158,9 +154,9 @@ def main() -> None:
             server.pause()
 
     say("starting two servers, without and with QSPEC")
-    with Server(models.target, common, cores=cores) as without:
+    with plain_server.server() as without:
         without.pause()
-        with Server(models.target, [*common, *speculation], cores=cores) as server:
+        with qspec_server.server() as server:
             wait_for_sidecar(server)
             server.pause()
             for name in options.faults:
@@ -179,28 +175,23 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parser_of("bench_faults", __doc__)
     parser.add_argument("--faults", nargs="+", default=["kill", "stop", "slow"])
-    parser.add_argument("--times", type=int, default=3, help="each fault is made so often")
+    parser.add_argument("--times", type=int, default=3, help="repetitions of each fault")
     parser.add_argument("--slots", type=int, default=2, help="requests that run at once")
     parser.add_argument("--clients", type=int, default=6, help="requests that run or wait")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--stopped-seconds", type=float, default=5.0)
     parser.add_argument("--slow-seconds", type=float, default=8.0)
-    parser.add_argument("--cores", default="0", help="of both servers")
-    parser.add_argument("--sidecar-cores", default="1")
+    parser.add_argument("--cores", type=cores, default=(0,), help="of both servers")
+    parser.add_argument("--sidecar-cores", type=cores, default=(1,))
     parser.add_argument("arguments", nargs="*", help="more for the QSPEC server alone, after --")
     return parser.parse_args()
 
 
-def _sidecar(server: Server) -> psutil.Process:
-    (process,) = (p for p in server.processes if "sglang_qspec.sidecar" in " ".join(p.cmdline()))
-    return process
-
-
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of times, of which one that never came is the longest."""
+    """The median; None, for a level that was not reached in time, counts as the longest time."""
     ordered = sorted(float("inf") if value is None else value for value in values)
     middle = ordered[(len(ordered) - 1) // 2]
     return None if middle == float("inf") else round(middle, 3)
@@ -213,47 +204,34 @@ def _report(
     streams: Sequence[Stream],
 ) -> None:
     baseline = statistics.mean(plain)
-    print(f"\nno speculation: {baseline:.1f} tokens/s ({min(plain):.1f} to {max(plain):.1f})")
-    print(
-        f"{'fault':6} {'before':>8} {'without':>8} {'after':>8} {'to plain':>9} {'to former':>10}"
-    )
     by_fault = {name: [row for row in rows if row["fault"] == name] for name in options.faults}
+    times = {
+        key: {name: _median([row[key] for row in found]) for name, found in by_fault.items()}
+        for key in ("to_plain_s", "to_former_s")
+    }
+    lines = []
     for name, found in by_fault.items():
-        levels = [
-            statistics.mean(row[f"{level}_tokens_per_s"] for row in found)
-            for level in ("former", "without", "after")
-        ]
-        times = [_median([row[key] for row in found]) for key in ("to_plain_s", "to_former_s")]
-        print(
-            f"{name:6} {levels[0]:8.1f} {levels[1]:8.1f} {levels[2]:8.1f} "
-            f"{times[0]!s:>9} {times[1]!s:>10}"
-        )
-    print("tokens/s before the fault, while the sidecar is missing or slow, and after; seconds")
+        keys = [f"{level}_tokens_per_s" for level in ("former", "without", "after")]
+        levels = [statistics.mean(row[key] for row in found) for key in keys]
+        shown = [f"{level:.1f}" for level in levels]
+        lines.append([name, *shown, *(str(by_name[name]) for by_name in times.values())])
+    title = f"No speculation: {baseline:.1f} tokens/s ({min(plain):.1f} to {max(plain):.1f})"
+    print("\n" + Table(title, HEAD, lines, NOTE).text())
+    bins = {
+        name: [statistics.mean(at) for at in zip(*(row["bins"] for row in found), strict=True)]
+        for name, found in by_fault.items()
+    }
+    short = [{key: value for key, value in row.items() if key != "bins"} for row in rows]
     record = {
-        **{
-            key: {name: _median([row[key] for row in found]) for name, found in by_fault.items()}
-            for key in ("to_plain_s", "to_former_s")
-        },
+        **times,
         "lost_requests": sum(stream.lost for stream in streams),
         "changed_outputs": sum(stream.changed for stream in streams),
         "finished_requests": sum(stream.finished for stream in streams),
         "plain_tokens_per_s": round(baseline, 1),
-        "rows": [
-            {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
-            for row in ({k: v for k, v in row.items() if k != "bins"} for row in rows)
-        ],
-        "bins": {
-            name: [
-                round(statistics.mean(at), 1)
-                for at in zip(*(row["bins"] for row in found), strict=True)
-            ]
-            for name, found in by_fault.items()
-        },
-        "command": " ".join(["python -m benchmark.bench_faults", *sys.argv[1:]]),
-        "versions": versions(),
-        "machine": machine(),
+        "rows": rounded(short, 2),
+        "bins": rounded(bins, 1),
     }
-    print(json.dumps(record))
+    print_record(record)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 
-from sglang_qspec.config import parse_cores
+from benchmark.harness.child import pin
 
 LAYERS = 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -33,10 +32,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cores", default="0", help="to run on, a thread each")
     options = parser.parse_args()
-    # Before torch, which reads the number of threads once.
-    cores = parse_cores(options.cores)
-    os.sched_setaffinity(0, cores)
-    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    pin(options.cores)
     figures = measure(options.rows, options.rounds)
     print(f"{'':22}" + "".join(f"{rows:>8}" for rows in options.rows) + "  rows")
     for name, by_rows in figures.items():

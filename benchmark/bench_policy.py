@@ -17,14 +17,12 @@ The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_le
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.queueing.machine import versions
+from benchmark.harness.output import print_record
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
 from sglang_qspec.trie._native import POLICIES
@@ -57,10 +55,8 @@ def main() -> None:
         "benchmark": "policy",
         "requests": len(requests),
         "rows": rows,
-        "command": " ".join(["python -m benchmark.bench_policy", *sys.argv[1:]]),
-        "versions": versions(),
     }
-    print(json.dumps(record))
+    print_record(record)
 
 
 def _policies() -> list[tuple[str, int, bool, frozenset[Source]]]:

@@ -30,7 +30,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import signal
 import sys
 import tempfile
@@ -38,14 +37,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import say, split_cores, wait_for_sidecar
-from benchmark.options import cores, positive, rate
-from benchmark.queueing import charts
-from benchmark.queueing.machine import machine, versions
-from benchmark.server import Server, ServerError
+from benchmark.harness import charts
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.machine import provenance
+from benchmark.harness.options import cores, parser_of, positive, rate, split_cores
+from benchmark.harness.output import say
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import state_of, wait_for_sidecar
 from benchmark.soak import chart, leaks
 from benchmark.soak.answers import Answer
 from benchmark.soak.asking import LIMIT_S
@@ -53,21 +55,22 @@ from benchmark.soak.disturbance import Changes, Strokes
 from benchmark.soak.journal import EVENTS_FILE, Journal
 from benchmark.soak.load import Load
 from benchmark.soak.mix import Mix
-from benchmark.soak.monitor import COLUMNS, Monitor, state_of
+from benchmark.soak.monitor import COLUMNS, Monitor
 from benchmark.soak.references import PLAINLY, gather
 from benchmark.soak.summary import server_slopes, sidecar_lives, warm_up
 from benchmark.soak.templates import Template, pool
 
-COMMON = [
-    *("--device", "cpu", "--dtype", "float32", "--log-level", "warning", "--enable-metrics"),
-    *("--max-running-requests", "8", "--context-length", "1024", "--chunked-prefill-size", "64"),
-    *("--schedule-conservativeness", "0.1"),  # admits more than there is room for
-]
-"""Settings of both servers."""
-POOL = ("--max-total-tokens", "1024")
-"""KV slots: less than 8 of the longer requests take, so that requests are retracted."""
-LARGE_POOL = ("--max-total-tokens", "16384")
-"""Of the server that gives references: none is retracted there."""
+SLOTS = 8
+CONTEXT = 1024
+COMMON = (
+    *("--chunked-prefill-size", "64"),
+    *("--schedule-conservativeness", "0.1"),  # admits more than the KV pool has room for
+)
+"""Flags of both servers."""
+POOL = 1024
+"""KV slots: fewer than 8 of the longer requests take, so that requests are retracted."""
+LARGE_POOL = 16384
+"""KV slots of the server that gives references, which retracts no request."""
 FIRST_S = 60.0
 FIRST_SHARE = 0.1
 """The first part of the load leaves the sidecar alone; open files are counted after it."""
@@ -79,7 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     # As an interrupt: what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     folder = options.output or Path(tempfile.mkdtemp(prefix="bench_soak_"))
     if (folder / EVENTS_FILE).exists():
         sys.exit(f"bench_soak: error: there is a soak in {folder} already; give another --output")
@@ -89,17 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = demo_models()
     templates = pool(options.templates)
     say(f"asking a server without speculation for references; results go to {folder}")
-    # QSPEC turns SGLang's overlap scheduler off. With it, penalties count the prompt's last token,
-    # and each token of the output one pass late (`cumulate_penalty_output_tokens`).
-    plain = [*COMMON, *LARGE_POOL, "--disable-overlap-schedule"]
-    with Server(models.target, plain, cores=options.cores) as server:
+    settings = Settings(
+        *(models.target, models.draft, "float32", SLOTS, CONTEXT, False),
+        *(options.cores, options.sidecar_cores),
+    )
+    plain, qspec = configurations(settings)
+    with plain.server() as server:
         references = gather(server, [template for template in templates if template.greedy])
-    speculation = [
-        *POOL,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", ",".join(map(str, options.sidecar_cores))),
-    ]
-    with Server(models.target, [*COMMON, *speculation], cores=options.cores) as server:
+    with qspec.server() as server:
         try:
             wait_for_sidecar(server, leaks.SIDECAR_S)
             seeded = [template for template in templates if not template.greedy]
@@ -113,10 +112,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(soak.record(), soak, folder)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").split("\n")[0], prog="python -m benchmark.bench_soak"
+def configurations(settings: Settings) -> tuple[Configuration, Configuration]:
+    """The server that gives references, and the one of the soak."""
+    large, small = (replace(settings, total_tokens=tokens) for tokens in (LARGE_POOL, POOL))
+    # QSPEC turns SGLang's overlap scheduler off. With it, penalties count the prompt's last token,
+    # and each token of the output one pass late (`cumulate_penalty_output_tokens`).
+    plain = (*COMMON, "--disable-overlap-schedule")
+    return (
+        Configuration("references", large, plain, settings.target_cores),
+        Configuration("soak", small, settings.qspec(*COMMON), settings.target_cores),
     )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of("bench_soak", __doc__)
     add = parser.add_argument
     add("--minutes", type=rate, default=120.0, help="of load (default: 120)")
     add("--seed", type=int, default=0, help="of the mix and of all that is done (default: 0)")
@@ -165,7 +174,7 @@ class Soak:
         self.strokes = Strokes(server, options.seed + 2, seconds, journal)
         self.changes = Changes(server, options.seed + 3, journal)
         self.began = self.ended = 0.0
-        """Of the load, on the journal's clock."""
+        """Begin and end of the load, in seconds since the journal was opened."""
         self._server = server
         self._journal = journal
         self._seconds = seconds
@@ -212,7 +221,7 @@ class Soak:
         return leaks.files_of(self._server)
 
     def _last(self, files: dict[str, int]) -> None:
-        """No load any more: what is left of it?"""
+        """Wait for the load's end, and look for what is left of it."""
         say("the load has stopped; waiting for what is in flight")
         finished = self.load.finish(LIMIT_S + 60.0)
         if not finished:
@@ -276,9 +285,7 @@ class Soak:
             "minutes": round((self.ended - self.began) / 60, 2),
             "seed": self._options.seed,
             "in_flight": self._options.in_flight,
-            "command": shlex.join(sys.orig_argv),
-            "versions": versions(),
-            "machine": machine(),
+            **provenance(),
         }
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -26,7 +25,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from benchmark.queueing.machine import machine, versions
+from benchmark.harness.output import print_record
+from benchmark.harness.statistics import SPREADS, Ratio, ratio_record, rounded
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 
@@ -113,7 +113,7 @@ class Ours:
 
 
 class Corpus:
-    """As `NGRAMWorker` uses it: the last tokens of each request are looked up and put in."""
+    """NgramCorpus as `NGRAMWorker` uses it, with the last tokens of each request."""
 
     name = "SGLang NgramCorpus"
     depth = 18
@@ -184,7 +184,8 @@ def main() -> None:
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
     requests = load(options.recording)
-    step_ms = steps([Ours()], requests, options.live, options.steps)[Ours.name]
+    times = steps([Ours()], requests, options.live, options.steps)[Ours.name]
+    step_ms = {count: statistics.median(ms) for count, ms in times.items()}
     insert, chunked = insertion(requests)
     record = {
         "benchmark": "trie",
@@ -195,29 +196,28 @@ def main() -> None:
         "insert_tokens_per_s_in_chunks": chunked,
         "bytes_per_token": bytes_per_token(requests),
         "peers": peers(requests, options.steps),
-        "command": " ".join(["python -m benchmark.bench_trie", *sys.argv[1:]]),
-        "machine": machine(),
-        "versions": versions(),
     }
     for count, ms in step_ms.items():
         print(f"{count:5} live requests: {ms:7.3f} ms a step, {ms / count * 1e3:5.2f} us each")
     print(f"insertion: {insert / 1e6:.2f} M tokens/s, {chunked / 1e6:.2f} M in chunks of {CHUNK}")
     print(f"memory: {record['bytes_per_token']:.1f} bytes a draft token")
     for name, figures in record["peers"].items():
-        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
-    print(json.dumps(record))
+        shown = (f"{key} {value}" for key, value in rounded(figures).items())
+        print(f"{name}: " + ", ".join(shown))
+    print(f"A round is a quarter of the steps. {SPREADS}")
+    print_record(record)
 
 
 def steps(
     contenders: Iterable[Contender], requests: list[Recorded], counts: Iterable[int], rounds: int
-) -> dict[str, dict[int, float]]:
-    """Median milliseconds of a step, for each contender and number of live requests.
+) -> dict[str, dict[int, list[float]]]:
+    """Milliseconds of each step, by contender and number of live requests; contenders take turns.
 
     What the first contender proposes decides how fast the requests advance, so that all are asked
     the same. A request that has ended is replaced, which is not timed.
     """
     contenders = list(contenders)
-    medians: dict[str, dict[int, float]] = {contender.name: {} for contender in contenders}
+    found: dict[str, dict[int, list[float]]] = {contender.name: {} for contender in contenders}
     supply = itertools.cycle(requests)
     for count in counts:
         batch = [_started(next(supply), offset) for offset in range(count)]
@@ -241,10 +241,10 @@ def steps(
                     for contender in contenders:
                         contender.open(batch[row])
         for contender in contenders:
-            medians[contender.name][count] = statistics.median(times[contender.name])
+            found[contender.name][count] = times[contender.name]
             for live in batch:
                 contender.close(live)
-    return medians
+    return found
 
 
 def _started(recorded: Recorded, offset: int) -> LiveRequest:
@@ -300,23 +300,23 @@ def _draft_tokens(recorded: Recorded) -> int:
     return sum(map(len, recorded.draft_ids))
 
 
-def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, float]]:
-    """`step_ms_64` of those that are installed, in turn with ours, and the ratio of medians."""
+def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
+    """`step_ms_64` of the installed peers, in turn with ours, and the ratio of medians."""
     contenders: list[Contender] = [Ours()]
     for peer in (Corpus, Arctic):
         try:
             contenders.append(peer())
         except ImportError as error:
             print(f"{peer.name} is left out: {error}", file=sys.stderr)
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     # Memory first: what is freed later would be used again, and not counted.
     sizes = {peer.name: _peer_bytes(type(peer), requests) for peer in contenders[1:]}
-    medians = steps(contenders, requests, [64], rounds)
+    times = {name: ms[64] for name, ms in steps(contenders, requests, [64], rounds).items()}
     for contender in contenders[1:]:
-        ms = medians[contender.name][64]
+        ms = times[contender.name]
         found[contender.name] = {
-            "step_ms_64": ms,
-            "times_ours": ms / medians[Ours.name][64],
+            "step_ms_64": statistics.median(ms),
+            **ratio_record("times_ours", Ratio.of_times(ms, times[Ours.name])),
             "bytes_per_token": sizes[contender.name],
         }
     return found

@@ -1,8 +1,8 @@
 """The main job, small: the same queue of prompts without speculation and with QSPEC.
 
 Twelve prompts arrive at once at a server with few running slots, so most of them wait. Two servers
-run in turn, with the same settings but for the speculation; on a machine with several cores the
-target has its own in both, and the sidecar another.
+run one after another, with the same settings but for the speculation; on a machine with several
+cores the target has its own core in both, and the sidecar another.
 
 Prints a table, one answer, and a last line of JSON with `identical`, `speedup` and `accept_len`.
 """
@@ -11,50 +11,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import statistics
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
+from benchmark.harness.configuration import Settings, with_and_without
+from benchmark.harness.dataset import render
+from benchmark.harness.options import split_cores
+from benchmark.harness.output import say
+from benchmark.harness.report import Table
+from benchmark.harness.run import Run
+from benchmark.harness.server import Server
+from benchmark.harness.serving import Raw, read_answer
+from benchmark.harness.speculation import wait_for_sidecar
+from benchmark.harness.statistics import Medians, Ratio, number, ratio_record
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from sglang_qspec.models import demo_models
 
-
-@dataclass(frozen=True)
-class Run:
-    """One server's answers to all prompts. Times are in seconds."""
-
-    name: str
-    answers: tuple[dict[str, Any], ...]
-    seconds: float
-    latencies: tuple[float, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(answer["meta_info"]["completion_tokens"] for answer in self.answers)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def output_ids(self) -> list[list[int]]:
-        return [answer["output_ids"] for answer in self.answers]
-
-    @property
-    def accept_len(self) -> float:
-        """Tokens per target pass after the prompt's, over all requests; 1.0 without speculation."""
-        records = [a["meta_info"] for a in self.answers if "qspec" in a["meta_info"]]
-        passes = sum(record["qspec"]["passes"] for record in records)
-        tokens = sum(record["completion_tokens"] - 1 for record in records)
-        return tokens / passes if passes else 1.0
+TOTAL_TOKENS = 16384
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,31 +40,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
     say("preparing the demo models (a minute the first time)")
     models = demo_models()
-    target_cores, sidecar_cores = ((), ()) if options.unpinned else split_cores(on_gpu)
-    common = common_arguments(options, on_gpu)
-    environment = {} if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
-    speculation = [
-        "--speculative-algorithm",
-        "QSPEC",
-        "--speculative-draft-model-path",
-        str(models.draft),
-        "--speculative-qspec-completions",
-        str(options.completions),
-    ]
-    speculation += options.arguments
-    if sidecar_cores:
-        speculation += ["--speculative-qspec-cores", ",".join(map(str, sidecar_cores))]
+    cores = ((), ()) if options.unpinned else split_cores(on_gpu)
+    settings = Settings(
+        *(models.target, models.draft, options.dtype, options.slots, 2048, on_gpu, *cores),
+        total_tokens=TOTAL_TOKENS,
+    )
     prompts = render(models.target, PROMPTS)
-    runs = []
-    for name, extra in (("no speculation", []), ("QSPEC", speculation)):
-        say(f"starting SGLang, {name}")
-        with Server(
-            models.target, [*common, *extra], cores=target_cores, environment=environment
-        ) as server:
-            if extra:
+    rounds: list[dict[int, Run]] = []
+    completions = ("--speculative-qspec-completions", str(options.completions))
+    for configuration in with_and_without(settings, *completions, *options.arguments):
+        say(f"starting SGLang, {configuration.name}")
+        with configuration.server() as server:
+            if configuration.has_sidecar:
                 wait_for_sidecar(server)
-            runs.append(serve(server, name, prompts, options))
-    report(runs, options)
+            found, texts = serve(server, configuration.name, prompts, options)
+            rounds.append(found)
+    report(rounds, texts[0], options)
     return 0
 
 
@@ -112,118 +81,71 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def common_arguments(options: argparse.Namespace, on_gpu: bool) -> list[str]:
-    """Settings of both servers."""
-    arguments = ["--dtype", options.dtype, "--max-running-requests", str(options.slots)]
-    arguments += ["--log-level", "warning", "--context-length", "2048"]
-    if on_gpu:
-        return [*arguments, "--mem-fraction-static", "0.5"]
-    return [*arguments, "--device", "cpu", "--max-total-tokens", "16384"]
-
-
-def split_cores(on_gpu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(target's, sidecar's) processors: all but the last, and the last, if there are two."""
-    cores = sorted(os.sched_getaffinity(0))
-    if on_gpu or len(cores) < 2:
-        return (), ()
-    return tuple(cores[:1]), tuple(cores[1:2])
-
-
-def render(model: Path, prompts: Sequence[str]) -> list[str]:
-    """The prompts in the model's chat template."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-        for prompt in prompts
-    ]
-
-
-def wait_for_sidecar(server: Server, seconds: float = 120.0) -> None:
-    """Wait until drafts can be asked for, so that the run measures speculation, not loading."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        state = server.get("/server_info")["internal_states"][0]["qspec"]["sidecar"]
-        if state == "ready":
-            return
-        time.sleep(0.25)
-    raise RuntimeError(f"the sidecar is {state} after {seconds:g} s:\n{server.log[-4000:]}")
-
-
-def serve(server: Server, name: str, prompts: Sequence[str], options: argparse.Namespace) -> Run:
-    """Send all prompts at once, `rounds` times, and keep the round of median duration."""
+def serve(
+    server: Server, name: str, prompts: Sequence[str], options: argparse.Namespace
+) -> tuple[dict[int, Run], list[str]]:
+    """All prompts at once, `rounds` times: the run of each round, and the texts of the last one."""
     sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
     server.post("/generate", {"text": "Hello", "sampling_params": dict(sampling, max_new_tokens=8)})
-    rounds = []
-    for _ in range(options.rounds):
+    rounds: dict[int, Run] = {}
+    for number_of_round in range(options.rounds):
         server.post("/flush_cache?timeout=10", {})
-        rounds.append(serve_once(server, name, prompts, sampling))
-    rounds.sort(key=lambda run: run.seconds)
-    return rounds[(len(rounds) - 1) // 2]
+        began = time.monotonic()
+        raw = serve_once(server, name, prompts, sampling)
+        seconds = time.monotonic() - began
+        rounds[number_of_round] = Run(seconds, tuple(read_answer(one, s) for one, s in raw))
+    return rounds, [one["text"] for one, _ in raw]
 
 
-def serve_once(server: Server, name: str, prompts: Sequence[str], sampling: dict[str, Any]) -> Run:
-    started = time.monotonic()
-    answers: dict[int, dict[str, Any]] = {}
-    latencies: dict[int, float] = {}
+def serve_once(
+    server: Server, name: str, prompts: Sequence[str], sampling: dict[str, Any]
+) -> list[tuple[Raw, float]]:
+    """The answers in the order of the prompts, each with its seconds from the start."""
+    began = time.monotonic()
 
-    def ask(index: int) -> int:
-        body = {"text": prompts[index], "sampling_params": sampling}
-        answers[index] = server.post("/generate", body)
-        latencies[index] = time.monotonic() - started
-        return index
+    def ask(prompt: str) -> tuple[Raw, float]:
+        answer = server.post("/generate", {"text": prompt, "sampling_params": sampling})
+        return answer, time.monotonic() - began
 
     with ThreadPoolExecutor(len(prompts)) as pool:
-        pending = [pool.submit(ask, index) for index in range(len(prompts))]
-        for done, future in enumerate(as_completed(pending), 1):
-            tokens = answers[future.result()]["meta_info"]["completion_tokens"]
-            say(f"  {name}: {done}/{len(prompts)} done, {tokens} tokens", end="\r")
-    say("")
-    seconds = time.monotonic() - started
-    order = range(len(prompts))
-    return Run(name, tuple(answers[i] for i in order), seconds, tuple(latencies[i] for i in order))
+        pending = [pool.submit(ask, prompt) for prompt in prompts]
+        for _ in tqdm(as_completed(pending), name, len(pending), unit="answer"):
+            pass
+    return [future.result() for future in pending]
 
 
-def report(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    plain, spec = runs
-    identical = plain.output_ids == spec.output_ids
-    print(f"\n{'':16} {'tokens/s':>9} {'mean latency':>13} {'accept length':>14} {'output':>10}")
-    for run in runs:
-        same = "" if run is plain else ("identical" if identical else "different")
-        print(
-            f"{run.name:16} {run.tokens_per_s:9.1f} {statistics.mean(run.latencies):11.2f} s "
-            f"{run.accept_len:14.2f} {same:>10}"
-        )
-    sources: dict[str, int] = {}
-    for answer in spec.answers:
-        for source, count in answer["meta_info"]["qspec"]["accepted_by_source"].items():
-            sources[source] = sources.get(source, 0) + count
-    print("accepted draft tokens by source: " + ", ".join(f"{s} {n}" for s, n in sources.items()))
-    print(f"\n{PROMPTS[0]}\n> " + spec.answers[0]["text"].strip().replace("\n", "\n> ") + "\n")
-    speedup = spec.tokens_per_s / plain.tokens_per_s
-    print(
-        json.dumps(
-            {
-                "identical": identical,
-                "speedup": round(speedup, 3),
-                "accept_len": round(spec.accept_len, 3),
-                "latency_ratio": round(
-                    statistics.mean(spec.latencies) / statistics.mean(plain.latencies), 3
-                ),
-                "tokens_per_s": [round(run.tokens_per_s, 1) for run in runs],
-                "slots": options.slots,
-                "completions": options.completions,
-                "dtype": options.dtype,
-            }
-        )
+def report(rounds: Sequence[dict[int, Run]], text: str, options: argparse.Namespace) -> None:
+    plain, qspec = rounds
+    medians = [Medians(tuple(runs.values())) for runs in rounds]
+    identical = all(
+        [a.output_ids for a in plain[n].answers] == [a.output_ids for a in qspec[n].answers]
+        for n in plain
     )
-
-
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
+    speedup = Ratio.of(qspec, plain)
+    assert speedup is not None
+    same = "identical" if identical else "different"
+    head = ["", "tokens/s", "speedup", "mean latency (s)", "accept length", "output"]
+    lines = [
+        [name, f"{m.tokens_per_s:.1f}", ratio, number(m.latency_mean), number(m.accept_len), output]
+        for name, m, ratio, output in zip(
+            ("no speculation", "QSPEC"), medians, ("", str(speedup)), ("", same), strict=True
+        )
+    ]
+    print("\n" + Table(f"{len(PROMPTS)} prompts", head, lines).text())
+    accepted = medians[1].runs[-1].accepted
+    print("accepted draft tokens by source: " + ", ".join(f"{s} {n}" for s, n in accepted.items()))
+    print(f"\n{PROMPTS[0]}\n> " + text.strip().replace("\n", "\n> ") + "\n")
+    record = {
+        "identical": identical,
+        **ratio_record("speedup", speedup),
+        "accept_len": round(medians[1].accept_len, 3),
+        "latency_ratio": round(medians[1].latency_mean / medians[0].latency_mean, 3),
+        "tokens_per_s": [round(found.tokens_per_s, 1) for found in medians],
+        "slots": options.slots,
+        "completions": options.completions,
+        "dtype": options.dtype,
+    }
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

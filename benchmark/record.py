@@ -95,7 +95,7 @@ def _texts(options: argparse.Namespace) -> list[str]:
         from benchmark.prompts import PROMPTS
 
         return list(PROMPTS)
-    from benchmark.queueing.dataset import by_group, load, spread
+    from benchmark.harness.dataset import by_group, load, spread
 
     groups = by_group(load(options.dataset))
     return [

@@ -1,15 +1,13 @@
-"""Clients that stream one request after another, and when each token of theirs came."""
+"""Clients that stream one request after another, and the times at which their tokens come."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from benchmark.server import Server
+from benchmark.harness.server import Server, ServerError
 
 TIMEOUT_S = 120.0
 
@@ -17,8 +15,8 @@ TIMEOUT_S = 120.0
 class Stream:
     """`clients` requests at a time, over all prompts in turn, from `start` to `stop`.
 
-    Output that differs from that of an earlier request with the same prompt counts as changed;
-    `answers` may be shared by the streams of several servers.
+    Output that differs from an earlier one of the same prompt counts as changed; the streams of
+    several servers may share `answers`.
     """
 
     def __init__(
@@ -30,13 +28,13 @@ class Stream:
         answers: dict[int, list[int]],
     ) -> None:
         self.events: list[tuple[float, int]] = []
-        """(when, how many tokens came), by `time.monotonic`."""
+        """(time by `time.monotonic`, tokens that came then)."""
         self.finished = 0
-        """Requests that ended with a whole answer."""
+        """Requests with a whole answer."""
         self.lost = 0
-        """Requests that ended otherwise."""
+        """Requests without a whole answer."""
         self.changed = 0
-        """Whole answers that are not what the same prompt got before."""
+        """Whole answers that differ from an earlier answer to the same prompt."""
         self._server = server
         self._prompts = prompts
         self._sampling = sampling
@@ -51,7 +49,7 @@ class Stream:
             thread.start()
 
     def stop(self) -> None:
-        """No more requests; returns when those under way have ended."""
+        """Send no more requests, and wait for those in flight."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -62,34 +60,23 @@ class Stream:
                 index = self._next % len(self._prompts)
                 self._next += 1
             try:
-                output_ids, reason = self._ask(self._prompts[index])
-            except (OSError, ValueError, KeyError):
-                reason = None
+                output_ids, is_whole = self._ask(self._prompts[index])
+            except (ServerError, OSError, ValueError, KeyError):
+                output_ids, is_whole = [], False
             with self._lock:
-                if reason is None:
+                if not is_whole:
                     self.lost += 1
                     continue
                 self.finished += 1
                 self.changed += self._answers.setdefault(index, output_ids) != output_ids
 
-    def _ask(self, text: str) -> tuple[list[int], str | None]:
-        """Its output and why it ended; None if it did not. Notes every token as it comes."""
+    def _ask(self, text: str) -> tuple[list[int], bool]:
+        """The output and whether it is whole. Notes every token as it comes."""
         known, output_ids, reason = 0, [], None
-        for answer in self._chunks(text):
+        body = {"text": text, "sampling_params": self._sampling, "stream": True}
+        for answer in self._server.stream("/generate", body, TIMEOUT_S):
             meta = answer["meta_info"]
             self.events.append((time.monotonic(), meta["completion_tokens"] - known))
             known, output_ids = meta["completion_tokens"], answer["output_ids"]
             reason = (meta["finish_reason"] or {}).get("type")
-        return output_ids, reason if reason in ("stop", "length") else None
-
-    def _chunks(self, text: str) -> Iterator[dict[str, Any]]:
-        body = {"text": text, "sampling_params": self._sampling, "stream": True}
-        request = urllib.request.Request(
-            self._server.url + "/generate",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line[6:])
+        return output_ids, reason in ("stop", "length")

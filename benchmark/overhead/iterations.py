@@ -1,12 +1,15 @@
-"""What the probe's records say: the time that QSPEC adds to a scheduler iteration."""
+"""The time that QSPEC adds to a scheduler iteration, from the probe's records."""
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from benchmark.harness.statistics import percentile
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,9 @@ class Iteration:
     width: int
     """Tokens that the pass verified for each request; 1 is a plain decode pass."""
     period: float
-    """From this iteration's batch to the next one's."""
+    """Time from this iteration's batch to the next one's."""
     worker: float
-    """The worker's call: the target's pass, and all that the worker does before and after it."""
+    """The worker's call: the target's pass, and the worker's work before and after it."""
     model: float
     """The target model's forward pass in it."""
     hooks: dict[str, float]
@@ -29,7 +32,7 @@ class Iteration:
 
     @property
     def waited(self) -> float:
-        """For drafts that are worth it; no work, and as with the model it is what tokens cost."""
+        """The wait for drafts that are expected to pay; no work, and left out as the model is."""
         return self.parts.get("wait", 0.0)
 
     @property
@@ -39,7 +42,7 @@ class Iteration:
 
     @property
     def ours(self) -> float:
-        """All of an iteration that is in QSPEC's hands: `around_model`, and the hooks."""
+        """The part of an iteration that QSPEC decides: `around_model`, and the hooks."""
         return self.around_model + sum(self.hooks.values())
 
     @property
@@ -49,21 +52,18 @@ class Iteration:
 
 
 def read(lines: Iterable[str]) -> list[Iteration]:
-    """The probe's lines; iterations that do not decode, such as prefill, are left out."""
+    """The probe's lines, in nanoseconds; iterations that do not decode are left out."""
     rows = (json.loads(line) for line in lines)
-    return [_iteration(row) for row in rows if row["decode"]]
+    return [Iteration(**_milliseconds(row)) for row in rows if row.pop("decode")]
 
 
-def _iteration(row: dict[str, Any]) -> Iteration:
-    return Iteration(
-        running=row["running"],
-        width=row["width"],
-        period=row["period"] / 1e6,
-        worker=row["worker"] / 1e6,
-        model=row["model"] / 1e6,
-        hooks={name: time / 1e6 for name, time in row["hooks"].items()},
-        parts={name: time / 1e6 for name, time in row["parts"].items()},
-    )
+def _milliseconds(row: dict[str, Any]) -> dict[str, Any]:
+    counts = ("running", "width")
+    tables = {
+        name: {part: ns / 1e6 for part, ns in row[name].items()} for name in ("hooks", "parts")
+    }
+    times = {name: row[name] / 1e6 for name in row.keys() - {*counts, *tables}}
+    return {**{name: row[name] for name in counts}, **times, **tables}
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,13 @@ class Added:
 def plain_decode(iterations: Sequence[Iteration]) -> PlainDecode:
     """Raises ValueError without iterations."""
     _check(iterations)
-    return PlainDecode(
-        len(iterations),
-        statistics.median(iteration.worker for iteration in iterations),
-        statistics.median(iteration.around_model for iteration in iterations),
-        statistics.median(iteration.outside_model for iteration in iterations),
-    )
+    names = ("worker", "around_model", "outside_model")
+    found = (statistics.median(getattr(i, name) for i in iterations) for name in names)
+    return PlainDecode(len(iterations), *found)
 
 
 def added(iterations: Sequence[Iteration], plain: PlainDecode) -> Added:
-    """What iterations with QSPEC take more than those of `plain`. Raises ValueError without any."""
+    """What iterations with QSPEC take more than `plain`. Raises ValueError without iterations."""
     _check(iterations)
     ours = [iteration.ours for iteration in iterations]
     whole = statistics.median(iteration.outside_model for iteration in iterations)
@@ -120,21 +117,12 @@ def added(iterations: Sequence[Iteration], plain: PlainDecode) -> Added:
 
 
 def _parts(iterations: Sequence[Iteration]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for iteration in iterations:
-        rest = iteration.around_model + iteration.waited - sum(iteration.parts.values())
-        hooks = {f"hook: {name}": time for name, time in iteration.hooks.items()}
-        for name, time in (*iteration.parts.items(), *hooks.items(), ("other", rest)):
-            totals[name] = totals.get(name, 0.0) + time
-    means = {name: total / len(iterations) for name, total in totals.items()}
-    return dict(sorted(means.items(), key=lambda item: -item[1]))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of all `values` do not exceed."""
-    ordered = sorted(values)
-    rank = -int(-share * len(ordered) // 1)
-    return ordered[max(0, rank - 1)]
+    totals: Counter[str] = Counter()
+    for one in iterations:
+        totals.update(one.parts)
+        totals.update({f"hook: {name}": time for name, time in one.hooks.items()})
+        totals["other"] += one.around_model + one.waited - sum(one.parts.values())
+    return {name: total / len(iterations) for name, total in totals.most_common()}
 
 
 def _check(iterations: Sequence[Iteration]) -> None:

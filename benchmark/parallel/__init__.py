@@ -1,4 +1,4 @@
-"""What benchmark/bench_batch_parallel.py is made of.
+"""The parts of `bench_batch_parallel`.
 
-plan ─► serving (servers) ─► journal ─► measures ─► comparisons ─► targets ─► report (figures)
+plan ─► harness.session ─► measures ─► comparisons ─► targets ─► report (figures)
 """

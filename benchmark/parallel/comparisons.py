@@ -1,19 +1,20 @@
-"""Pipelines against each other, and against what hiding the drafting could give at most.
+"""Pipelines against each other, and against the bound that hiding all drafting would reach.
 
 With V and D the time to verify and to draft for the same requests, a round takes V + D in sequence
 and max(V, D) at best, so no pipeline can be more than (V + D) / max(V, D) times as fast. Ratios are
 of decoded tokens per second, without the time in which prompts are read, which no pipeline
-changes; those of all tokens over all the time are given beside them.
+changes; ratios of all tokens over all time stand beside them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-from benchmark.parallel.measures import Cell, Results, rounded
+from benchmark.harness.statistics import Ratio, ratio_record, rounded
+from benchmark.parallel.measures import DIGITS, Point, Results
 from benchmark.parallel.plan import (
     AHEAD,
     AUTO,
@@ -34,12 +35,14 @@ class Comparison:
     in_flight: int
     """Requests at once, of the pipeline."""
     pipeline: str
-    ratio: float
-    whole_ratio: float
-    """With the time in which prompts are read."""
+    ratio: Ratio
+    """Ratio of decoded tokens per second."""
+    whole_ratio: Ratio
+    """Ratio of all tokens per second, with the time in which prompts are read."""
     verify_s: float
-    """V and D, of drafting in sequence, in seconds."""
+    """V of drafting in sequence, in seconds."""
     draft_s: float
+    """D of drafting in sequence, in seconds."""
 
     @property
     def bound(self) -> float:
@@ -47,7 +50,7 @@ class Comparison:
 
     @property
     def of_bound(self) -> float:
-        return self.ratio / self.bound
+        return self.ratio.median / self.bound
 
     @property
     def imbalance(self) -> float:
@@ -57,8 +60,8 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        shown = {**asdict(self), "bound": self.bound, "of_bound": self.of_bound}
-        return {n: rounded(v) if isinstance(v, float) else v for n, v in shown.items()}
+        bound = {"bound": self.bound, "of_bound": self.of_bound}
+        return {**_record(self), **rounded(bound, DIGITS)}
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,12 @@ class Choice:
     config: str
     """`auto` or `auto-step`."""
     best: str
-    ratio: float
-    whole_ratio: float
+    ratio: Ratio
+    whole_ratio: Ratio
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        return {n: rounded(v) if isinstance(v, float) else v for n, v in asdict(self).items()}
+        return _record(self)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Comparisons:
         found: dict[tuple[int, int], Comparison] = {}
         for one in self.same_in_flight:
             key = (one.in_flight, one.k)
-            if key not in found or one.ratio > found[key].ratio:
+            if key not in found or one.ratio.median > found[key].ratio.median:
                 found[key] = one
         return tuple(found.values())
 
@@ -115,66 +118,66 @@ def compare(results: Results) -> Comparisons:
     for in_flight in results.levels:
         for k in results.ks:
             halves, ahead, sequential, half = (
-                Cell(in_flight, k, name) for name in (HALVES, AHEAD, SEQUENTIAL, SEQUENTIAL_HALF)
+                Point(in_flight, k, name) for name in (HALVES, AHEAD, SEQUENTIAL, SEQUENTIAL_HALF)
             )
             paper.append(_over(results, halves, half))
             same += [_over(results, halves, sequential), _over(results, ahead, sequential)]
-            choices += [_choice(results, Cell(in_flight, k, name)) for name in (AUTO, AUTO_STEP)]
-    return Comparisons(_known(paper), _known(same), _known(choices))
+            choices += [_choice(results, Point(in_flight, k, name)) for name in (AUTO, AUTO_STEP)]
+    return Comparisons(*(tuple(filter(None, found)) for found in (paper, same, choices)))
 
 
 def balanced(comparisons: Iterable[Comparison]) -> Comparison | None:
-    """The one whose V and D are closest to equal."""
+    """The comparison with V and D closest to equal."""
     return min(comparisons, key=lambda one: one.imbalance, default=None)
 
 
-def auto_speedups(results: Results) -> dict[int, tuple[float, float | None]]:
+def auto_speedups(results: Results) -> dict[int, tuple[Ratio, Ratio | None]]:
     """`auto` over no speculation by requests in flight: on its cores, and at equal hardware.
 
     Prompts are part of it. Of several k the largest counts, as `auto` verifies no more than pays.
     """
-    found = {}
-    for in_flight in results.levels:
-        for k in reversed(results.ks):
-            row = results.row(Cell(in_flight, k, AUTO))
-            if row is not None and row.speedup is not None:
-                found[in_flight] = (row.speedup, row.equal_hardware)
-                break
-    return found
+    points = (Point(level, k, AUTO) for level in results.levels for k in results.ks)
+    rows = filter(None, map(results.row, points))
+    return {row.running: (row.speedup, row.equal_hardware) for row in rows if row.speedup}
 
 
-def _over(results: Results, cell: Cell, other: Cell) -> Comparison | None:
-    ratio, whole = results.decode_ratio(cell, other), results.ratio(cell, other)
+def _over(results: Results, point: Point, other: Point) -> Comparison | None:
+    ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
     row = results.row(other)
     if ratio is None or whole is None or row is None:
         return None
     verify, draft = row.figures.verify_s, row.figures.draft_s
     if not verify or not draft:
         return None
-    assert cell.k is not None
-    return Comparison(cell.k, cell.in_flight, cell.config, ratio, whole, verify, draft)
+    assert point.k is not None
+    return Comparison(point.k, point.in_flight, point.config, ratio, whole, verify, draft)
 
 
-def _choice(results: Results, cell: Cell) -> Choice | None:
-    """Against the other of which the choice is the smallest multiple."""
+def _choice(results: Results, point: Point) -> Choice | None:
+    """Against the pipeline over which the ratio is the least."""
     found = []
     # Drafts made while requests wait are not among what `auto-step` may use.
-    others = OTHERS if cell.config == AUTO else [name for name in OTHERS if name != QUEUE]
+    others = OTHERS if point.config == AUTO else [name for name in OTHERS if name != QUEUE]
     for name in others:
-        other = Cell(cell.in_flight, cell.k, name)
-        ratio, whole = results.decode_ratio(cell, other), results.ratio(cell, other)
+        other = Point(point.in_flight, point.k, name)
+        ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
         if ratio is not None and whole is not None:
-            assert cell.k is not None
-            found.append(Choice(cell.k, cell.in_flight, cell.config, name, ratio, whole))
+            assert point.k is not None
+            found.append(Choice(point.k, point.in_flight, point.config, name, ratio, whole))
     return min(found, key=_ratio, default=None)
 
 
 def _ratio(choice: Choice) -> float:
-    return choice.ratio
+    return choice.ratio.median
 
 
-Found = TypeVar("Found")
-
-
-def _known(items: Iterable[Found | None]) -> tuple[Found, ...]:
-    return tuple(item for item in items if item is not None)
+def _record(found: Comparison | Choice) -> dict[str, Any]:
+    """The fields for JSON, ratios with their spreads."""
+    record: dict[str, Any] = {}
+    for name, value in vars(found).items():
+        record |= (
+            ratio_record(name, value, DIGITS)
+            if isinstance(value, Ratio)
+            else {name: rounded(value, DIGITS)}
+        )
+    return record

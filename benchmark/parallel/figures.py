@@ -1,12 +1,13 @@
-"""The figures of batch-parallel speculation, as PNG with a title and a caption."""
+"""The figures of `bench_batch_parallel`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from benchmark.page import Figure
+from benchmark.harness import charts
+from benchmark.harness.report import Figure
 from benchmark.parallel.comparisons import Comparison, Comparisons
-from benchmark.parallel.measures import Cell, Results, Row
+from benchmark.parallel.measures import Point, Results, known
 from benchmark.parallel.plan import (
     AHEAD,
     AUTO,
@@ -19,7 +20,6 @@ from benchmark.parallel.plan import (
     SEQUENTIAL,
     SEQUENTIAL_HALF,
 )
-from benchmark.queueing import charts
 
 BOUND = "(V + D) / max(V, D)"
 VERIFY, DRAFT = "V, verifying", "D, drafting"
@@ -37,140 +37,126 @@ COLORS = {
     VERIFY: "#2f6fb7",
     DRAFT: "#b45309",
 }
-IN_FLIGHT = "requests in flight"
 
 Lines = Mapping[str, Mapping[int, float]]
 """By name: values by requests in flight."""
-Value = Callable[[Row], float | None]
+Panels = Mapping[str, Lines]
 
 
 def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
-    """All of them, or none if they cannot be drawn."""
+    """All figures; none without matplotlib."""
     if not charts.available():
         return ()
+    shown = [name for name in results.configs if name != SEQUENTIAL_HALF]
+    hiding = [name for name in (SEQUENTIAL, HALVES, AHEAD, AUTO_STEP) if name in results.configs]
     return (
-        _throughput(results),
-        _hidden(results),
-        _paper(results, comparisons),
-        _same_in_flight(results, comparisons),
-        _times(results),
-        _inter_token(results),
+        _figure(
+            "tokens_per_s",
+            "Tokens per second",
+            "All tokens of a cell over all its time, the prompts' passes included, by requests in "
+            "flight; a panel for each k, the most draft tokens of a request in a pass. Dashed: no "
+            "speculation.",
+            _panels(results, dict.fromkeys(shown, "tokens_per_s")),
+            "tokens/s",
+        ),
+        _figure(
+            "hidden_share",
+            "Hidden drafting",
+            "Of the time that the sidecar drafted for running requests, the share that the target "
+            "did not wait for.",
+            _panels(results, dict.fromkeys(hiding, "hidden_share")),
+            "share hidden",
+        ),
+        _figure(
+            "paper_comparison",
+            "Halves with 2m requests in flight over sequential with m",
+            "Decoded tokens per second, by the requests in flight of the halves (2m). Dashed: the "
+            "ratio if all drafting were hidden, with V and D of m requests.",
+            _ratios(results, comparisons.paper),
+            "ratio",
+        ),
+        _figure(
+            "same_in_flight",
+            "Halves and ahead over sequential, with the same requests in flight",
+            "Decoded tokens per second. Dashed: the ratio if all drafting were hidden, with V and "
+            "D of all requests at once.",
+            _ratios(results, comparisons.same_in_flight),
+            "ratio",
+        ),
+        _figure(
+            "verify_and_draft",
+            "Verifying and drafting",
+            "Of sequential: a verify pass without waits, and the drafting for it.",
+            _times(results),
+            "ms",
+        ),
+        _figure(
+            "inter_token_latency",
+            "Inter-token latency",
+            "From token to token of streamed answers; tokens that come in one piece share the time "
+            "since the piece before it.",
+            _inter_token(results),
+            "ms",
+        ),
     )
 
 
-def _throughput(results: Results) -> Figure:
-    names = [name for name in results.configs if name != SEQUENTIAL_HALF]
-    return Figure(
-        "tokens_per_s",
-        "Tokens per second",
-        "All tokens of a cell over all its time, the prompts' passes included, by requests in "
-        "flight; a panel for each k, the most draft tokens of a request in a pass. Dashed: no "
-        "speculation.",
-        _draw(_panels(results, names, lambda row: row.figures.tokens_per_s), "tokens/s"),
-    )
+def _figure(name: str, title: str, caption: str, panels: Panels, axis: str) -> Figure:
+    shown = {
+        panel: {line: points for line, points in lines.items() if points}
+        for panel, lines in panels.items()
+    }
+    shown = {panel: lines for panel, lines in shown.items() if lines}
+    png = None
+    if shown:
+        dashed = (BOUND, *BASELINES)
+        png = charts.lines_by_number(shown, "requests in flight", axis, COLORS, dashed)
+    return Figure(name, title, caption, png)
 
 
-def _hidden(results: Results) -> Figure:
-    names = [name for name in (SEQUENTIAL, HALVES, AHEAD, AUTO_STEP) if name in results.configs]
-    return Figure(
-        "hidden_share",
-        "Hidden drafting",
-        "Of the time that the sidecar drafted for served requests, the share that the target did "
-        "not wait for.",
-        _draw(_panels(results, names, lambda row: row.figures.hidden_share), "share hidden"),
-    )
-
-
-def _paper(results: Results, comparisons: Comparisons) -> Figure:
-    return Figure(
-        "paper_comparison",
-        "Halves with 2m requests in flight over sequential with m",
-        "Decoded tokens per second, by the requests in flight of the halves (2m). Dashed: what "
-        "hiding all drafting would give, with V and D of m requests.",
-        _draw(_ratios(results, comparisons.paper), "ratio"),
-    )
-
-
-def _same_in_flight(results: Results, comparisons: Comparisons) -> Figure:
-    return Figure(
-        "same_in_flight",
-        "Halves and ahead over sequential, with the same requests in flight",
-        "Decoded tokens per second. Dashed: what hiding all drafting would give, with V and D of "
-        "all requests at once.",
-        _draw(_ratios(results, comparisons.same_in_flight), "ratio"),
-    )
-
-
-def _times(results: Results) -> Figure:
-    panels: dict[str, Lines] = {}
-    for k in results.ks:
-        rows = [results.row(Cell(level, k, SEQUENTIAL)) for level in results.levels]
-        panels[f"k = {k}"] = {
-            VERIFY: _milliseconds(rows, lambda row: row.figures.verify_s),
-            DRAFT: _milliseconds(rows, lambda row: row.figures.draft_s),
-        }
-    return Figure(
-        "verify_and_draft",
-        "Verifying and drafting",
-        "Of sequential: a verify pass without waits, and the drafting for it.",
-        _draw(panels, "ms"),
-    )
-
-
-def _inter_token(results: Results) -> Figure:
-    panels: dict[str, dict[str, dict[int, float]]] = {"mean": {}, "99th percentile": {}}
-    for row in results.rows():
-        if row.streamed is not None and row.cell.config != SEQUENTIAL_HALF:
-            values = (row.streamed.itl_mean, row.streamed.itl_p99)
-            for panel, value in zip(panels.values(), values, strict=True):
-                panel.setdefault(row.cell.config, {})[row.running] = 1e3 * value
-    return Figure(
-        "inter_token_latency",
-        "Inter-token latency",
-        "From token to token of streamed answers; tokens that come in one piece share the time "
-        "since the piece before it.",
-        _draw(panels, "ms"),
-    )
-
-
-def _panels(results: Results, names: Sequence[str], value: Value) -> dict[str, Lines]:
+def _panels(results: Results, figure_of: Mapping[str, str]) -> Panels:
     """A panel for each k, in which the baselines are the same."""
-    panels: dict[str, Lines] = {}
-    for k in results.ks:
-        lines = {}
-        for name in names:
-            cells = [
-                Cell(level, None if name in BASELINES else k, name) for level in results.levels
-            ]
-            lines[name] = _points([results.row(cell) for cell in cells], value)
-        panels[f"k = {k}"] = lines
-    return panels
+
+    def line(name: str, k: int, figure: str) -> dict[int, float]:
+        found = None if name in BASELINES else k
+        points = (Point(level, found, name) for level in results.levels)
+        return known(map(results.row, points), lambda row: getattr(row.figures, figure))
+
+    return {
+        f"k = {k}": {name: line(name, k, figure) for name, figure in figure_of.items()}
+        for k in results.ks
+    }
 
 
-def _ratios(results: Results, comparisons: Iterable[Comparison]) -> dict[str, Lines]:
+def _ratios(results: Results, comparisons: Iterable[Comparison]) -> Panels:
     panels: dict[str, dict[str, dict[int, float]]] = {f"k = {k}": {} for k in results.ks}
     for one in comparisons:
         lines = panels[f"k = {one.k}"]
-        lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio
+        lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio.median
         lines.setdefault(BOUND, {})[one.in_flight] = one.bound
     return dict(panels)
 
 
-def _points(rows: Iterable[Row | None], value: Value) -> dict[int, float]:
-    return {row.running: v for row in rows if row is not None and (v := value(row)) is not None}
+def _times(results: Results) -> Panels:
+    panels = {}
+    for k in results.ks:
+        rows = [results.row(Point(level, k, SEQUENTIAL)) for level in results.levels]
+        lines = {
+            VERIFY: known(rows, lambda row: row.figures.verify_s),
+            DRAFT: known(rows, lambda row: row.figures.draft_s),
+        }
+        panels[f"k = {k}"] = {
+            name: {number: 1e3 * seconds for number, seconds in points.items()}
+            for name, points in lines.items()
+        }
+    return panels
 
 
-def _milliseconds(rows: Iterable[Row | None], value: Value) -> dict[int, float]:
-    return {number: 1e3 * seconds for number, seconds in _points(rows, value).items()}
-
-
-def _draw(panels: Mapping[str, Lines], axis: str) -> bytes | None:
-    """None if there is nothing to draw."""
-    shown = {
-        title: {name: points for name, points in lines.items() if points}
-        for title, lines in panels.items()
-    }
-    shown = {title: lines for title, lines in shown.items() if lines}
-    if not shown:
-        return None
-    return charts.lines_by_number(shown, IN_FLIGHT, axis, COLORS, dashed=(BOUND, *BASELINES))
+def _inter_token(results: Results) -> Panels:
+    panels: dict[str, dict[str, dict[int, float]]] = {"mean": {}, "99th percentile": {}}
+    for row in results.rows():
+        if row.streamed is not None and row.point.config != SEQUENTIAL_HALF:
+            values = (row.streamed.itl_mean, row.streamed.itl_p99)
+            for panel, value in zip(panels.values(), values, strict=True):
+                panel.setdefault(row.point.config, {})[row.running] = 1e3 * value
+    return dict(panels)

@@ -1,10 +1,14 @@
-"""What is compared, and in which order it is served."""
+"""The pipelines and the cells of `bench_batch_parallel`, in the order in which they are served."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from typing import Any
+
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.dataset import of_round
+from benchmark.harness.session import turned
 
 BASELINE = "none"
 BASELINE_ALL_CORES = "none-equal"
@@ -17,29 +21,29 @@ QUEUE = "queue"
 AUTO = "auto"
 AUTO_STEP = "auto-step"
 
-LEAD = 16
-"""How far drafts run ahead of what is committed where k does not say it; a server's default."""
+LOOKAHEAD = 16
+"""Most tokens that drafts run ahead of committed output, unless k is larger; a server's default."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a server with a sidecar drafts; set on the running server."""
+    """Settings of a running server with a sidecar."""
 
     mode: int
-    """Of `qspec_mode`."""
+    """Value of the setting `qspec_mode`."""
     sources: tuple[str, ...] = ()
-    """That drafts may come from; all if empty."""
+    """Sources that drafts may come from; all if empty."""
     fixed: bool = True
-    """Whether each pass verifies k draft tokens of each request, or what its drafts deserve."""
+    """Whether each pass verifies k draft tokens of each request, and not those expected to pay."""
     doubled: bool = False
     """Whether drafts run up to two passes ahead of what is committed."""
 
     def runtime(self, k: int) -> dict[str, int]:
-        """For the server: `k` draft tokens of a request in a pass, at most."""
+        """The settings for at most `k` draft tokens of a request in a pass."""
         return {
             "qspec_mode": self.mode,
             "qspec_draft_token_num": k + 1,
-            "qspec_step_tokens": 2 * k + 1 if self.doubled else max(LEAD, k),
+            "qspec_step_tokens": 2 * k + 1 if self.doubled else max(LOOKAHEAD, k),
             "qspec_fixed_width": int(self.fixed),
         }
 
@@ -54,10 +58,10 @@ PIPELINES: Mapping[str, Pipeline] = {
     HALVES: Pipeline(2, _STEP),
     SEQUENTIAL_HALF: Pipeline(1, _STEP),
 }
-"""What is compared closely is served one after the other."""
+"""Pipelines that are compared with each other are neighbours in this order."""
 NAMES = (BASELINE_ALL_CORES, BASELINE, *PIPELINES)
 OTHERS = (QUEUE, AHEAD, SEQUENTIAL, HALVES)
-"""What `auto` chooses from."""
+"""Pipelines that `auto` chooses from."""
 
 DESCRIPTIONS = {
     BASELINE: "no speculation, on the target's cores",
@@ -72,91 +76,109 @@ DESCRIPTIONS = {
 }
 
 
+SPECULATING = "qspec"
+MEM_FRACTION = 0.05
+
+
 @dataclass(frozen=True)
-class Block:
-    """Configurations that serve the same prompts one after the other."""
+class Cell:
+    """A configuration's turn at a block: the same prompts, requests in flight and k for all."""
 
     round: int
-    """From 1; rounds of streaming are counted by themselves."""
+    """From 1; rounds of streaming are counted apart."""
     in_flight: int
-    """Requests that run at once."""
-    k: int
-    """Draft tokens of a request in a pass, at most."""
+    """Requests of the block that run at once; `sequential-half` runs half of them."""
+    k: int | None
+    """Most draft tokens of a request in a pass; None for the baselines."""
     streamed: bool
     """Whether the client reads tokens as they come."""
-    configs: tuple[str, ...]
-    """In the order in which they are served."""
+    config: str
+
+    @property
+    def running(self) -> int:
+        """Requests that the configuration runs at once."""
+        return running(self.config, self.in_flight)
+
+    def __str__(self) -> str:
+        streamed = ", streamed" if self.streamed else ""
+        return f"{self.running} in flight, k = {self.k or '–'}, {self.config}{streamed}"
 
 
 def running(config: str, in_flight: int) -> int:
-    """How many requests a configuration runs at once in a block."""
+    """Requests that a configuration runs at once in a block."""
     return in_flight // 2 if config == SEQUENTIAL_HALF else in_flight
 
 
-def blocks_of(
+def cells_of(
     configs: Iterable[str],
     ks: Sequence[int],
     levels: Sequence[int],
     rounds: int,
     streaming_rounds: int,
-) -> list[Block]:
-    """All blocks, each round in the order opposite to the one before.
+) -> list[Cell]:
+    """All cells, each round in the order opposite to the one before.
 
-    The baselines do not depend on k, so they are served with the largest alone, and what needs two
-    halves is not served with one request in flight. Streaming is with k = 4, or the nearest, and
-    without `none-equal`, whose target leaves the client no core.
+    The baselines are served once for all k, and pipelines of two halves from two requests in
+    flight. Streaming is with k = 4, or the nearest, and without `none-equal`, whose target leaves
+    the client no core.
     """
     chosen = [name for name in NAMES if name in set(configs)]
     streamed_k = min(ks, key=lambda k: (abs(k - 4), k))
-    blocks = []
+    cells: list[Cell] = []
     for number in range(1, rounds + streaming_rounds + 1):
         streamed = number > rounds
-        served = [
-            Block(
-                number - rounds if streamed else number,
-                in_flight,
-                k,
-                streamed,
-                _turned(_served(chosen, in_flight, k == max(ks), streamed), number),
-            )
-            for in_flight in levels
-            for k in ([streamed_k] if streamed else ks)
-        ]
-        blocks += served if number % 2 else served[::-1]
-    return [block for block in blocks if block.configs]
+        block_round = number - rounds if streamed else number
+        blocks = [(level, k) for level in levels for k in ([streamed_k] if streamed else ks)]
+        for level, k in blocks if number % 2 else blocks[::-1]:
+            served = _served(chosen, level, streamed or k == max(ks), streamed)
+            cells += [
+                Cell(block_round, level, None if name in BASELINES else k, streamed, name)
+                for name in turned(served, number)
+            ]
+    return cells
 
 
 def _served(
-    configs: Iterable[str], in_flight: int, widest: bool, streamed: bool
-) -> tuple[str, ...]:
-    """Those that can be, and have to be. A client that reads tokens as they come needs a core."""
-    left_out = set()
+    configs: Iterable[str], in_flight: int, with_baselines: bool, streamed: bool
+) -> list[str]:
+    left_out: set[str] = set()
     if in_flight == 1:
         left_out |= {HALVES, SEQUENTIAL_HALF}
     if streamed:
         left_out |= {BASELINE_ALL_CORES, SEQUENTIAL_HALF}
-    elif not widest:
+    if not with_baselines:
         left_out |= set(BASELINES)
-    return tuple(name for name in configs if name not in left_out)
+    return [name for name in configs if name not in left_out]
 
 
-def _turned(configs: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """In the order of the round."""
-    return configs if number % 2 else configs[::-1]
+def prompts_of(cell: Cell, prompts: Sequence[str], per_slot: int) -> list[str]:
+    """The prompts of a cell's block: the same for all k, and others in each round if there are any.
 
-
-def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """The prompts of all groups in turn, one of each."""
-    turns = zip_longest(*groups.values())
-    return [prompt for turn in turns for prompt in turn if prompt is not None]
-
-
-def prompts_of(block: Block, prompts: Sequence[str], per_slot: int) -> list[str]:
-    """Those of a block, the same for all k and others in each round, as far as there are others.
-
-    `per_slot` of them for each request in flight, and at least six; streamed, one for each.
+    There are `per_slot` prompts for each request in flight, and at least six; streamed, one.
     """
-    count = block.in_flight if block.streamed else max(6, per_slot * block.in_flight)
-    count = min(count, len(prompts))
-    first = (block.round - 1) * count
-    return [prompts[index % len(prompts)] for index in range(first, first + count)]
+    count = cell.in_flight if cell.streamed else max(6, per_slot * cell.in_flight)
+    return of_round(prompts, min(count, len(prompts)), cell.round)
+
+
+def body_of(cell: Cell, prompts: Sequence[str], max_new_tokens: int) -> dict[str, Any]:
+    """A request for greedy answers of exactly `max_new_tokens` to all prompts."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens}
+    sampling["ignore_eos"] = True
+    if cell.config in PIPELINES and PIPELINES[cell.config].sources:
+        sampling["custom_params"] = {"qspec_sources": list(PIPELINES[cell.config].sources)}
+    return {"text": list(prompts), "sampling_params": sampling, "stream": cell.streamed}
+
+
+def configuration(config: str, settings: Settings, width: int) -> Configuration:
+    """The server of `config`, one of NAMES.
+
+    All pipelines share a server, and so one sidecar. `width` is the widest pass that the server can
+    be set to, in tokens of a request.
+    """
+    if config == BASELINE:
+        return Configuration(config, settings, (), settings.target_cores)
+    if config == BASELINE_ALL_CORES:
+        return Configuration(config, settings, (), settings.all_cores)
+    widest = ("--speculative-num-draft-tokens", str(width))
+    flags = settings.qspec(*widest, mem_fraction=MEM_FRACTION)
+    return Configuration(SPECULATING, settings, flags, settings.target_cores)

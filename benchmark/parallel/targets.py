@@ -1,4 +1,4 @@
-"""What the pipelines are to reach, and whether they do, in words."""
+"""The targets of the pipelines, and whether a run reaches them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmark.harness.statistics import number
 from benchmark.parallel.comparisons import Comparison, Comparisons, auto_speedups, balanced
 from benchmark.parallel.measures import Results
 from benchmark.parallel.plan import AHEAD, AUTO, HALVES
@@ -20,12 +21,12 @@ AUTO_SPEEDUPS = {2: 2.2, 4: 1.8, 8: 1.5}
 
 @dataclass(frozen=True)
 class Target:
-    """`met` is None if nothing was measured that would tell."""
+    """`met` is None if the run has not measured it."""
 
     goal: str
     met: bool | None
     found: str
-    """What was measured, in words."""
+    """The measured figures, in words."""
 
     def record(self) -> dict[str, Any]:
         return {"goal": self.goal, "met": self.met, "found": self.found}
@@ -36,12 +37,33 @@ class Target:
 
 
 def targets(results: Results, comparisons: Comparisons) -> list[Target]:
+    """All targets, judged by what was measured."""
+    # A single request has no halves, and no part in these targets.
+    several = [one for one in comparisons.best if one.in_flight > 1]
+    nearly = [one for one in several if one.imbalance <= NEARLY_EQUAL]
+    autos = [one for one in comparisons.choices if one.config == AUTO]
     return [
         _paper(comparisons),
-        _of_bound(comparisons),
-        _nearly_equal(comparisons),
+        _all(
+            "the better of halves and ahead over sequential, with the same requests in flight, at "
+            f"every k: at least {SAME_OF_BOUND:.0%} of (V + D) / max(V, D)",
+            [(o.of_bound >= SAME_OF_BOUND, f"{_cell(o)}: {_against_bound(o)}") for o in several],
+        ),
+        _all(
+            f"the same, where V and D are within a factor of two: at least {SAME_RATIO}",
+            [(o.ratio.median >= SAME_RATIO, f"{_cell(o)}: {o.ratio}, {_times(o)}") for o in nearly],
+        ),
         _hidden(results),
-        _choice(comparisons),
+        _all(
+            f"auto over the best of the other pipelines: at least {OF_BEST} everywhere",
+            [
+                (
+                    c.ratio.median >= OF_BEST,
+                    f"k = {c.k}, {c.in_flight} in flight: {c.ratio} of {c.best}",
+                )
+                for c in autos
+            ],
+        ),
         *_speedups(results),
     ]
 
@@ -54,61 +76,21 @@ def _paper(comparisons: Comparisons) -> Target:
     one = balanced(comparisons.paper)
     if one is None:
         return Target(goal, None, "")
-    met = one.ratio >= PAPER_RATIO and one.of_bound >= PAPER_OF_BOUND
+    met = one.ratio.median >= PAPER_RATIO and one.of_bound >= PAPER_OF_BOUND
     return Target(goal, met, f"{_cell(one)}: {_against_bound(one)}, {_times(one)}")
 
 
-def _of_bound(comparisons: Comparisons) -> Target:
-    goal = (
-        f"the better of halves and ahead over sequential, with the same requests in flight, at "
-        f"every k: at least {SAME_OF_BOUND:.0%} of (V + D) / max(V, D)"
-    )
-    found = _several(comparisons)
-    return _all(
-        goal,
-        [(one.of_bound >= SAME_OF_BOUND, f"{_cell(one)}: {_against_bound(one)}") for one in found],
-    )
-
-
-def _nearly_equal(comparisons: Comparisons) -> Target:
-    goal = f"the same, where V and D are within a factor of two: at least {SAME_RATIO}"
-    found = [one for one in _several(comparisons) if one.imbalance <= NEARLY_EQUAL]
-    return _all(
-        goal,
-        [(o.ratio >= SAME_RATIO, f"{_cell(o)}: {o.ratio:.2f} ({_times(o)})") for o in found],
-    )
-
-
-def _several(comparisons: Comparisons) -> list[Comparison]:
-    """A single request has no halves, and no part in these targets."""
-    return [one for one in comparisons.best if one.in_flight > 1]
-
-
 def _hidden(results: Results) -> Target:
-    goal = f"halves and ahead, where D is at most V: at least {HIDDEN_SHARE:.0%} of drafting hidden"
     found = []
     for row in results.rows():
-        figures = row.figures
-        if row.cell.config not in (HALVES, AHEAD) or row.cell.in_flight == 1:
+        point, figures = row.point, row.figures
+        if point.config not in (HALVES, AHEAD) or point.in_flight == 1 or not figures.verify_s:
             continue
-        if figures.hidden_share is None or not figures.verify_s or figures.draft_s is None:
-            continue
-        if figures.draft_s <= figures.verify_s:
-            text = (
-                f"{row.cell.config}, k = {row.cell.k}, {row.running} in flight: "
-                f"{figures.hidden_share:.0%}"
-            )
-            found.append((figures.hidden_share >= HIDDEN_SHARE, text))
-    return _all(goal, found)
-
-
-def _choice(comparisons: Comparisons) -> Target:
-    goal = f"auto over the best of the other pipelines: at least {OF_BEST} everywhere"
-    found = [
-        (c.ratio >= OF_BEST, f"k = {c.k}, {c.in_flight} in flight: {c.ratio:.2f} of {c.best}")
-        for c in comparisons.choices
-        if c.config == AUTO
-    ]
+        if figures.hidden_share is not None and figures.draft_s <= figures.verify_s:
+            text = f"{point.config}, k = {point.k}, {row.running} in flight"
+            share = figures.hidden_share
+            found.append((share >= HIDDEN_SHARE, f"{text}: {share:.0%}"))
+    goal = f"halves and ahead, where D is at most V: at least {HIDDEN_SHARE:.0%} of drafting hidden"
     return _all(goal, found)
 
 
@@ -117,19 +99,17 @@ def _speedups(results: Results) -> list[Target]:
     targets = []
     for in_flight, least in AUTO_SPEEDUPS.items():
         goal = f"auto over no speculation, {in_flight} in flight: at least {least}"
-        if in_flight not in found:
-            targets.append(Target(goal, None, ""))
-            continue
-        speedup, equal = found[in_flight]
-        text = f"{speedup:.2f}"
+        speedup, equal = found.get(in_flight, (None, None))
+        text = number(speedup)
         if equal is not None:
-            text += f", and {equal:.2f} if no speculation has the sidecar's cores as well"
-        targets.append(Target(goal, speedup >= least, text))
+            text += f", and {equal} if no speculation has the sidecar's cores as well"
+        met = None if speedup is None else speedup.median >= least
+        targets.append(Target(goal, met, "" if speedup is None else text))
     return targets
 
 
 def _all(goal: str, found: Sequence[tuple[bool, str]]) -> Target:
-    """Met if all are; those that are not are named, or else how many are."""
+    """Met if every one of `found` is; names those that are not."""
     if not found:
         return Target(goal, None, "")
     missed = [text for met, text in found if not met]
@@ -143,7 +123,7 @@ def _cell(one: Comparison) -> str:
 
 
 def _against_bound(one: Comparison) -> str:
-    return f"{one.ratio:.2f}, {one.of_bound:.0%} of {one.bound:.2f}"
+    return f"{one.ratio}, {one.of_bound:.0%} of {one.bound:.2f}"
 
 
 def _times(one: Comparison) -> str:

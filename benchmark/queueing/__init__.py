@@ -1,4 +1,4 @@
-"""What benchmark/bench_queue.py is made of.
+"""The parts of `bench_queue`.
 
-dataset ─► serving (servers of configurations) ─► measures ─► figures (charts) ─► report
+load (configurations) ─► harness.session ─► summary ─► report (figures)
 """

@@ -1,179 +1,163 @@
-"""A run of the benchmark: its rounds, and the row of each configuration."""
+"""The figures of each configuration of `bench_queue`, over the blocks that all have served."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmark.harness.run import Run, identical_share, joined, pairs
+from benchmark.harness.statistics import Medians, Ratio, ratio_record, rounded
 from benchmark.queueing.configurations import ALL_CORES, BASELINE, BASELINE_ALL_CORES, LARGEST
-from benchmark.queueing.journal import Entry
-from benchmark.queueing.measures import (
-    Measures,
-    Round,
-    match_rates,
-    measure,
-    medians,
-    request_speedups,
-)
-from benchmark.queueing.serving import BlockRun
+from benchmark.queueing.load import Cell
+
+Rounds = Mapping[int, Run]
+"""One configuration's runs by round, those of a round's blocks joined."""
+RECORDED = {
+    "accept_len": "accept_len",
+    "match_rate": "match_rate",
+    "tokens": "tokens",
+    "tokens_per_s": "tokens_per_s",
+    "mean_latency_s": "latency_mean",
+    "p99_latency_s": "latency_p99",
+    "passes_per_token": "passes_per_token",
+    "drafted": "drafted",
+    "wasted": "wasted",
+}
+"""Keys of the JSON line, and the figures of Run that they are medians of."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration over all rounds."""
+    """One configuration over all rounds, in all groups or in one."""
 
     config: str
-    overall: Measures
-    by_group: Mapping[str, Measures]
-    match_rates: Sequence[float]
-    """Of each request in each round, as are the speedups."""
-    request_speedups: Sequence[float]
-    equal_hardware_speedup: float | None
-    """Tokens/s over those of no speculation, both on the cores of target and sidecar together.
+    rounds: Rounds
+    plain: Rounds
+    """Runs of no speculation on the target's cores; empty if it was not served."""
 
-    None if a run for it is missing.
-    """
+    @property
+    def figures(self) -> Medians:
+        return Medians(tuple(self.rounds.values()))
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """Tokens per second over those of no speculation."""
+        return Ratio.of(self.rounds, self.plain)
+
+    @property
+    def accepted(self) -> Counter[str]:
+        """Accepted draft tokens by source, over all rounds."""
+        return sum((run.accepted for run in self.rounds.values()), Counter())
+
+    @property
+    def identical(self) -> float | None:
+        """Share of the requests with the output of no speculation; the least of the rounds."""
+        both = self.rounds.keys() & self.plain.keys()
+        return min((identical_share(self.rounds[n], self.plain[n]) for n in both), default=None)
+
+    @property
+    def match_rates(self) -> list[float]:
+        """Match rate of each request that draft tokens were proposed for."""
+        rates = (answer.match_rate for run in self.rounds.values() for answer in run.answers)
+        return [rate for rate in rates if rate is not None]
+
+    @property
+    def request_speedups(self) -> list[float]:
+        """Seconds of service per token without speculation over those with it, of each request.
+
+        Time in the queue is left out, since it depends on the requests before.
+        """
+        return [
+            (other.service / other.tokens) / (one.service / one.tokens)
+            for number in sorted(self.rounds.keys() & self.plain.keys())
+            for one, other in pairs(self.rounds[number], self.plain[number])
+            if one.tokens and other.tokens
+        ]
 
     def record(self) -> dict[str, Any]:
-        """For JSON: rates and counts as in Measures, latencies in seconds."""
-        fields = ("speedup", "accept_len", "match_rate", "tokens_per_s")
+        """For JSON."""
+        accepted = self.accepted
+        figures = {key: rounded(getattr(self.figures, name)) for key, name in RECORDED.items()}
         return {
-            "config": self.config,
-            "equal_hardware_speedup": _rounded(self.equal_hardware_speedup),
-            **_record(self.overall),
-            "by_group": {
-                name: {field: _rounded(getattr(group, field)) for field in fields}
-                for name, group in self.by_group.items()
+            **ratio_record("speedup", self.speedup),
+            **figures,
+            "accepted_share_by_source": {
+                source: round(count / accepted.total(), 3)
+                for source, count in accepted.items()
+                if count
             },
+            "identical_share": rounded(self.identical),
+            "retried": sum(run.retried for run in self.rounds.values()),
         }
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A configuration that could not be served, and why."""
-
-    config: str
-    reason: str
-
-    def record(self) -> dict[str, Any]:
-        return {"config": self.config, "speedup": None, "error": self.reason}
-
-
-@dataclass(frozen=True)
 class Summary:
-    """All that a report shows of the configurations."""
+    """What a report shows of the configurations."""
 
     rows: Sequence[Row]
-    failures: Sequence[Failure]
+    by_group: Mapping[str, Sequence[Row]]
+    """The same configurations in each group."""
+    equal_hardware: Mapping[str, Ratio | None]
+    """Tokens per second over no speculation, both on the cores of target and sidecar together."""
+    failed: Mapping[str, str]
+    """Why configurations were left out."""
     blocks: int
-    """Those that were served by all rows, over all rounds, and that the figures are of."""
-
-    @property
-    def equal_hardware_speedup(self) -> float | None:
-        """That of the most completions."""
-        found = [row.equal_hardware_speedup for row in self.rows if row.config == LARGEST]
-        return found[0] if found else None
+    """Blocks that all rows have served, over all rounds."""
 
     def records(self) -> list[dict[str, Any]]:
-        """For JSON; what failed comes last."""
-        return [row.record() for row in self.rows] + [fail.record() for fail in self.failures]
+        """For JSON; configurations that failed come last."""
+        fields = ("accept_len", "match_rate", "tokens_per_s")
+        found: list[dict[str, Any]] = []
+        for place, row in enumerate(self.rows):
+            groups = {name: rows[place].record() for name, rows in self.by_group.items()}
+            by_group = {
+                name: {key: group[key] for key in group if key in fields or "speedup" in key}
+                for name, group in groups.items()
+            }
+            equal = ratio_record("equal_hardware_speedup", self.equal_hardware[row.config])
+            found.append({"config": row.config, **equal, **row.record(), "by_group": by_group})
+        failures = self.failed.items()
+        return found + [{"config": c, "speedup": None, "error": why} for c, why in failures]
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: all rows, and the ratio at equal hardware of the most completions."""
+        equal = self.equal_hardware.get(LARGEST)
+        return {"rows": self.records(), **ratio_record("equal_hardware_speedup", equal)}
 
 
 def summarize(
-    entries: Iterable[Entry], configs: Sequence[str], failed: Mapping[str, str]
+    runs: Mapping[Cell, Run], configs: Sequence[str], failed: Mapping[str, str]
 ) -> Summary:
-    """The rows of `configs`, in their order; `failed` are reasons by configuration.
+    """The rows of `configs`, in their order, without those that `failed`.
 
-    A block counts once all configurations but those that failed have served it in that round, so
-    that all rows are of the same prompts. A configuration is compared with `none` of its round.
+    A block of a round counts if all configurations have served it, so that all rows are of the same
+    prompts.
     """
     served = [config for config in configs if config not in failed]
-    rounds = common(entries, served)
-    rows = [_row(config, rounds) for config in served] if rounds else []
-    failures = [Failure(config, failed[config]) for config in configs if config in failed]
-    return Summary(rows, failures, sum(len(one[served[0]]) for one in rounds))
+    blocks: dict[tuple[int, str, int], dict[str, Run]] = {}
+    for cell, run in runs.items():
+        if cell.config in served:
+            blocks.setdefault((cell.round, cell.group, cell.part), {})[cell.config] = run
+    whole = {key: block for key, block in blocks.items() if len(block) == len(served)}
 
+    def rows(groups: set[str]) -> list[Row]:
+        found: dict[str, dict[int, Run]] = {config: {} for config in served}
+        for number in dict.fromkeys(key[0] for key in whole):
+            keys = [key for key in whole if key[0] == number and key[1] in groups]
+            for config in served if keys else ():
+                found[config][number] = joined([whole[key][config] for key in keys])
+        return [Row(config, found[config], found.get(BASELINE, {})) for config in served]
 
-def common(entries: Iterable[Entry], configs: Sequence[str]) -> list[Round]:
-    """The rounds of `configs`, each with the blocks that all of them served, in one order."""
-    found: dict[int, dict[tuple[str, int], dict[str, BlockRun]]] = {}
-    for entry in entries:
-        if entry.config in configs:
-            blocks = found.setdefault(entry.round, {})
-            blocks.setdefault((entry.run.group, entry.run.part), {})[entry.config] = entry.run
-    rounds: list[Round] = []
-    for blocks in found.values():
-        whole = [block for block in blocks.values() if len(block) == len(configs)]
-        if whole:
-            rounds.append({config: [block[config] for block in whole] for config in configs})
-    return rounds
-
-
-def _row(config: str, rounds: Sequence[Round]) -> Row:
-    pairs = [(served[config], served.get(BASELINE)) for served in rounds]
-    groups = dict.fromkeys(run.group for runs, _ in pairs for run in runs)
-    return Row(
-        config,
-        medians([measure(runs, plain) for runs, plain in pairs]),
-        {group: _of_group(group, pairs) for group in groups},
-        [rate for runs, _ in pairs for rate in match_rates(runs)],
-        [
-            speedup
-            for runs, plain in pairs
-            if plain is not None
-            for speedup in request_speedups(runs, plain)
-        ],
-        _equal_hardware(ALL_CORES.get(config, config), rounds),
-    )
-
-
-def _equal_hardware(config: str, rounds: Sequence[Round]) -> float | None:
-    measures = [
-        measure(served[config], served[BASELINE_ALL_CORES])
-        for served in rounds
-        if config in served and BASELINE_ALL_CORES in served
-    ]
-    return medians(measures).speedup if measures else None
-
-
-def _of_group(
-    group: str, pairs: Sequence[tuple[Sequence[BlockRun], Sequence[BlockRun] | None]]
-) -> Measures:
-    def only(runs: Sequence[BlockRun]) -> list[BlockRun]:
-        return [run for run in runs if run.group == group]
-
-    return medians(
-        [
-            measure(only(runs), None if plain is None else only(plain))
-            for runs, plain in pairs
-            if only(runs)
-        ]
-    )
-
-
-def _record(measures: Measures) -> dict[str, Any]:
-    accepted = sum(measures.accepted.values())
-    return {
-        "speedup": _rounded(measures.speedup),
-        "accept_len": _rounded(measures.accept_len),
-        "match_rate": _rounded(measures.match_rate),
-        "tokens": measures.tokens,
-        "tokens_per_s": _rounded(measures.tokens_per_s),
-        "mean_latency_s": _rounded(measures.mean_latency),
-        "p99_latency_s": _rounded(measures.p99_latency),
-        "passes_per_token": _rounded(measures.passes_per_token),
-        "accepted_share_by_source": {
-            source: _rounded(count / accepted)
-            for source, count in measures.accepted.items()
-            if count
-        },
-        "drafted": measures.drafted,
-        "wasted": measures.wasted,
-        "identical_share": _rounded(measures.identical),
-        "retried": measures.retried,
+    groups = list(dict.fromkeys(key[1] for key in whole))
+    every = rows(set(groups)) if whole else []
+    rounds = {row.config: row.rounds for row in every}
+    equal = {
+        config: Ratio.of(
+            rounds.get(ALL_CORES.get(config, config), {}), rounds.get(BASELINE_ALL_CORES, {})
+        )
+        for config in rounds
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+    return Summary(every, {group: rows({group}) for group in groups}, equal, failed, len(whole))

@@ -1,4 +1,4 @@
-"""What a request was answered, in one form for all endpoints, whole or streamed."""
+"""Answers in one form for all endpoints, whole or streamed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ABORT = "abort"
 
 @dataclass(frozen=True)
 class Part:
-    """One of the `n` answers to a request, as far as it came."""
+    """One of the `n` answers to a request, perhaps cut off."""
 
     text: str
     output_ids: tuple[int, ...] | None
     """None from the OpenAI endpoints."""
     reason: str | None
-    """Why it ended, such as `stop`, `length` or `abort`; None while it has not."""
+    """Finish reason, such as `stop`, `length` or `abort`; None before the end."""
     matched: str | None
-    """What it was stopped by: a stop string, or a token's id."""
+    """Stop string or token id that ended the answer; None if none did."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Answer:
     parts: tuple[Part, ...]
     prompt_tokens: int | None
     completion_tokens: int | None
-    """Of all parts together; None where the server has not told."""
+    """Tokens of all parts; None if the server has not reported them."""
 
 
 def whole(path: str, data: Any) -> Answer:

@@ -1,31 +1,32 @@
-"""One HTTP request, and a client that may lose patience or hang up in the middle of an answer."""
+"""One HTTP request of the soak, by a client that may hang up before its answer ends."""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 LIMIT_S = 1200.0
 """Longer than any answer takes, on a busy machine and behind a burst too."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What became of a request."""
 
     status: int | None
-    """Of HTTP, or the code of an error that came in the stream; None if there was no answer."""
+    """HTTP status, or the code of an error in the stream; None without an answer."""
     data: Any
     """The decoded answer, or the list of the pieces that came."""
     streamed: bool
-    hung_up: bool
-    """Whether the client went before the answer's end."""
-    error: str | None
-    seconds: float
+    hung_up: bool = False
+    """Whether the client closed the connection before the answer's end."""
+    error: str | None = None
+    seconds: float = 0.0
 
 
 def ask(
@@ -33,77 +34,52 @@ def ask(
     path: str,
     body: dict[str, Any],
     *,
-    patience: float | None = None,
+    hang_up_s: float | None = None,
     pieces: int | None = None,
 ) -> Outcome:
-    """Send the request, and read its answer.
+    """Send the request, and read its answer; errors are in the outcome and are not raised.
 
-    A client with `patience` hangs up after this many seconds, one with `pieces` after this many of
-    a stream. What goes wrong is told in the outcome, not raised.
+    The client hangs up after `hang_up_s` seconds, or after `pieces` pieces of a stream.
     """
     began = time.monotonic()
-    deadline = began + (LIMIT_S if patience is None else patience)
-    streams = bool(body.get("stream"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=deadline - began)
-    status: int | None = None
-    found: list[Any] = []
-    response: http.client.HTTPResponse | None = None
-
-    def outcome(data: Any, hung_up: bool = False, error: str | None = None) -> Outcome:
-        return Outcome(status, data, streams, hung_up, error, time.monotonic() - began)
-
+    outcome = Outcome(None, [], bool(body.get("stream")))
+    url = f"http://127.0.0.1:{port}{path}"
+    limit = LIMIT_S if hang_up_s is None else hang_up_s
     try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", path, json.dumps(body).encode(), headers)
-        # The connection lets go of its socket once the answer is to end it.
-        channel = connection.sock
-        _wait_until(channel, deadline)
-        response = connection.getresponse()
-        status = response.status
-        if status != 200 or not streams:
-            _wait_until(channel, deadline)
-            return outcome(_decoded(response.read()))
-        for piece in _pieces(response, channel, deadline):
-            if "error" in piece:
-                status = _code(piece["error"])
-                return outcome(found, error=str(piece["error"]))
-            found.append(piece)
-            if pieces is not None and len(found) >= pieces:
-                return outcome(found, hung_up=True)
-        return outcome(found)
+        asyncio.run(asyncio.wait_for(_ask(url, body, pieces, outcome), limit))
     except TimeoutError:
-        if patience is not None:
-            return outcome(found, hung_up=True)
-        return outcome(found, error=f"no answer in {LIMIT_S:g} s")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return outcome(found, error=f"{type(error).__name__}: {error}")
-    finally:
-        # The one that is read last holds the socket.
-        if response is not None:
-            response.close()
-        connection.close()
+        outcome.hung_up = hang_up_s is not None
+        outcome.error = None if outcome.hung_up else f"no answer in {LIMIT_S:g} s"
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        outcome.error = f"{type(error).__name__}: {error}"
+    outcome.seconds = time.monotonic() - began
+    return outcome
 
 
-def _pieces(response: Any, channel: Any, deadline: float) -> Iterator[Any]:
-    """Of a stream of events. Raises ValueError if it ends without its mark of the end."""
-    while True:
-        _wait_until(channel, deadline)
-        line = response.readline()
-        if not line:
-            raise ValueError("the stream ended before [DONE]")
-        data = line.decode().removeprefix("data: ").strip()
-        if data == "[DONE]":
+async def _ask(url: str, body: dict[str, Any], pieces: int | None, outcome: Outcome) -> None:
+    """Fills in the outcome. Raises ValueError if a stream ends before its `[DONE]`."""
+    async with (
+        httpx.AsyncClient(timeout=None, trust_env=False, verify=False) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
+        outcome.status = response.status_code
+        if response.is_error or not outcome.streamed:
+            outcome.data = _decoded(await response.aread())
             return
-        if data:
-            yield json.loads(data)
-
-
-def _wait_until(channel: Any, deadline: float) -> None:
-    """The next read waits no longer. Raises TimeoutError if it is too late already."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    channel.settimeout(left)
+        async for line in response.aiter_lines():
+            data = line.removeprefix("data: ").strip()
+            if data == "[DONE]":
+                return
+            piece = json.loads(data) if data else {}
+            if "error" in piece:
+                outcome.status, outcome.error = _code(piece["error"]), str(piece["error"])
+                return
+            if data:
+                outcome.data.append(piece)
+            if pieces is not None and len(outcome.data) >= pieces:
+                outcome.hung_up = True
+                return
+        raise ValueError("the stream ended before [DONE]")
 
 
 def _decoded(text: bytes) -> Any:
@@ -114,6 +90,6 @@ def _decoded(text: bytes) -> Any:
 
 
 def _code(error: Any) -> int:
-    """Of an error in a stream: 400 unless it tells another one."""
+    """The status in an error of a stream; 400 if there is none."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 400

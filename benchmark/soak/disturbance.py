@@ -12,15 +12,15 @@ from typing import Any
 
 import psutil
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import sidecar_of
 from benchmark.soak.journal import Journal
-from benchmark.soak.processes import sidecar_of
 
 STOP_GAP_S = (8.0, 45.0)
 SHORT_LIFE_S = (4.0, 40.0)
-"""From a kill to the next one that is soon after; a sidecar may still load its model then."""
+"""Seconds between two kills in short succession; the sidecar may still load its model."""
 LONG_LIFE = (0.15, 0.35)
-"""From a kill to the next one otherwise, as a share of the soak: memory is measured in between."""
+"""Other times between two kills, as a share of the soak; memory is measured in between."""
 CHANGE_GAP_S = (5.0, 30.0)
 FLUSH_TIMEOUT_S = 60.0
 
@@ -38,7 +38,7 @@ class Stroke:
 
 
 def strokes(seed: int, seconds: float) -> Iterator[Stroke]:
-    """An endless row of them, for a soak of `seconds`."""
+    """Strokes without end, for a soak of `seconds`."""
     rng = random.Random(seed)
     kill_in = seconds * rng.uniform(*LONG_LIFE)
     while True:

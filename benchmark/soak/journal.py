@@ -1,16 +1,15 @@
-"""What the soak did and saw, on disk at once: one file of requests and events, one of samples."""
+"""The files of a soak, written at once: one of requests and events, one of samples."""
 
 from __future__ import annotations
 
 import csv
 import json
-import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from benchmark.harness.output import say
 from benchmark.soak.mix import Request
 from benchmark.soak.verdict import Verdict
 
@@ -37,12 +36,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._events.close()
             self._samples.close()
@@ -53,14 +47,17 @@ class Journal:
         return time.monotonic() - self._began
 
     def note(self, event: str, **fields: Any) -> None:
-        """Something was done to the server, or happened to it."""
-        self._write({"at": round(self.now, 3), "event": event, **fields})
+        """Write down what was done to the server, or happened to it."""
+        with self._lock:
+            # A request that is interrupted may end after the soak.
+            if not self._events.closed:
+                entry = {"at": round(self.now, 3), "event": event, **fields}
+                self._events.write(json.dumps(entry) + "\n")
+                self._events.flush()
 
     def request(self, request: Request, verdict: Verdict, details: dict[str, Any]) -> None:
-        """A request has ended; one that should not have ended so is printed, and kept whole."""
-        entry = {
-            "at": round(self.now, 3),
-            "event": "request",
+        """A request has ended; a violation is printed, and the file has its whole body."""
+        fields = {
             "number": request.number,
             "template": request.template.number,
             "path": request.template.path,
@@ -70,21 +67,15 @@ class Journal:
             **details,
         }
         if verdict.violated:
-            entry |= {
-                "reason": verdict.reason,
-                "after_s": request.after_s,
-                "after_pieces": request.after_pieces,
-                "body": request.body,
-            }
+            names = ("after_s", "after_pieces", "body")
+            fields |= {"reason": verdict.reason, **{name: getattr(request, name) for name in names}}
             shown = json.dumps({**request.body, "rid": (request.rid or "")[-SHOWN_RID:]})
-            print(
+            say(
                 f"{verdict.kind.value} at {self.now:.1f} s: request {request.number} "
                 f"({request.fate.value}) to {request.template.path}: "
-                f"{verdict.reason}\n  {shown[:SHOWN_BODY]}",
-                file=sys.stderr,
-                flush=True,
+                f"{verdict.reason}\n  {shown[:SHOWN_BODY]}"
             )
-        self._write(entry)
+        self.note("request", **fields)
 
     def sample(self, row: dict[str, Any]) -> None:
         """A line of the file of samples; a column that `row` lacks is empty."""
@@ -92,10 +83,3 @@ class Journal:
             if not self._samples.closed:
                 self._rows.writerow(row)
                 self._samples.flush()
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        with self._lock:
-            # A request that is interrupted may end after the soak.
-            if not self._events.closed:
-                self._events.write(json.dumps(entry) + "\n")
-                self._events.flush()

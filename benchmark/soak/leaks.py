@@ -1,4 +1,4 @@
-"""What is left when nothing is asked any more; it must be nothing."""
+"""What a server still holds when the load has ended; it must be nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmark.demo import wait_for_sidecar
-from benchmark.server import Server, ServerError
-from benchmark.soak.monitor import SIDECAR_STATE, STATE, state_of
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import state_of, wait_for_sidecar
+from benchmark.soak.monitor import SIDECAR_STATE, STATE
 from benchmark.soak.processes import SIDECAR, usage
 
 IDLE_S = 180.0
@@ -16,7 +16,7 @@ IDLE_S = 180.0
 SIDECAR_S = 600.0
 """A sidecar that was killed last may take this long to load its model, on a busy machine."""
 SETTLED_S = 3.0
-"""For how long all must be 0: what the sidecar holds is told once a second."""
+"""Seconds for which all must be 0; the sidecar reports what it holds once a second."""
 FILES_SLACK = 4
 """Open files that one process may have more than before: connections that are about to close."""
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from benchmark.soak.answers import Answer
 from benchmark.soak.asking import Outcome, ask
 from benchmark.soak.journal import Journal
@@ -124,12 +124,11 @@ class Load:
             abort = threading.Timer(request.after_s, self._abort, [request.rid])
             abort.daemon = True
             abort.start()
-        patience = request.after_s if request.fate is Fate.HANG_UP else None
         outcome = ask(
             self._server.port,
             request.template.path,
             request.body,
-            patience=patience,
+            hang_up_s=request.after_s if request.fate is Fate.HANG_UP else None,
             pieces=request.after_pieces,
         )
         if abort is not None:

@@ -1,4 +1,4 @@
-"""What is asked next, drawn with a seed: which request, by what name, and what becomes of it."""
+"""The random row of requests of a soak: what each asks, its rid, and how it is to end."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Fate(Enum):
 
     FINISH = "finish"
     HANG_UP = "hang up"
-    """Its client closes the connection, wherever the request is then."""
+    """The client closes the connection."""
     ABORT = "abort"
-    """By /abort_request."""
+    """The client calls /abort_request."""
     BAD = "bad"
-    """It is to be refused with HTTP 400."""
+    """The server must refuse it with HTTP 400."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Request:
     number: int
     template: Template
     body: dict[str, Any]
-    """As it is sent, with rid, guesses, controls and `stream`."""
+    """Body that is sent, with rid, guesses, controls and `stream`."""
     fate: Fate = Fate.FINISH
     after_s: float | None = None
     """When its client hangs up, or it is aborted; None otherwise."""
     after_pieces: int | None = None
     """Hang up after this many pieces of a stream; None to go by time, if at all."""
     kinds: tuple[str, ...] = ()
-    """What is special about it, to be counted."""
+    """Properties of the request that are counted."""
 
     @property
     def rid(self) -> str | None:
@@ -124,7 +124,7 @@ class Mix:
         )
 
     def _fate(self) -> tuple[Fate, float | None, int | None]:
-        """And the time or the piece after which a request is cut."""
+        """The fate, and the seconds or the pieces after which a request is cut."""
         rng = self._rng
         chance = rng.random()
         # From milliseconds, before the prompt is read, to seconds, when some have ended.
@@ -214,7 +214,7 @@ CONTROLS: tuple[dict[str, Any], ...] = (
     {"qspec_greedy_first": False, "qspec_temperature": 0.3},
     {"qspec_return_provenance": True},
 )
-"""Of custom_params; none of them changes an answer."""
+"""`custom_params` that change no answer."""
 BAD: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
     ("open tag", "a <NGRAMGUESS>b", {}, {}),
     ("closing tag", "a </NGRAMGUESS>b", {}, {}),

@@ -1,4 +1,4 @@
-"""Samples, once a second, of what the server and its sidecar hold."""
+"""A sample each second of what the server and its sidecar hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import threading
 import time
 from typing import Any
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import state_of
 from benchmark.soak.journal import Journal
 from benchmark.soak.load import Load
 from benchmark.soak.processes import ROLES, SIDECAR, usage
@@ -15,12 +16,11 @@ from benchmark.soak.processes import ROLES, SIDECAR, usage
 INTERVAL_S = 1.0
 USS_EVERY = 10
 """Samples: to find a process's own memory takes milliseconds."""
-STATE_TIMEOUT_S = 60.0
 MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
-"""Of /server_info; all are 0 when nothing is asked."""
+"""Fields of /server_info that are 0 without requests."""
 SIDECAR_STATE = ("sidecar_texts", "sidecar_rows", "sidecar_kv_tokens")
-"""Likewise, where the server tells them."""
+"""Fields of the sidecar that are 0 without requests, if the server reports them."""
 COLUMNS = [
     "at",
     "in_flight",
@@ -34,13 +34,6 @@ COLUMNS = [
 
 Row = dict[str, Any]
 """A sample by the names of COLUMNS; what could not be measured is missing."""
-
-
-def state_of(server: Server) -> dict[str, Any]:
-    """What the server tells of QSPEC. Raises ServerError or OSError."""
-    info = server.get("/server_info", timeout=STATE_TIMEOUT_S)
-    state: dict[str, Any] = info["internal_states"][0]["qspec"]
-    return state
 
 
 class Monitor:

@@ -1,4 +1,4 @@
-"""The processes of a server by what they do, and how much memory and how many files they hold."""
+"""Memory and open files of a server's processes, by role."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 SIDECAR = "sidecar"
 SERVER_ROLES = ("front", "scheduler", "detokenizer", "other")
@@ -15,10 +15,10 @@ ROLES = (*SERVER_ROLES, SIDECAR)
 
 @dataclass(frozen=True)
 class Usage:
-    """What one role holds; of several processes together."""
+    """What the processes of one role hold together."""
 
     pid: int
-    """Of one of them."""
+    """Pid of one of the processes."""
     rss: int
     """Resident memory, in bytes, shared pages too."""
     uss: int | None
@@ -41,7 +41,7 @@ def role_of(process: psutil.Process, front: int) -> str:
 
 
 def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
-    """By role; processes that end meanwhile are left out. `with_uss` takes some milliseconds."""
+    """Usage by role, of the processes that still run. `with_uss` takes some milliseconds."""
     found: dict[str, Usage] = {}
     processes = server.processes
     for process in processes:
@@ -58,12 +58,3 @@ def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
             own = Usage(both.pid, both.rss + own.rss, summed, both.files + own.files)
         found[role] = own
     return found
-
-
-def sidecar_of(server: Server) -> psutil.Process:
-    """The sidecar's process. Raises LookupError if there is none, or psutil.NoSuchProcess."""
-    processes = server.processes
-    for process in processes:
-        if role_of(process, processes[0].pid) == SIDECAR and process.is_running():
-            return process
-    raise LookupError("the server has no sidecar now")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from benchmark.soak.answers import Answer, whole
 from benchmark.soak.asking import ask
 from benchmark.soak.templates import Template

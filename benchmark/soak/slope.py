@@ -1,21 +1,23 @@
-"""How fast something grows, with a bound on what that figure is worth.
+"""The growth of a figure per hour, with a 95 % interval.
 
-Neighbouring samples of a process's memory are alike, so as many samples as there are seconds would
-make least squares look far more certain than they are. So samples are first averaged over BLOCKS
-stretches of equal time; the line goes through these means, and the interval is Student's, from how
-far they lie off the line.
+Neighbouring samples of a process's memory are alike, so least squares over all of them would give
+an interval that is far too small. Samples are therefore averaged over BLOCKS stretches of equal
+time. The line goes through these means, and the interval is Student's, from their residuals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from scipy import stats
+
+from benchmark.harness.statistics import rounded
 
 BLOCKS = 12
-STUDENT_975 = 2.228
-"""97.5 % point of Student's t with BLOCKS - 2 degrees of freedom: 95 % lie within."""
+STUDENT_975 = float(stats.t.ppf(0.975, BLOCKS - 2))
+"""95 % of Student's t with BLOCKS - 2 degrees of freedom lie within plus and minus this."""
 HOUR_S = 3600.0
 MIN_PER_BLOCK = 3
 """Samples, so that a block's mean is one."""
@@ -30,18 +32,15 @@ class Slope:
     high: float
 
     def record(self) -> dict[str, float]:
-        return {
-            "per_hour": round(self.per_hour, 3),
-            "low": round(self.low, 3),
-            "high": round(self.high, 3),
-        }
+        found: dict[str, float] = rounded(asdict(self))
+        return found
 
     def __str__(self) -> str:
         return f"{self.per_hour:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
 def slope(samples: Sequence[tuple[float, float]]) -> Slope | None:
-    """Of (seconds, value) by least squares over block means; None if there are too few samples."""
+    """Slope of (seconds, value), by least squares over block means; None for too few samples."""
     if len(samples) < BLOCKS * MIN_PER_BLOCK:
         return None
     points = np.array(sorted(samples), dtype=np.float64)
@@ -54,13 +53,8 @@ def slope(samples: Sequence[tuple[float, float]]) -> Slope | None:
         return None
     times = np.bincount(places, points[:, 0], BLOCKS) / counts
     values = np.bincount(places, points[:, 1], BLOCKS) / counts
-    away = times - times.mean()
-    square = float((away**2).sum())
-    per_s = float((away * values).sum()) / square
-    residuals = values - values.mean() - per_s * away
-    error = float(np.sqrt((residuals**2).sum() / (BLOCKS - 2) / square))
-    return Slope(
-        per_s * HOUR_S,
-        (per_s - STUDENT_975 * error) * HOUR_S,
-        (per_s + STUDENT_975 * error) * HOUR_S,
-    )
+    line = stats.linregress(times, values)
+    # The error of means that are all equal is not a number.
+    half = STUDENT_975 * np.nan_to_num(line.stderr)
+    ends = (line.slope, line.slope - half, line.slope + half)
+    return Slope(*(float(end) * HOUR_S for end in ends))

@@ -11,11 +11,11 @@ from benchmark.soak.slope import Slope, slope
 WARM_UP_S = 300.0
 LEAST_LIFE_S = 60.0
 LEAST_LIFE_SHARE = 0.1
-"""Of the samples' time: a shorter life of the sidecar tells nothing of its memory."""
+"""Share of the samples' time; a shorter life of the sidecar shows nothing of its memory."""
 
 
 def warm_up(seconds: float) -> float:
-    """How much of so long a time is left out of a slope: a quarter, and up to half for WARM_UP_S.
+    """Seconds that a slope leaves out: a quarter of all, or up to half of all for WARM_UP_S.
 
     Caches and the allocator fill up meanwhile.
     """
@@ -23,7 +23,7 @@ def warm_up(seconds: float) -> float:
 
 
 def server_slopes(rows: list[Row], began: float, ended: float) -> dict[str, Slope | None]:
-    """In MiB per hour between two moments, after a warm-up: of all processes but the sidecar.
+    """MiB per hour of all processes but the sidecar, between two moments and after a warm-up.
 
     `rss` and `uss` are of all together, and the rest of one role's resident memory each.
     """

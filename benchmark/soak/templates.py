@@ -1,4 +1,4 @@
-"""Requests with one right answer, which the soak repeats: greedy ones, and sampled ones of a seed.
+"""Requests with one right answer, which the soak repeats: greedy ones, and ones with a seed.
 
 A template is written once, in the terms of `/generate`, and `body` puts it into those of the three
 endpoints.
@@ -17,7 +17,7 @@ CHAT = "/v1/chat/completions"
 PATHS = (GENERATE, COMPLETIONS, CHAT)
 
 POOL_SEED = 20
-"""The pool is the same in all soaks; what is asked when is drawn with the soak's own seed."""
+"""Seed of the pool, which is the same in all soaks."""
 SEEDED_SHARE = 3
 """One template of this many is sampled with a seed; the others are greedy."""
 
@@ -52,7 +52,7 @@ class Template:
     path: str
     text: str
     sampling: dict[str, Any] = field(default_factory=dict)
-    """By the names of `/generate`."""
+    """Sampling parameters, by their names in `/generate`."""
     number: int | None = None
     """Place in the pool; None for a sampled request without a seed, which has no one answer."""
 
@@ -71,7 +71,7 @@ class Template:
         return any(name.endswith("_penalty") for name in self.sampling)
 
     def body(self, text: str, custom: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Of an HTTP request with `text` for the prompt and `custom` as custom_params."""
+        """Body of an HTTP request with `text` as the prompt and `custom` as custom_params."""
         if self.path == GENERATE:
             sampling = {**self.sampling, **({"custom_params": custom} if custom else {})}
             return {"text": text, "sampling_params": sampling, **more}
@@ -103,7 +103,7 @@ def pool(size: int) -> list[Template]:
 
 
 def unseeded(rng: random.Random) -> Template:
-    """A sampled request whose answer is another one each time."""
+    """A sampled request without a seed, which has another answer each time."""
     sampling = seeded(rng, 0)
     del sampling["sampling_seed"]
     return Template(rng.choice(PATHS), prompt(rng), {**sampling, **shape(rng)})

@@ -1,9 +1,9 @@
-"""What is served: cases in which drafts do not pay, and Spec-Bench, by the requests in flight."""
+"""The cases of `bench_worst_case`, in which drafts do not pay, and its cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GUESSES = "wrong-guesses"
 SIDECAR = "wrong-sidecar"
@@ -14,7 +14,7 @@ SPEC_BENCH = "spec-bench"
 BASELINE = "none"
 ADAPTIVE = "adaptive"
 FIXED = "width-"
-"""And a number: each pass verifies so many tokens of each request."""
+"""Prefix of a width: the tokens of each request that every pass verifies."""
 
 
 @dataclass(frozen=True)
@@ -23,65 +23,71 @@ class Case:
 
     name: str
     text: str
-    """What it is, for people."""
+    """What it is, for --help."""
     sources: tuple[str, ...] = ()
-    """That drafts may come from; all if empty."""
+    """Sources that drafts may come from; all if empty."""
     temperature: float = 0.0
     misled: bool = False
-    """Whether the sidecar is the one whose drafts are wrong."""
+    """Whether the sidecar is the one that drafts wrong tokens."""
 
 
 CASES = (
     Case(
         GUESSES,
-        "the client's guesses resemble the answer, and each token that they propose is wrong",
+        "guesses of the client that resemble the answer and propose wrong tokens alone",
         ("guess",),
     ),
     Case(
         SIDECAR,
-        "all that the sidecar drafts is wrong, and comes in good time",
+        "a sidecar that drafts wrong tokens alone, as fast as a good one",
         ("queue", "step"),
         misled=True,
     ),
     Case(RANDOM, "prompts of random tokens, at temperature 1.5", temperature=1.5),
-    Case(LONG, "prompts of thousands of tokens that have all but their ends in common"),
+    Case(LONG, "prompts of thousands of tokens that differ in their ends alone"),
     Case(SPEC_BENCH, "prompts of Spec-Bench, two for each request in flight"),
 )
 BY_NAME = {case.name: case for case in CASES}
 
 
 @dataclass(frozen=True)
-class Block:
-    """A case at some number of requests in flight: what all configurations serve in turn."""
+class Cell:
+    """A configuration's turn at a case, with some number of requests in flight."""
 
     round: int
     """From 1."""
     case: str
     running: int
     """Requests that run at once."""
-    configs: tuple[str, ...]
-    """In the order in which they are served."""
+    config: str
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.running} in flight, {self.config}"
 
 
-def blocks_of(
+def cells_of(
     cases: Iterable[str], levels: Sequence[int], widths: Sequence[int], rounds: int
-) -> list[Block]:
-    """All of them, each round in the order opposite to the one before.
+) -> list[Cell]:
+    """All cells, each round in the order opposite to the one before.
 
     Fixed widths are compared on Spec-Bench alone.
     """
-    blocks = []
-    for number in range(1, rounds + 1):
-        served = []
-        for case in cases:
-            fixed = [f"{FIXED}{width}" for width in widths] if case == SPEC_BENCH else []
-            configs = (BASELINE, ADAPTIVE, *fixed)
-            turned = configs if number % 2 else configs[::-1]
-            served += [Block(number, case, level, turned) for level in levels]
-        blocks += served if number % 2 else served[::-1]
-    return blocks
+    chosen = list(cases)
+    first = []
+    for case in chosen:
+        fixed = [f"{FIXED}{width}" for width in widths] if case == SPEC_BENCH else []
+        first += [
+            Cell(1, case, level, config)
+            for level in levels
+            for config in (BASELINE, ADAPTIVE, *fixed)
+        ]
+    return [
+        replace(cell, round=number)
+        for number in range(1, rounds + 1)
+        for cell in (first if number % 2 else first[::-1])
+    ]
 
 
 def width_of(config: str) -> int | None:
-    """Of a configuration of one width; None for the others."""
+    """The width of a configuration of one width; None for the others."""
     return int(config.removeprefix(FIXED)) if config.startswith(FIXED) else None

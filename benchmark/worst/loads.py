@@ -1,4 +1,4 @@
-"""The requests of a cell: prompts, and guesses that mislead."""
+"""The loads of `bench_worst_case`: prompts, and guesses that mislead."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.demo import render
+from benchmark.harness.dataset import of_round, render
 from benchmark.prompts import PROMPTS
 from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 
 DOCUMENTS = ("README.md", "docs/design.md", "docs/theory.md", "docs/results.md")
 RANDOM_PROMPT_TOKENS = 64
 GUESS_TOKENS = 4096
-"""Of one request, at most; the server's own cap by default."""
+"""Most guess tokens of a request; a server's default."""
 MOST_COPIES = 4
 
 
@@ -30,11 +30,13 @@ class Load:
 
 
 class Loads:
-    """Makes the loads of all cases; the same ones each time."""
+    """The loads of all cases; they are the same in every run."""
 
     def __init__(self, model: Path, spec_bench: Sequence[str], context: int, tokens: int) -> None:
-        """`spec_bench` are prompts in the chat template; `context` and `tokens` are lengths of
-        long prompts and of answers."""
+        """`spec_bench` are prompts in the chat template.
+
+        `context` and `tokens` are lengths of long prompts and of answers, in tokens.
+        """
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -46,47 +48,40 @@ class Loads:
             tuple(tokenizer(f"\n\nIn other words, part {n} of this says that").input_ids)
             for n in range(1, 65)
         ]
-        # Those at the front are control tokens.
+        # The first ids are control tokens.
         self._ordinary = range(100, tokenizer.vocab_size)
         self._tokens = tokens
 
     def of(self, case: str, running: int, number: int) -> Load:
-        """What a block of round `number` has to serve."""
+        """The load of a case in round `number`."""
         if case == RANDOM:
             draw = random.Random(f"{running} {number}")
-            prompts = [
-                tuple(draw.choices(self._ordinary, k=RANDOM_PROMPT_TOKENS)) for _ in range(running)
-            ]
-            return Load(tuple(prompts), self._tokens)
+            drawn = (draw.choices(self._ordinary, k=RANDOM_PROMPT_TOKENS) for _ in range(running))
+            return self._load(list(map(tuple, drawn)))
         if case == LONG:
             prompts = [self._document + self._questions[i % 64] for i in range(running)]
-            return Load(tuple(prompts), self._tokens, shared=len(self._document))
+            return self._load(prompts, shared=len(self._document))
         if case == SPEC_BENCH:
-            return Load(_some(self._spec_bench, max(4, 2 * running), number), self._tokens)
+            return self._load(of_round(self._spec_bench, max(4, 2 * running), number))
         if case in (GUESSES, SIDECAR):
-            return Load(_some(self._own, running, number), self._tokens)
+            return self._load(of_round(self._own, running, number))
         raise ValueError(f"{case!r} is no case")
+
+    def _load(self, prompts: Sequence[tuple[int, ...]], shared: int = 0) -> Load:
+        return Load(tuple(prompts), self._tokens, shared)
 
 
 def _documents() -> str:
-    """Real text at hand."""
+    """Real text: the repository's own documents."""
     root = Path(__file__).parents[2]
     return "\n".join((root / name).read_text(encoding="utf-8") for name in DOCUMENTS)
-
-
-def _some(
-    prompts: Sequence[tuple[int, ...]], count: int, number: int
-) -> tuple[tuple[int, ...], ...]:
-    """`count` of them, others in each round as far as there are others."""
-    first = (number - 1) * count
-    return tuple(prompts[i % len(prompts)] for i in range(first, first + count))
 
 
 def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
     """Guesses that match the answer in each of its places and propose a wrong token there.
 
-    Every two tokens of the answer, followed by one that does not follow them, many times over: they
-    agree with each other, so they are believed until they are seen to be wrong.
+    A guess has every two tokens of the answer, followed by a token that does not follow them there.
+    Copies of it agree with each other, so the server trusts them until it has seen them fail.
     """
     guess: list[int] = []
     for first, second, following in zip(answer, answer[1:], answer[2:], strict=False):
@@ -99,7 +94,7 @@ def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
 
 
 def sampling(temperature: float, max_new_tokens: int, **custom_params: Any) -> dict[str, Any]:
-    """Of a request whose answer is of that length exactly."""
+    """Sampling parameters of a request for exactly `max_new_tokens`."""
     return {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,

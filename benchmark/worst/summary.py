@@ -1,20 +1,23 @@
-"""What the runs amount to: each configuration against no speculation, and adaptive against fixed.
-
-Ratios are of one round, where the two were served one soon after the other; medians over rounds.
-"""
+"""The figures of `bench_worst_case`: QSPEC over no speculation, and adaptive over fixed widths."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from benchmark.page import markdown_table, text_table
-from benchmark.worst.cases import ADAPTIVE, BASELINE, width_of
-from benchmark.worst.journal import Entry
+from benchmark.harness.report import Report, Table
+from benchmark.harness.run import Run
+from benchmark.harness.statistics import Medians, Ratio, number, percent, ratio_record, rounded
+from benchmark.worst.cases import ADAPTIVE, BASELINE, Cell, width_of
 
 HEAD = ("case", "in flight", "config", "tokens/s", "over none", "proposed", "accepted", "others")
+NOTE = (
+    "proposed, accepted: draft tokens of a request in a pass; others: the largest share of the "
+    "processors that other processes took in a round"
+)
+METHOD = """All configurations serve a case one after another, in an order that reverses from round
+to round; servers that do not serve are stopped. Ratios are of tokens per second."""
 
 
 @dataclass(frozen=True)
@@ -24,108 +27,108 @@ class Row:
     case: str
     running: int
     config: str
-    rounds: int
-    tokens_per_s: float
-    ratio: float | None
+    rounds: Mapping[int, Run]
+    ratio: Ratio | None
     """Tokens per second over those of no speculation."""
-    accept_length: float
-    """Tokens of a request and pass, the target's own included."""
-    proposed_per_pass: float
-    """Draft tokens of a request."""
-    others_share: float
-    """Largest of the rounds: of all processors, what went to others."""
 
-    def cells(self) -> tuple[str, ...]:
-        ratio = "" if self.ratio is None else f"{self.ratio:.3f}"
-        return (
+    @property
+    def tokens_per_s(self) -> float:
+        found: float = Medians(tuple(self.rounds.values())).tokens_per_s
+        return found
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens of a request in a pass, the target's own included."""
+        return 1.0 + self._per_pass(sum(run.accepted.total() for run in self.rounds.values()))
+
+    @property
+    def proposed_per_pass(self) -> float:
+        """Draft tokens of a request in a pass."""
+        return self._per_pass(sum(run.proposed for run in self.rounds.values()))
+
+    @property
+    def others_share(self) -> float:
+        """Largest share of all processors that other processes took in a round."""
+        return max(run.others_share for run in self.rounds.values())
+
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        return [
             self.case,
             str(self.running),
             self.config,
             f"{self.tokens_per_s:.1f}",
-            ratio,
-            f"{self.proposed_per_pass:.2f}",
-            f"{self.accept_length - 1:.2f}",
-            f"{self.others_share:.0%}",
-        )
+            "" if self.ratio is None else str(self.ratio),
+            number(self.proposed_per_pass),
+            number(self.accept_length - 1),
+            percent(self.others_share),
+        ]
 
     def record(self) -> dict[str, Any]:
         """For the line of JSON."""
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in asdict(self).items()
-        }
+        names = ("case", "running", "config", "tokens_per_s", "accept_length", "proposed_per_pass")
+        found = {name: getattr(self, name) for name in (*names, "others_share")}
+        ratio = ratio_record("ratio", self.ratio, 4)
+        return {**rounded(found, 4), **ratio, "rounds": len(self.rounds)}
+
+    def _per_pass(self, tokens: int) -> float:
+        if self.config == BASELINE:
+            return 0.0
+        return tokens / max(1, sum(run.passes for run in self.rounds.values()))
 
 
 class Summary:
     """All rows in the order of the runs, and the two figures that have goals."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        found: dict[tuple[str, int], dict[str, list[Entry]]] = {}
-        for entry in entries:
-            configs = found.setdefault((entry.case, entry.running), {})
-            configs.setdefault(entry.config, []).append(entry)
+    def __init__(self, runs: Mapping[Cell, Run]) -> None:
+        self._loads: dict[tuple[str, int], dict[str, dict[int, Run]]] = {}
+        for cell, run in runs.items():
+            configs = self._loads.setdefault((cell.case, cell.running), {})
+            configs.setdefault(cell.config, {})[cell.round] = run
         self.rows = [
-            _row(runs, configs.get(BASELINE, ()))
-            for configs in found.values()
-            for runs in configs.values()
+            Row(case, running, config, rounds, _over(rounds, configs, config))
+            for (case, running), configs in self._loads.items()
+            for config, rounds in configs.items()
         ]
-        self._by_load = found
 
     @property
-    def worst_ratio(self) -> float | None:
+    def worst_ratio(self) -> Ratio | None:
         """The least of adaptive over no speculation; None before both have served a case."""
-        ratios = [row.ratio for row in self.rows if row.config == ADAPTIVE]
-        return min((ratio for ratio in ratios if ratio is not None), default=None)
+        ratios = [row.ratio for row in self.rows if row.config == ADAPTIVE and row.ratio]
+        return min(ratios, key=lambda ratio: ratio.median, default=None)
 
     @property
-    def adaptive_over_best_fixed_min(self) -> float | None:
-        """Over the fixed width that is fastest at as many requests; None without any."""
-        found = []
-        for configs in self._by_load.values():
-            ratios = [
-                _median_ratio(configs.get(ADAPTIVE, ()), runs)
-                for config, runs in configs.items()
-                if width_of(config) is not None
-            ]
-            known = [ratio for ratio in ratios if ratio is not None]
-            if known:
-                found.append(min(known))
-        return min(found, default=None)
+    def adaptive_over_best_fixed_min(self) -> Ratio | None:
+        """The least over the fixed width that is fastest at the same requests in flight."""
+        ratios = [
+            Ratio.of(configs.get(ADAPTIVE, {}), rounds)
+            for configs in self._loads.values()
+            for config, rounds in configs.items()
+            if width_of(config) is not None
+        ]
+        return min(filter(None, ratios), key=lambda ratio: ratio.median, default=None)
 
     def record(self) -> dict[str, Any]:
         """For the line of JSON."""
-        worst, adaptive = self.worst_ratio, self.adaptive_over_best_fixed_min
         return {
-            "worst_ratio": None if worst is None else round(worst, 3),
-            "adaptive_over_best_fixed_min": None if adaptive is None else round(adaptive, 3),
+            **ratio_record("worst_ratio", self.worst_ratio),
+            **ratio_record("adaptive_over_best_fixed_min", self.adaptive_over_best_fixed_min),
             "rows": [row.record() for row in self.rows],
         }
 
-    def table(self) -> str:
-        return "\n".join(text_table([HEAD, *(row.cells() for row in self.rows)]))
-
-    def markdown(self) -> str:
-        return markdown_table(HEAD, [row.cells() for row in self.rows])
-
-
-def _row(runs: Sequence[Entry], baseline: Sequence[Entry]) -> Row:
-    first = runs[0]
-    passes = max(1, sum(entry.run.passes for entry in runs))
-    return Row(
-        first.case,
-        first.running,
-        first.config,
-        len(runs),
-        statistics.median(entry.run.tokens_per_s for entry in runs),
-        None if first.config == BASELINE else _median_ratio(runs, baseline),
-        1.0 + sum(entry.run.accepted for entry in runs) / passes,
-        sum(entry.run.proposed for entry in runs) / passes,
-        max(entry.run.others_share for entry in runs),
-    )
+    def report(self, failed: Mapping[str, str], facts: Mapping[str, Any]) -> Report:
+        """One table."""
+        table = Table("Cases", HEAD, [row.cells() for row in self.rows], NOTE)
+        headline = (
+            f"Adaptive width over no speculation, at least: {number(self.worst_ratio)}. Over the "
+            f"fastest fixed width, at least: {number(self.adaptive_over_best_fixed_min)}."
+        )
+        return Report(
+            "What drafts that do not pay cost", headline, [table], METHOD, facts, (), failed
+        )
 
 
-def _median_ratio(runs: Iterable[Entry], others: Iterable[Entry]) -> float | None:
-    """Of tokens per second in the rounds that both have served; None if there is none."""
-    rates = {entry.round: entry.run.tokens_per_s for entry in others}
-    ratios = [e.run.tokens_per_s / rates[e.round] for e in runs if e.round in rates]
-    return statistics.median(ratios) if ratios else None
+def _over(
+    rounds: Mapping[int, Run], configs: Mapping[str, Mapping[int, Run]], config: str
+) -> Ratio | None:
+    return None if config == BASELINE else Ratio.of(rounds, configs.get(BASELINE, {}))

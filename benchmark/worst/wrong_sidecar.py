@@ -1,10 +1,9 @@
-"""A sidecar whose drafts are always wrong: a real process at the real wire, without a model.
+"""A sidecar that drafts wrong tokens: a process that speaks the protocol, without a model.
 
     python -m benchmark.worst.wrong_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT [CORE ...]
 
-It keeps to the protocol in everything, as a sidecar does whose model knows nothing of the target's:
-completions come at once, and steps as quickly as a good drafter gives them, so that they are worth
-waiting for by all but what becomes of them. Every token is drawn at random. On SIGTERM it ends.
+It draws every token at random and otherwise keeps to the protocol. Completions come at once, and
+steps as fast as a good drafter gives them, so that the target waits for them. It ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LONGEST_COMPLETION = 64
 
 
 class Guesser:
-    """Drafts for what it is asked; keeps one step draft for each request, the latest."""
+    """Drafts completions at once, and for each request one step draft, from its latest commit."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self.drafted = 0
@@ -48,10 +47,10 @@ class Guesser:
         self._vocab_size = vocab_size
         self._number = MAX_COMPLETIONS
         self._steps: dict[tuple[Peer, int], tuple[Commit, int, int]] = {}
-        """The commit that each goes on from, its number, and tokens so far."""
+        """The commit that a step draft continues, the draft's number, and its tokens so far."""
 
     def submit(self, message: Submit) -> list[Drafted]:
-        """All of its completions."""
+        """All completions of the submission."""
         length = min(message.max_new_tokens, LONGEST_COMPLETION)
         return [
             self._draft(message, number, message.base_len, 0, length, finished=True)
@@ -68,7 +67,7 @@ class Guesser:
         self._steps.pop((peer, message.submission), None)
 
     def step(self) -> list[tuple[Peer, Drafted]]:
-        """One token more of each step draft that has not run far enough ahead."""
+        """One more token of each step draft that is not long enough yet."""
         drafts = []
         for key, (commit, number, length) in list(self._steps.items()):
             finished = length + 1 >= commit.max_new_tokens
@@ -123,7 +122,7 @@ def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> No
 
 @contextmanager
 def running(model: Path, cores: Sequence[int]) -> Iterator[str]:
-    """One for a target, as a process on these processors (any if there are none): its endpoint."""
+    """Run the sidecar for a target on `cores`, or on any if it is empty; yields its endpoint."""
     from transformers import AutoConfig, AutoTokenizer
 
     vocab_size = AutoConfig.from_pretrained(model).vocab_size

@@ -1,11 +1,11 @@
-"""Runs of configurations, made up."""
+"""Made-up runs of `bench_queue`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmark.queueing.journal import Entry
-from benchmark.queueing.serving import Answer, BlockRun
+from benchmark.harness.run import Answer, Counters, Run
+from benchmark.queueing.load import Cell
 
 
 def answer(
@@ -29,19 +29,14 @@ def answer(
     )
 
 
-def run(
-    *answers: Answer,
-    group: str = "qa",
-    part: int = 0,
-    seconds: float = 2.0,
-    drafted: int | None = None,
-) -> list[BlockRun]:
-    return [BlockRun(group, part, seconds, tuple(answers), drafted)]
+def run(*answers: Answer, seconds: float = 2.0, drafted: int | None = None) -> Run:
+    counters = None if drafted is None else Counters({}, drafted, 0.0, 0)
+    return Run(seconds, tuple(answers), counters=counters)
 
 
-def entries(number: int, names: Sequence[str]) -> list[Entry]:
-    """A round of two groups; whatever is not `none` is twice as fast."""
-    written = []
+def round_of(number: int, names: Sequence[str]) -> dict[Cell, Run]:
+    """A round of two groups; all configurations but `none` are twice as fast."""
+    found = {}
     for name in names:
         plain = name.startswith("none")
         seconds = 4.0 if plain else 2.0
@@ -51,11 +46,6 @@ def entries(number: int, names: Sequence[str]) -> list[Entry]:
             else answer(passes=4, proposed=10, accepted={"queue": 3, "output": 2})
         )
         drafted = 40 if name.startswith("qspec") else None
-        written += [
-            Entry(number, name, block)
-            for block in (
-                *run(one, one, group="qa", seconds=seconds, drafted=drafted),
-                *run(one, group="rag", seconds=seconds, drafted=drafted),
-            )
-        ]
-    return written
+        found[Cell(number, "qa", 0, name)] = run(one, one, seconds=seconds, drafted=drafted)
+        found[Cell(number, "rag", 0, name)] = run(one, seconds=seconds, drafted=drafted)
+    return found

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.queueing.configurations import NAMES, Settings, configuration
+from benchmark.harness.configuration import Settings
+from benchmark.queueing.configurations import NAMES, configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (3,), (5,))
 
@@ -18,7 +19,7 @@ def flags(name: str, settings: Settings = SETTINGS) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_configurations_differ_only_in_speculation_and_cores(name: str) -> None:
-    speculation = configuration(name, SETTINGS).speculation
+    speculation = configuration(name, SETTINGS).flags
     command, plain = flags(name), flags("none")
     assert all(flag.startswith("--speculative") for flag in speculation[::2])
     # The port is each server's own.
@@ -33,8 +34,8 @@ def test_the_baseline_at_equal_hardware_has_the_cores_of_both() -> None:
     for name in ("none", "ngram", "lookup"):
         plain, equal = (configuration(n, SETTINGS) for n in (name, f"{name}-equal"))
         assert (plain.cores, equal.cores) == ((3,), (3, 5))
-        assert plain.speculation == equal.speculation
-    speculation = configuration("qspec-8", SETTINGS).speculation
+        assert plain.flags == equal.flags
+    speculation = configuration("qspec-8", SETTINGS).flags
     assert speculation[speculation.index("--speculative-qspec-cores") + 1] == "5"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.overhead.iterations import added, percentile, plain_decode, read
+from benchmark.overhead.iterations import added, plain_decode, read
 
 
 def line(**changes: Any) -> str:
@@ -51,11 +51,6 @@ def test_the_parts_add_up_to_the_mean_of_what_is_ours() -> None:
     assert found.parts["propose"] == pytest.approx(2.0)
     assert found.parts["hook: poll"] == pytest.approx(1.0)
     assert list(found.parts.values()) == sorted(found.parts.values(), reverse=True)
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.0, 1)])
-def test_a_percentile_is_one_of_the_values(share: float, expected: int) -> None:
-    assert percentile([float(value) for value in range(100, 0, -1)], share) == expected
 
 
 def test_without_iterations_there_is_nothing_to_report() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from test.verify.chi_square import Fit, compare
 
 TEXT = "The old house at the end of the road was"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from benchmark.worst.loads import misleading, sampling
 from sglang_qspec.models import DemoModels
 

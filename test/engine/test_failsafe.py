@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.requests import speculator
 from sglang_qspec.engine.requests.speculator import Speculator

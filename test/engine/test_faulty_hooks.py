@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server, ServerError
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server, ServerError
 from sglang_qspec.engine import hooks
 from sglang_qspec.engine.hooks import OnError
 from sglang_qspec.models import DemoModels

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from sglang_qspec.engine import hooks
 from sglang_qspec.engine.hooks import OnError
 from sglang_qspec.models import DemoModels

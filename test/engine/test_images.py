@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine import vision
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing

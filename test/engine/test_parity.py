@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark.demo import wait_for_sidecar
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import wait_for_sidecar
 from sglang_qspec.models import DemoModels
 from test.engine.server.running import cores
 

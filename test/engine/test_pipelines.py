@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-from benchmark.demo import render, wait_for_sidecar
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server, ServerError
 from sglang_qspec.config import MODES, PIPELINES
 from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens

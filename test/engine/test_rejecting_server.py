@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens
 from test.engine.server.running import COMMON, cores, generate, state, until

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from sglang_qspec.__main__ import main
 from sglang_qspec.models import DemoModels
 from test.engine.server.running import (

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from sglang_qspec.config import MODES
 from sglang_qspec.link import PrivateEndpoint, fingerprint
 from sglang_qspec.models import DemoModels

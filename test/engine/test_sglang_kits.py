@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from sglang_qspec.models import DemoModels
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1500)]

@@ -1,11 +1,8 @@
-"""Runs of cells, made up."""
+"""Made-up runs of `bench_batch_parallel`."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from benchmark.parallel.counters import Counters, Passes
-from benchmark.parallel.journal import Entry
+from benchmark.harness.run import Answer, Counters, Gap, Run
 from benchmark.parallel.plan import (
     AHEAD,
     AUTO,
@@ -15,8 +12,8 @@ from benchmark.parallel.plan import (
     QUEUE,
     SEQUENTIAL,
     SEQUENTIAL_HALF,
+    Cell,
 )
-from benchmark.parallel.serving import CellRun, Gap, Served
 
 REQUESTS, TOKENS, PASSES = 6, 11, 5
 """Of every run: tokens of a request, and the passes after its prompt's that gave all but one."""
@@ -34,18 +31,25 @@ DECODED_PER_S = {
 }
 
 
-def passes_of(
-    *, verify_s: float = 0.03, waited_s: float = 0.001, passes: int = 10, batch: int = 3
-) -> Passes:
-    return Passes(passes, passes * batch, 5 * passes * batch, passes * verify_s, passes * waited_s)
-
-
 def counters_of(
-    name: str = "halves", *, draft_s: float = 0.02, batch: int = 3, **passes: Any
+    name: str = "halves",
+    *,
+    verify_s: float = 0.03,
+    draft_s: float = 0.02,
+    waited_s: float = 0.001,
+    passes: int = 10,
+    batch: int = 3,
 ) -> Counters:
     """Of ten passes, each with drafting of its own."""
-    counted = passes_of(batch=batch, **passes)
-    return Counters({name: counted, "queue": Passes()}, counted.passes * draft_s, 100, 50)
+    counted = {
+        "passes": passes,
+        "requests": passes * batch,
+        "rows": 5 * passes * batch,
+        "seconds": passes * verify_s,
+        "waited_seconds": passes * waited_s,
+    }
+    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0)}
+    return Counters(pipelines, 100, passes * draft_s, 50)
 
 
 def run_of(
@@ -53,19 +57,27 @@ def run_of(
     *,
     prefill_s: float = 0.5,
     counters: Counters | None = None,
-    output: str = "same",
+    first_id: int = 0,
     passes: int = PASSES,
     gaps: tuple[Gap, ...] = (),
-) -> CellRun:
+) -> Run:
     """All requests alike; decoding takes what the rate says."""
     decoded = REQUESTS * (TOKENS - 1)
-    one = Served(output, TOKENS, latency=2.0, service=1.0, passes=passes)
-    return CellRun(
-        decoded / decoded_per_s + prefill_s, prefill_s, (one,) * REQUESTS, counters, gaps=gaps
+    ids = tuple(range(first_id, first_id + TOKENS))
+    one = Answer(ids, latency=2.0, service=1.0, passes=passes)
+    return Run(
+        decoded / decoded_per_s + prefill_s,
+        (one,) * REQUESTS,
+        prefill_seconds=prefill_s,
+        counters=counters,
+        gaps=gaps,
     )
 
 
-def entry_of(
+Runs = dict[Cell, Run]
+
+
+def one_run(
     config: str,
     *,
     number: int = 1,
@@ -74,23 +86,33 @@ def entry_of(
     decoded_per_s: float | None = None,
     draft_s: float = 0.03,
     waited_s: float = 0.001,
-) -> Entry:
+) -> Runs:
     """A cell at the speed of DECODED_PER_S, unless it is given one; V is 30 ms."""
     speed = decoded_per_s or DECODED_PER_S[config]
-    counters = (
-        None if config in BASELINES else counters_of(config, draft_s=draft_s, waited_s=waited_s)
-    )
-    if config in (AUTO, AUTO_STEP):
-        counters = counters_of(HALVES, draft_s=draft_s, waited_s=waited_s)
-    return Entry(number, in_flight, k, False, config, run_of(speed, counters=counters))
+    counted = HALVES if config in (AUTO, AUTO_STEP) else config
+    counters = None
+    if config not in BASELINES:
+        counters = counters_of(counted, draft_s=draft_s, waited_s=waited_s)
+    return {cell_of(config, number, in_flight, k): run_of(speed, counters=counters)}
 
 
-def streamed_entry(config: str, *, in_flight: int = 4, k: int = 4) -> Entry:
+def cell_of(config: str, number: int = 1, in_flight: int = 4, k: int = 4) -> Cell:
+    return Cell(number, in_flight, None if config in BASELINES else k, False, config)
+
+
+def streamed_run(config: str, *, in_flight: int = 4, k: int = 4) -> Runs:
     counters = None if config in BASELINES else counters_of()
     gaps = (Gap(0.04, 4), Gap(0.06, 1))
-    return Entry(1, in_flight, k, True, config, run_of(counters=counters, gaps=gaps))
+    cell = Cell(1, in_flight, None if config in BASELINES else k, True, config)
+    return {cell: run_of(counters=counters, gaps=gaps)}
 
 
-def block_entries(in_flight: int = 4, k: int = 4, number: int = 1) -> list[Entry]:
+def block_runs(in_flight: int = 4, k: int = 4, number: int = 1) -> Runs:
     """All configurations of a block."""
-    return [entry_of(name, number=number, in_flight=in_flight, k=k) for name in DECODED_PER_S]
+    return together(
+        *(one_run(name, number=number, in_flight=in_flight, k=k) for name in DECODED_PER_S)
+    )
+
+
+def together(*runs: Runs) -> Runs:
+    return {cell: run for some in runs for cell, run in some.items()}

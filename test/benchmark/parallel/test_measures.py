@@ -6,22 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark.parallel.journal import Entry
-from benchmark.parallel.measures import Cell, Results, figures, streamed
-from benchmark.parallel.serving import Gap
+from benchmark.harness.run import Gap
+from benchmark.parallel.measures import Point, Results, streamed
 from test.benchmark.parallel.cells import (
     REQUESTS,
     TOKENS,
-    block_entries,
+    block_runs,
+    cell_of,
     counters_of,
-    entry_of,
+    one_run,
     run_of,
-    streamed_entry,
+    streamed_run,
+    together,
 )
 
 
 def test_times_are_for_each_verify_pass() -> None:
-    found = figures(run_of(counters=counters_of(verify_s=0.03, draft_s=0.02, waited_s=0.005)))
+    found = run_of(counters=counters_of(verify_s=0.03, draft_s=0.02, waited_s=0.005))
     assert found.verify_s == pytest.approx(0.03)
     assert found.draft_s == pytest.approx(0.02)
     assert found.waited_s == pytest.approx(0.005)
@@ -30,22 +31,22 @@ def test_times_are_for_each_verify_pass() -> None:
 
 
 def test_waiting_for_longer_than_drafting_took_hides_nothing() -> None:
-    assert figures(run_of(counters=counters_of(draft_s=0.01, waited_s=0.02))).hidden_share == 0
+    assert (run_of(counters=counters_of(draft_s=0.01, waited_s=0.02))).hidden_share == 0
 
 
 def test_without_a_sidecar_there_are_no_times_of_drafting() -> None:
-    found = figures(run_of(passes=TOKENS - 1))
+    found = run_of(passes=TOKENS - 1)
     assert found.accept_len == 1.0
     assert (found.verify_s, found.draft_s, found.hidden_share) == (None, None, None)
 
 
 def test_a_pipeline_that_never_drafts_has_no_hidden_share() -> None:
-    found = figures(run_of(counters=counters_of(draft_s=0.0)))
+    found = run_of(counters=counters_of(draft_s=0.0))
     assert (found.draft_s, found.hidden_share) == (0.0, None)
 
 
 def test_the_accept_length_leaves_out_the_prompts_token() -> None:
-    assert figures(run_of()).accept_len == pytest.approx(2.0)
+    assert (run_of()).accept_len == pytest.approx(2.0)
 
 
 def test_tokens_in_one_piece_share_its_gap() -> None:
@@ -56,28 +57,33 @@ def test_tokens_in_one_piece_share_its_gap() -> None:
 
 def test_ratios_are_of_each_round_by_itself() -> None:
     speeds = {1: (10.0, 5.0), 2: (100.0, 100.0), 3: (30.0, 10.0)}
-    results = Results(
-        entry_of(name, number=number, decoded_per_s=speed)
+    runs = (
+        one_run(name, number=number, decoded_per_s=speed)
         for number, pair in speeds.items()
         for name, speed in zip(("halves", "sequential"), pair, strict=True)
     )
-    halves, sequential = (Cell(4, 4, name) for name in ("halves", "sequential"))
-    assert results.decode_ratio(halves, sequential) == pytest.approx(2.0)
-    assert results.decode_ratio(halves, Cell(4, 4, "ahead")) is None
+    results = Results(together(*runs))
+    halves, sequential = (Point(4, 4, name) for name in ("halves", "sequential"))
+    assert str(results.decode_ratio(halves, sequential)) == "2.00 (1.00 to 3.00)"
+    assert results.decode_ratio(halves, Point(4, 4, "ahead")) is None
 
 
 def test_a_ratio_needs_a_round_that_has_both() -> None:
-    results = Results([entry_of("halves", number=1), entry_of("sequential", number=2)])
-    assert results.decode_ratio(Cell(4, 4, "halves"), Cell(4, 4, "sequential")) is None
+    results = Results(together(one_run("halves"), one_run("sequential", number=2)))
+    assert results.decode_ratio(Point(4, 4, "halves"), Point(4, 4, "sequential")) is None
 
 
 def test_rows_are_compared_with_no_speculation_of_as_many_requests_in_flight() -> None:
-    rows = {row.cell.config: row for row in Results(block_entries(in_flight=8)).rows()}
+    rows = {row.point.config: row for row in Results(block_runs(in_flight=8)).rows()}
     halves = rows["halves"]
     tokens, decoded = REQUESTS * TOKENS, REQUESTS * (TOKENS - 1)
     assert halves.figures.tokens_per_s == pytest.approx(tokens / (decoded / 30 + 0.5))
-    assert halves.speedup == pytest.approx((decoded / 10 + 0.5) / (decoded / 30 + 0.5))
-    assert halves.equal_hardware == pytest.approx((decoded / 15 + 0.5) / (decoded / 30 + 0.5))
+    assert halves.speedup is not None
+    assert halves.equal_hardware is not None
+    assert halves.speedup.median == pytest.approx((decoded / 10 + 0.5) / (decoded / 30 + 0.5))
+    assert halves.equal_hardware.median == pytest.approx(
+        (decoded / 15 + 0.5) / (decoded / 30 + 0.5)
+    )
     assert (halves.running, rows["sequential-half"].running) == (8, 4)
     assert rows["sequential-half"].speedup is None
     assert rows["none"].record()["k"] is None
@@ -85,21 +91,16 @@ def test_rows_are_compared_with_no_speculation_of_as_many_requests_in_flight() -
 
 
 def test_streamed_rounds_add_latencies_and_change_nothing_else() -> None:
-    without = Results([entry_of("halves")]).rows()
-    (row,) = Results([entry_of("halves"), streamed_entry("halves")]).rows()
+    without = Results(one_run("halves")).rows()
+    (row,) = Results(together(one_run("halves"), streamed_run("halves"))).rows()
     assert row.streamed is not None
     assert replace(row, streamed=None) == without[0]
     assert row.record()["itl_mean"] == pytest.approx(0.02)
 
 
 def test_outputs_are_compared_with_those_of_no_speculation_and_the_worst_round_counts() -> None:
-    other = run_of(output="other", counters=counters_of())
-    results = Results(
-        [
-            *(entry_of(name, number=number) for name in ("none", "halves") for number in (1, 2)),
-            entry_of("ahead"),
-            Entry(2, 4, 4, False, "ahead", other),
-        ]
-    )
-    identical = {row.cell.config: row.identical for row in results.rows()}
+    other = {cell_of("ahead", number=2): run_of(first_id=1, counters=counters_of())}
+    same = [one_run(name, number=number) for name in ("none", "halves") for number in (1, 2)]
+    results = Results(together(*same, one_run("ahead"), other))
+    identical = {row.point.config: row.identical for row in results.rows()}
     assert identical == {"none": 1.0, "halves": 1.0, "ahead": 0.0}

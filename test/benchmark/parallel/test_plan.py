@@ -1,42 +1,36 @@
-"""Blocks: what they hold, and in which order they are served."""
+"""Cells: in which order they are served, and what they ask."""
 
 from __future__ import annotations
 
-from benchmark.parallel.plan import (
-    BASELINES,
-    NAMES,
-    PIPELINES,
-    Block,
-    blocks_of,
-    mixed,
-    prompts_of,
-    running,
-)
+from benchmark.harness.dataset import mixed
+from benchmark.parallel.plan import BASELINES, NAMES, PIPELINES, Cell, cells_of, prompts_of, running
 
 
 def test_every_other_round_is_served_backwards() -> None:
-    first, second, third = (
-        [(b.in_flight, b.k, b.configs) for b in blocks_of(NAMES, [1, 4], [2, 4], 3, 0)][i : i + 4]
-        for i in (0, 4, 8)
-    )
-    assert first == third
-    assert second == [(level, k, configs[::-1]) for level, k, configs in first[::-1]]
-    assert [(level, k) for level, k, _ in first] == [(2, 1), (2, 4), (4, 1), (4, 4)]
+    cells = cells_of(NAMES, [1, 4], [2, 4], 3, 0)
+    rounds = [
+        [(cell.in_flight, cell.k, cell.config) for cell in cells if cell.round == number]
+        for number in (1, 2, 3)
+    ]
+    assert rounds[0] == rounds[2] == rounds[1][::-1]
+    assert list(dict.fromkeys(cell[:2] for cell in rounds[0] if cell[1])) == [
+        *((2, 1), (2, 4)),
+        *((4, 1), (4, 4)),
+    ]
 
 
 def test_what_does_not_depend_on_k_is_served_with_the_largest_alone() -> None:
-    blocks = blocks_of(NAMES, [1, 8], [4], 1, 0)
-    assert [name in block.configs for block in blocks for name in BASELINES] == [
-        *(False, False),
-        *(True, True),
-    ]
-    assert all(set(PIPELINES) <= set(block.configs) for block in blocks)
+    cells = cells_of(NAMES, [1, 8], [4], 1, 0)
+    served = [(cell.config, cell.k) for cell in cells]
+    assert [name for name, k in served if k is None] == list(BASELINES[::-1])
+    assert served.index(("none", None)) > served.index(("halves", 1))
+    assert {(name, k) for name in PIPELINES for k in (1, 8)} < set(served)
 
 
 def test_a_single_request_has_no_halves() -> None:
-    (block,) = blocks_of(NAMES, [4], [1], 1, 0)
-    assert set(NAMES) - set(block.configs) == {"halves", "sequential-half"}
-    assert blocks_of(["halves"], [4], [1], 1, 0) == []
+    cells = cells_of(NAMES, [4], [1], 1, 0)
+    assert set(NAMES) - {cell.config for cell in cells} == {"halves", "sequential-half"}
+    assert cells_of(["halves"], [4], [1], 1, 0) == []
 
 
 def test_half_of_the_requests_run_for_the_papers_comparison() -> None:
@@ -44,27 +38,26 @@ def test_half_of_the_requests_run_for_the_papers_comparison() -> None:
 
 
 def test_streaming_has_rounds_of_its_own_at_one_k_without_those_that_starve_the_client() -> None:
-    blocks = blocks_of(NAMES, [1, 3, 8], [2, 4], 1, 2)
-    streamed = [block for block in blocks if block.streamed]
-    assert [(b.round, b.in_flight, b.k) for b in streamed] == [
-        *((1, 4, 3), (1, 2, 3)),
-        *((2, 2, 3), (2, 4, 3)),
+    cells = [cell for cell in cells_of(NAMES, [1, 3, 8], [2, 4], 1, 2) if cell.streamed]
+    assert list(dict.fromkeys((cell.round, cell.in_flight) for cell in cells)) == [
+        *((1, 4), (1, 2)),
+        *((2, 2), (2, 4)),
     ]
-    served = set(NAMES) - {"none-equal", "sequential-half"}
-    assert all(set(block.configs) == served for block in streamed)
+    assert {cell.k for cell in cells} == {3, None}
+    assert {cell.config for cell in cells} == set(NAMES) - {"none-equal", "sequential-half"}
 
 
 def test_prompts_are_of_all_groups_in_turn_the_same_for_all_k_and_others_in_each_round() -> None:
     prompts = mixed({"qa": [f"q{n}" for n in range(30)], "rag": ["r0"]})
     assert prompts[:3] == ["q0", "r0", "q1"]
     one, other, second, streamed, small = (
-        prompts_of(block, prompts, 3)
-        for block in (
-            Block(1, 4, 1, False, ()),
-            Block(1, 4, 8, False, ()),
-            Block(2, 4, 1, False, ()),
-            Block(1, 4, 1, True, ()),
-            Block(1, 1, 1, False, ()),
+        prompts_of(cell, prompts, 3)
+        for cell in (
+            Cell(1, 4, 1, False, "halves"),
+            Cell(1, 4, 8, False, "halves"),
+            Cell(2, 4, 1, False, "halves"),
+            Cell(1, 4, 1, True, "halves"),
+            Cell(1, 1, 1, False, "halves"),
         )
     )
     assert one == other
@@ -73,7 +66,7 @@ def test_prompts_are_of_all_groups_in_turn_the_same_for_all_k_and_others_in_each
 
 
 def test_prompts_that_are_too_few_are_served_once_in_a_cell() -> None:
-    assert prompts_of(Block(2, 8, 1, False, ()), ["a", "b", "c"], 3) == ["a", "b", "c"]
+    assert prompts_of(Cell(2, 8, 1, False, "auto"), ["a", "b", "c"], 3) == ["a", "b", "c"]
 
 
 def test_pipelines_are_compared_with_the_drafts_and_the_width_that_are_theirs() -> None:

@@ -11,33 +11,37 @@ from typing import Any
 
 import pytest
 
-from benchmark.bench_batch_parallel import finish, record_of
+from benchmark.bench_batch_parallel import record_of
+from benchmark.harness import charts
+from benchmark.harness.report import Figure, Report
 from benchmark.parallel.comparisons import compare
 from benchmark.parallel.figures import COLORS, figures
 from benchmark.parallel.measures import Results
 from benchmark.parallel.plan import NAMES
-from benchmark.parallel.report import Report, markdown, page, table
+from benchmark.parallel.report import disturbed, report_of
 from benchmark.parallel.targets import targets
-from benchmark.queueing import charts
 from sglang_qspec.theory import compare as compare_with_theory
 from sglang_qspec.theory import fit, read_rows
-from test.benchmark.parallel.cells import block_entries, entry_of, streamed_entry
+from test.benchmark.parallel.cells import block_runs, one_run, streamed_run, together
 
 
 @pytest.fixture
 def results() -> Results:
-    entries = [e for k in (1, 4) for e in block_entries(k=k, in_flight=2)]
-    entries += [e for k in (1, 4) for e in block_entries(k=k, in_flight=4)]
-    return Results([*entries, streamed_entry("halves"), streamed_entry("none")])
+    blocks = [block_runs(k=k, in_flight=level) for level in (2, 4) for k in (1, 4)]
+    return Results(together(*blocks, streamed_run("halves"), streamed_run("none")))
 
 
-def report_of(results: Results, failed: dict[str, str] | None = None) -> Report:
+def reported(
+    results: Results, failed: dict[str, str] | None = None, drawn: tuple[Figure, ...] = ()
+) -> Report:
     comparisons = compare(results)
-    return Report(results.rows(), comparisons, targets(results, comparisons), failed or {})
+    reached = targets(results, comparisons)
+    facts = {"machine": "a <big> one"}
+    return report_of(results.rows(), comparisons, reached, failed or {}, drawn, facts)
 
 
 def record(results: Results) -> dict[str, Any]:
-    return record_of(results, report_of(results))
+    return record_of(results, {})
 
 
 class Tags(HTMLParser):
@@ -60,7 +64,7 @@ class Tags(HTMLParser):
 def test_the_page_has_all_figures_and_needs_nothing_else(results: Results) -> None:
     pytest.importorskip("matplotlib")
     drawn = figures(results, compare(results))
-    text = page(report_of(results, {"queue": "no <memory>"}), drawn, {"machine": "a <big> one"})
+    text = reported(results, {"queue": "no <memory>"}, drawn).page()
     tags = Tags()
     tags.feed(text)
     assert not tags.open
@@ -98,15 +102,15 @@ def test_figures_show_the_cells_they_are_about(
 
 def test_without_data_there_is_a_report_that_says_so() -> None:
     pytest.importorskip("matplotlib")
-    results = Results([])
+    results = Results({})
     drawn = figures(results, compare(results))
     assert {figure.png for figure in drawn} == {None}
-    assert "not measured" in page(report_of(results), drawn, {})
-    assert "halves: failed: no memory" in table(report_of(results, {"halves": "no memory"}))
+    assert "not measured" in reported(results, {}, drawn).page()
+    assert "halves: failed: no memory" in reported(results, {"halves": "no memory"}).text()
 
 
 def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(results: Results) -> None:
-    tables = markdown(report_of(results)).strip().split("\n\n")
+    tables = reported(results).markdown().strip().split("\n\n")
     assert len(tables) == 5
     for text in tables:
         assert len({line.count("|") for line in text.splitlines()}) == 1
@@ -115,6 +119,7 @@ def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(results: Result
 def test_the_record_has_what_is_compared(results: Results) -> None:
     found = record(results)
     assert found["paper_ratio"] == pytest.approx(30 / 16)
+    assert (found["paper_ratio_spread"], found["paper_ratio_rounds"]) == (None, 1)
     assert (found["paper_bound"], found["same_in_flight_bound"]) == (2.0, 2.0)
     assert found["same_in_flight_ratio"] == pytest.approx(1.5)
     assert found["paper_at"] == {"k": 1, "in_flight": 2}
@@ -133,14 +138,12 @@ def test_the_record_has_what_is_compared(results: Results) -> None:
 
 
 def test_cells_beside_which_something_else_ran_are_named(results: Results) -> None:
-    quiet, disturbed = entry_of("halves"), entry_of("ahead")
-    busy = replace(disturbed, run=replace(disturbed.run, others_share=0.4))
-    report = report_of(Results([quiet, busy]))
-    expected = "Do not trust 1 of 2 cells"
-    assert expected in table(report)
-    assert expected in page(report, (), {})
-    assert report.disturbed.endswith("processors: ahead, k = 4, 4 in flight.")
-    assert report_of(results).disturbed == ""
+    busy = {cell: replace(run, others_share=0.4) for cell, run in one_run("ahead").items()}
+    some = Results(together(one_run("halves"), busy))
+    for text in (reported(some).text(), reported(some).page()):
+        assert "Do not trust 1 of 2 cells" in text
+    assert disturbed(some.rows()).endswith("processors: ahead, k = 4, 4 in flight.")
+    assert disturbed(results.rows()) == ""
 
 
 def test_the_theory_can_be_compared_with_the_results(results: Results, tmp_path: Path) -> None:
@@ -153,17 +156,6 @@ def test_the_theory_can_be_compared_with_the_results(results: Results, tmp_path:
 
 
 def test_a_run_that_measured_little_has_a_record_all_the_same() -> None:
-    found = record(Results([entry_of("none")]))
+    found = record(Results(one_run("none")))
     assert found["paper_ratio"] is found["auto_over_best_min"] is found["auto_speedup_2"] is None
     assert len(found["rows"]) == 1
-
-
-def test_the_last_line_is_json_and_everything_is_written(
-    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    finish(results, {"queue": "no memory"}, {"command": "bench"}, tmp_path)
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == json.loads((tmp_path / "results.json").read_text())
-    assert (last["command"], last["failed"]) == ("bench", {"queue": "no memory"})
-    written = {path.name for path in tmp_path.iterdir()}
-    assert {"report.html", "tables.md", "results.json"} <= written

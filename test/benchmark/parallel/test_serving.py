@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from benchmark.parallel import serving
-from benchmark.parallel.counters import CounterError, read_counters
-from benchmark.parallel.serving import Gap, Task, prefill_seconds, read_answer, serve
-from benchmark.server import ServerError
+from benchmark.bench_batch_parallel import measure
+from benchmark.harness import speculation
+from benchmark.harness.run import CounterError, Counters, Gap, Run
+from benchmark.harness.server import ServerError
+from benchmark.harness.serving import checked, prefill_seconds
+from benchmark.parallel.plan import Cell
 
-TASK = Task("halves", 4, 2, ("Who?", "Where?", "When?"), 8)
+CELL = Cell(1, 2, 4, False, "halves")
+PROMPTS = ("Who?", "Where?", "When?")
 
 
 def answer(ids: list[int], *, start: float = 0.0, end: float = 0.25, **meta: Any) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def answer(ids: list[int], *, start: float = 0.0, end: float = 0.25, **meta: Any
         "forward_entry_time": start,
         "prefill_finished_time": end,
         "finish_reason": {"type": "length"},
-        "qspec": {"passes": 3},
+        "qspec": {"passes": 3, "proposed_tokens": 4, "accepted_by_source": {"step": 4}},
     }
     return {"output_ids": ids, "meta_info": {**known, **meta}}
 
@@ -66,12 +69,12 @@ class FakeServer:
         yield {"index": 0, **answer(ids)}
         yield {"index": 0, **answer(ids)}
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, timeout: float = 1.0) -> Any:
         state = {
             "drafted_tokens": 10 * self.passes,
+            "drafting_rows": 0,
             "pipelines": {"halves": counts(self.passes), "queue": counts(0), "plain": counts(9)},
             "step_seconds": 0.02 * self.passes,
-            "step_tokens": 4 * self.passes,
             "step_passes": self.passes,
         }
         return {"internal_states": [{"qspec": state}]}
@@ -79,12 +82,13 @@ class FakeServer:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEARTBEAT_SECONDS", 0.0)
-    monkeypatch.setattr(serving, "DRAFTING_SECONDS", 0.05)
+    monkeypatch.setattr(speculation, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(speculation, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(speculation, "DRAFTING_SECONDS", 0.05)
 
 
-def run(server: Any, task: Task = TASK) -> serving.CellRun:
-    return serve(server, task)
+def run(server: Any, cell: Cell = CELL, prompts: tuple[str, ...] = PROMPTS) -> Run:
+    return measure(server, cell, prompts, 8)
 
 
 def test_a_pipeline_is_set_warmed_up_and_served_with_an_empty_cache() -> None:
@@ -104,7 +108,7 @@ def test_a_pipeline_is_set_warmed_up_and_served_with_an_empty_cache() -> None:
 
 def test_no_speculation_is_asked_for_nothing_that_only_pipelines_have() -> None:
     server = FakeServer()
-    assert run(server, replace(TASK, config="none")).counters is None
+    assert run(server, replace(CELL, config="none", k=None)).counters is None
     asked = [body for path, body in server.asked if path == "/set_internal_state"]
     assert asked == [{"server_args": {"pp_max_micro_batch_size": 2}}]
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
@@ -112,7 +116,7 @@ def test_no_speculation_is_asked_for_nothing_that_only_pipelines_have() -> None:
 
 def test_auto_may_use_all_sources() -> None:
     server = FakeServer()
-    run(server, replace(TASK, config="auto"))
+    run(server, replace(CELL, config="auto"))
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
 
 
@@ -120,7 +124,7 @@ def test_only_what_the_cell_itself_cost_is_counted() -> None:
     measured = run(FakeServer())
     assert measured.counters is not None
     total = measured.counters.total
-    assert (total.passes, total.requests, total.rows) == (3, 6, 30)
+    assert [total(name) for name in ("passes", "requests", "rows")] == [3, 6, 30]
     assert measured.counters.step_seconds == pytest.approx(0.06)
     assert measured.tokens == 24
 
@@ -140,8 +144,8 @@ def test_a_setting_that_the_server_does_not_take_is_an_error() -> None:
 
 
 def test_streamed_pieces_are_put_together_and_their_gaps_kept_with_their_tokens() -> None:
-    measured = run(FakeServer(), replace(TASK, streamed=True, prompts=("a", "b")))
-    assert [request.tokens for request in measured.requests] == [8, 8]
+    measured = run(FakeServer(), replace(CELL, streamed=True), ("a", "b"))
+    assert [answer.tokens for answer in measured.answers] == [8, 8]
     assert [gap.tokens for gap in measured.gaps] == [6, 7]
     assert all(isinstance(gap, Gap) and gap.seconds >= 0 for gap in measured.gaps)
 
@@ -158,24 +162,15 @@ def test_decoding_leaves_out_the_prompts_and_the_tokens_that_their_passes_give()
     assert measured.decode_tokens_per_s == pytest.approx(21 / 3)
 
 
-def test_an_answer_tells_its_times_and_passes_and_equal_outputs_are_recognized() -> None:
-    one, same, other = (read_answer(answer(ids)) for ids in ([1, 23], [1, 23], [12, 3]))
-    assert (one.latency, one.service, one.passes, one.tokens) == (2.0, 1.5, 3, 2)
-    assert one.output == same.output != other.output
-    plain = answer([1, 2, 3])
-    del plain["meta_info"]["qspec"]
-    assert read_answer(plain).passes == 2
-
-
 def test_an_aborted_request_is_an_error() -> None:
     with pytest.raises(ServerError, match="out of memory"):
-        read_answer(answer([], finish_reason={"type": "abort", "message": "out of memory"}))
+        checked(answer([], finish_reason={"type": "abort", "message": "out of memory"}))
 
 
 def test_counters_that_fell_are_an_error() -> None:
     server = FakeServer()
     server.passes = 5
-    before = read_counters(server.get("")["internal_states"][0]["qspec"])
+    before = Counters.of(server.get("")["internal_states"][0]["qspec"])
     server.passes = 2
     with pytest.raises(CounterError):
-        read_counters(server.get("")["internal_states"][0]["qspec"]).since(before)
+        Counters.of(server.get("")["internal_states"][0]["qspec"]).since(before)

@@ -123,7 +123,7 @@ def test_a_client_that_hangs_up_has_what_is_right_so_far() -> None:
     assert kind(asked, outcome([], hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([item("one", (1,), None)], hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([item("two", (2,), None)], hung_up=True)) is Kind.CHANGED
-    # It was faster than its client's patience.
+    # The answer came before its client hung up.
     assert kind(asked, outcome(item())) is Kind.WHOLE
     assert kind(asked, outcome(item("one two four"))) is Kind.CHANGED
     assert kind(asked, outcome("broken", status=500)) is Kind.FAILED

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from benchmark.worst.cases import BASELINE, CASES, SPEC_BENCH, blocks_of, width_of
+from benchmark.worst.cases import CASES, SPEC_BENCH, cells_of
 from benchmark.worst.loads import GUESS_TOKENS, misleading
 
 
 def test_fixed_widths_are_compared_on_spec_bench_alone() -> None:
-    blocks = blocks_of([case.name for case in CASES], [1, 8], [2, 16], 1)
-    assert len(blocks) == len(CASES) * 2
-    for block in blocks:
-        fixed = [config for config in block.configs if width_of(config)]
-        assert fixed == (["width-2", "width-16"] if block.case == SPEC_BENCH else [])
-        assert block.configs[:2] == (BASELINE, "adaptive")
+    cells = cells_of([case.name for case in CASES], [1, 8], [2, 16], 1)
+    for case in CASES:
+        configs = [cell.config for cell in cells if (cell.case, cell.running) == (case.name, 8)]
+        fixed = ["width-2", "width-16"] if case.name == SPEC_BENCH else []
+        assert configs == ["none", "adaptive", *fixed]
 
 
-def test_rounds_turn_around() -> None:
-    blocks = blocks_of([SPEC_BENCH], [1, 8], [4], 2)
-    order = [(block.running, config) for block in blocks for config in block.configs]
-    assert order[6:] == order[:6][::-1]
+def test_every_other_round_is_served_backwards() -> None:
+    cells = cells_of([SPEC_BENCH], [1, 8], [4], 2)
+    order = [(cell.round, cell.running, cell.config) for cell in cells]
+    assert order[6:] == [(2, *rest) for _, *rest in order[:6][::-1]]
 
 
 def test_a_misleading_guess_has_all_of_the_answer_and_a_wrong_token_behind_each_part() -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 TEXT = "Once upon a time, in a small village by the sea,"
 PLAIN = {"qspec_enabled": False}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.features.asking import PLAIN, ask, state
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from sglang_qspec.models import DemoModels
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing, state, until
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from test.engine.features.asking import PLAIN, ask, both, check_same, guessing
 
 pytestmark = pytest.mark.server

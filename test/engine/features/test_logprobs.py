@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from test.engine.features.asking import PLAIN, TEXT, ask, both, check_same, guessing
 
 pytestmark = pytest.mark.server

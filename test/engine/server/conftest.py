@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from benchmark.demo import render
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server, free_port
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server, free_port
 from sglang_qspec.models import DemoModels
 from test.engine.server.running import COMMON, GREEDY, PENALIZED, Plain, cores, state, until
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 MAX_NEW_TOKENS = 48
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from test.engine.server.running import GREEDY, generate, state, until
 
 pytestmark = pytest.mark.server

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from sglang_qspec.__main__ import main
 from test.engine.server.running import generate
 

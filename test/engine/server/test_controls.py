@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server, ServerError
+from benchmark.harness.server import Server, ServerError
 from test.engine.server.running import GREEDY, generate, state
 
 pytestmark = pytest.mark.server

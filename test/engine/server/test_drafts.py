@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.server.running import (
     GREEDY,

@@ -5,7 +5,7 @@ import re
 import grpc
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 pytestmark = pytest.mark.server
 

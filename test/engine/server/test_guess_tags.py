@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from benchmark.harness.server import Server, ServerError
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server, ServerError
 from test.engine.server.running import GREEDY, MAX_NEW_TOKENS, generate, state, tagged, until
 from test.engine.server.tagged_fields import FIELDS, NO_PROMPT, REFUSED, Field
 

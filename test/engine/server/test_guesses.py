@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from benchmark.harness.server import Server, ServerError
 from benchmark.prompts import PROMPTS
-from benchmark.server import Server, ServerError
 from test.engine.server.running import GREEDY, MAX_NEW_TOKENS, generate, of_sidecar, tagged
 
 pytestmark = pytest.mark.server

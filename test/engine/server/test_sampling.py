@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from test.engine.server.running import MAX_NEW_TOKENS, PENALIZED, Plain, generate, of_sidecar, state
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 from test.engine.server.running import all_at_once, of_sidecar, sidecar_process, state, until
 
 pytestmark = pytest.mark.server

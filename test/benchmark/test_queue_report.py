@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmark.queueing import charts
+from benchmark.harness import charts
 from benchmark.queueing.configurations import NAMES
 from benchmark.queueing.figures import figures
-from benchmark.queueing.report import markdown, page, table
+from benchmark.queueing.report import report_of
 from benchmark.queueing.summary import Summary, summarize
-from test.benchmark.runs import entries
+from test.benchmark.runs import round_of
 
 EMBEDDED = "data:image/png;base64,"
 
@@ -23,7 +23,7 @@ EMBEDDED = "data:image/png;base64,"
 @pytest.fixture
 def summary() -> Summary:
     served = [name for name in NAMES if name != "ngram"]
-    return summarize(entries(1, served), NAMES, {"ngram": "no <kernel>"})
+    return summarize(round_of(1, served), NAMES, {"ngram": "no <kernel>"})
 
 
 class Tags(HTMLParser):
@@ -52,7 +52,7 @@ def test_the_page_has_all_figures_and_needs_nothing_else(summary: Summary) -> No
     pytest.importorskip("matplotlib")
     facts = {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"}
     drawn = figures(summary)
-    text = page(summary, drawn, facts)
+    text = report_of(summary, drawn, facts).page()
     tags = Tags()
     tags.feed(text)
     assert not tags.open
@@ -95,36 +95,40 @@ def test_without_matplotlib_the_page_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(charts, "available", lambda: False)
     assert figures(summary) == ()
-    assert escape(charts.INSTALL) in page(summary, (), {})
+    assert escape(charts.INSTALL) in report_of(summary).page()
 
 
 def test_a_figure_without_data_is_said_to_have_none() -> None:
     pytest.importorskip("matplotlib")
-    summary = summarize(entries(1, ("none",)), ("none",), {})
+    summary = summarize(round_of(1, ("none",)), ("none",), {})
     drawn = figures(summary)
     assert [figure.png for figure in drawn] == [None] * 4
-    assert page(summary, drawn, {}).count("None of the configurations that this figure shows") == 4
+    assert (
+        report_of(summary, drawn).page().count("None of the configurations that this figure shows")
+        == 4
+    )
 
 
 def test_a_report_can_be_written_when_nothing_could_be_served() -> None:
-    summary = summarize([], ("none",), {"none": "no memory"})
-    assert "no memory" in page(summary, (), {})
-    assert "none: failed: no memory" in table(summary)
+    summary = summarize({}, ("none",), {"none": "no memory"})
+    assert "no memory" in report_of(summary).page()
+    assert "none: failed: no memory" in report_of(summary).text()
 
 
 def test_the_table_has_a_line_for_each_configuration(summary: Summary) -> None:
-    lines = table(summary).splitlines()
+    overview, *_, failed = report_of(summary).text().split("\n\n")
     served = [name for name in NAMES if name != "ngram"]
-    assert [line.split()[0] for line in lines[1 : len(served) + 1]] == served
-    assert "qspec-8: accepted draft tokens by source: queue 60%, output 40%" in lines
-    assert lines[-1] == "ngram: failed: no <kernel>"
+    lines = overview.splitlines()[2:]
+    assert [line.split()[0] for line in lines[: len(served)]] == served
+    assert lines[len(served) - 1].endswith("queue 60%, output 40%")
+    assert failed == "ngram: failed: no <kernel>"
 
 
 def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(summary: Summary) -> None:
-    overall, speedups, lengths = markdown(summary).strip().split("\n\n")
+    overall, speedups, lengths = report_of(summary).markdown().strip().split("\n\n")
     for text in (overall, speedups, lengths):
         assert len({line.count("|") for line in text.splitlines()}) == 1
         assert text.splitlines()[-1].startswith("| qspec-8 |")
     assert speedups.splitlines()[0] == "| speedup | qa | rag |"
-    assert speedups.splitlines()[-1] == "| qspec-8 | 2.00 | 2.00 |"
+    assert speedups.splitlines()[-1] == "| qspec-8 | 2.00 (one round) | 2.00 (one round) |"
     assert lengths.splitlines()[-1] == "| qspec-8 | 2.25 | 2.25 |"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import io
 import random
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 INSTALL = "pip install 'sglang-qspec[bench]'"
-"""What brings matplotlib."""
+"""The command that installs matplotlib."""
 WIDTH, HEIGHT = 8.6, 4.2
-"""Of a chart, in inches."""
+"""Size of a chart, in inches."""
 DOTS_PER_INCH = 130
 GREY = "#64748b"
 
@@ -66,8 +67,8 @@ def spread_by_number(
     """Means over numbers, each with a bar over its quartiles."""
     figure, (axes,) = _chart()
     numbers = list(points)
-    means = [statistics.mean(points[number]) for number in numbers]
-    quartiles = [_quartiles(points[number]) for number in numbers]
+    means = [float(np.mean(points[number])) for number in numbers]
+    quartiles = [np.quantile(points[number], [0.25, 0.75]) for number in numbers]
     bars = [
         [max(0.0, mean - low) for mean, (low, _) in zip(means, quartiles, strict=True)],
         [max(0.0, high - mean) for mean, (_, high) in zip(means, quartiles, strict=True)],
@@ -136,13 +137,6 @@ def lines_by_number(
         loc="outside upper center",
     )
     return _png(figure)
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
 
 
 def _chart(panels: int = 1) -> tuple[Any, list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from benchmark.parallel.others import Others
+from benchmark.harness.others import Others
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 

@@ -1,4 +1,4 @@
-"""What a measurement ran on."""
+"""What a measurement ran on, and by which command."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 
+def provenance() -> dict[str, Any]:
+    """Command, versions and machine, for the JSON line."""
+    return {"command": shlex.join(sys.orig_argv), "machine": machine(), "versions": versions()}
+
+
 def machine() -> str:
-    """Processor, cores, memory and GPUs, in a line."""
+    """Processor, cores, memory and GPUs, in one line."""
     parts = [
         _processor(),
         f"{len(os.sched_getaffinity(0))} cores",
@@ -25,7 +33,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that a figure depends on."""
+    """Versions of Python and of the packages that figures depend on."""
     packages = ("sglang-qspec", "sglang", "torch", "transformers")
     found = {package: importlib.metadata.version(package) for package in packages}
     return {"python": platform.python_version(), **found}

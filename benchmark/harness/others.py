@@ -1,4 +1,4 @@
-"""How much of the processors went to anything but what is measured."""
+"""Processor time that other processes take from a measurement."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 
 import psutil
 
-from benchmark.server import Server
+from benchmark.harness.server import Server
 
 
 class Others:
-    """From its making on: processor time of all but a server, its sidecar and this process."""
+    """Processor time of all processes but a server, its sidecar and this one, from now on."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._began, self._busy, self._own = time.monotonic(), _busy(), _own(server)
 
     def share(self) -> float:
-        """Of all processors, from 0 to 1."""
+        """Share of all processors, from 0 to 1."""
         seconds = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         used = (_busy() - self._busy) - (_own(self._server) - self._own)
         return min(max(0.0, used / seconds), 1.0)
@@ -32,6 +32,7 @@ def _busy() -> float:
 
 
 def _own(server: Server) -> float:
+    """Seconds that the server, its sidecar and this process have taken."""
     total = 0.0
     for process in (psutil.Process(), *server.processes):
         with contextlib.suppress(psutil.NoSuchProcess):

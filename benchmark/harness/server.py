@@ -1,4 +1,4 @@
-"""Starts a real SGLang server for a benchmark or a test, and leaves nothing behind."""
+"""A real SGLang server as child processes, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+import httpx
 import psutil
 
 _LIBC = ctypes.CDLL(None)
@@ -26,11 +24,18 @@ _PR_SET_PDEATHSIG = 1
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 CRASH_SECONDS = 5.0
-"""That a server takes to end once it has failed a request for good."""
+"""A server that crashes in a request takes up to this long to end."""
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or answered with an error; the message holds the log's end."""
+    """The server did not start, or answered with an error.
+
+    The message holds the end of the log, or the status code and the text of the answer.
+    """
+
+
+class StartTimeoutError(ServerError):
+    """The server was not ready in START_SECONDS."""
 
 
 class Server:
@@ -38,7 +43,8 @@ class Server:
 
     `arguments` are the server's flags without host, port and model. `cores` pins the server's
     processes (a sidecar pins itself) and sets their number of threads. `environment` is added to
-    that of this process. `launcher` is what Python runs.
+    that of this process. `launcher` is what Python runs. Requests raise ServerError if the server
+    answers with an error, and OSError if the connection fails or times out.
     """
 
     def __init__(
@@ -69,27 +75,25 @@ class Server:
             self._environment["OMP_NUM_THREADS"] = str(len(cores))
         self._log = tempfile.NamedTemporaryFile(prefix="sglang-server-", suffix=".log")  # noqa: SIM115
         self._process: subprocess.Popen[bytes] | None = None
+        # A connection that idles while the server is paused would be lost in the next request.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.Client(base_url=self.url, limits=limits, trust_env=False)
 
     def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
-            # An interrupt too: the server is in a session of its own and would live on.
+            # An interrupt does not reach the server, which is in a process group of its own.
             self.stop()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def log(self) -> str:
-        """All that the server has printed so far."""
+        """The server's output so far."""
         return Path(self._log.name).read_text(errors="replace")
 
     @property
@@ -115,15 +119,15 @@ class Server:
             if self.exit_code() is not None:
                 raise ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
             try:
-                urllib.request.urlopen(self.url + "/health_generate", timeout=30).read()
-            except OSError:
+                self.get("/health_generate", timeout=30)
+            except (ServerError, OSError):
                 time.sleep(0.25)
             else:
                 self._pin()
                 return
         tail = self._tail()
         self.stop()
-        raise ServerError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
+        raise StartTimeoutError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
 
     def launch(self) -> None:
         """Start without waiting; from a thread that lives as long as the server is to."""
@@ -133,16 +137,26 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=self._environment,
-            # Not in a session of its own: the kernel shares processors between sessions first, and
-            # a client could starve beside a scheduler that polls without rest.
+            # A group, so that an interrupt of the benchmark does not reach the server, but not a
+            # session: the kernel shares processors between sessions first, and the client could
+            # starve beside a scheduler that polls without rest.
             process_group=0,
             preexec_fn=_end_with_parent,
         )
 
-    def _pin(self) -> None:
-        """Give the server's threads its cores; processes that chose others, a sidecar, keep theirs.
+    @property
+    def private_bytes(self) -> int:
+        """Memory that the server's processes do not share with others, in bytes."""
+        total = 0
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().uss
+        return total
 
-        Only once it is started: with one core that alone would take twice as long.
+    def _pin(self) -> None:
+        """Pin the server's threads to its cores, except processes that have pinned themselves.
+
+        This is done after the start, which takes twice as long on one core.
         """
         everywhere = os.sched_getaffinity(0)
         for process in self.processes if self._cores else ():
@@ -182,10 +196,10 @@ class Server:
         return ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
 
     def stop(self) -> None:
-        """End every process that this server started, those first that it knows best how to end."""
+        """End every process that this server started; it may end its own processes first."""
         processes = self.processes
         if self._process is not None and self._process.poll() is None:
-            # What is stopped would not notice.
+            # A paused process does not receive the signal.
             self.resume()
             self._process.send_signal(signal.SIGTERM)
             self.exit_code(STOP_SECONDS)
@@ -197,66 +211,81 @@ class Server:
         psutil.wait_procs(processes, timeout=STOP_SECONDS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 600.0) -> Any:
-        """The answer to a JSON request, decoded if it is JSON.
+        """The answer to a JSON request, decoded if it is JSON."""
+        return _answer(self._request("POST", path, timeout, json=body))
 
-        Raises ServerError, which holds the status code and the text of the answer.
-        """
-        request = urllib.request.Request(
-            self.url + path,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        return self._open(request, timeout)
+    def get(self, path: str, timeout: float = 60.0) -> Any:
+        """The answer to a GET request, decoded if it is JSON."""
+        return _answer(self._request("GET", path, timeout))
 
     def stream(
         self, path: str, body: dict[str, Any], timeout: float = 600.0
     ) -> Iterator[dict[str, Any]]:
-        """The pieces of a streamed answer to a JSON request, as they come; errors as in post."""
-        request = urllib.request.Request(
-            self.url + path,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
-                for line in response:
-                    data = line.decode().removeprefix("data: ").strip()
-                    if data and data != "[DONE]":
-                        piece = json.loads(data)
-                        if "error" in piece:
-                            raise ServerError(str(piece["error"]))
-                        yield piece
-        except urllib.error.HTTPError as error:
-            raise ServerError(f"HTTP {error.code}: {error.read().decode()}") from error
+        """The pieces of a streamed answer to a JSON request, as they come."""
+        with (
+            _connection_errors(),
+            self._client.stream("POST", path, json=body, timeout=timeout) as response,
+        ):
+            if response.is_error:
+                response.read()
+                _answer(response)
+            for piece in events(response):
+                if "error" in piece:
+                    raise ServerError(str(piece["error"]))
+                yield piece
 
-    def get(self, path: str, timeout: float = 60.0) -> Any:
-        """The answer to a GET, decoded if it is JSON; errors as in post."""
-        return self._open(urllib.request.Request(self.url + path), timeout)
-
-    def _open(self, request: urllib.request.Request, timeout: float) -> Any:
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
-                text = response.read().decode()
-                is_json = "json" in response.headers.get("Content-Type", "")
-        except urllib.error.HTTPError as error:
-            raise ServerError(f"HTTP {error.code}: {error.read().decode()}") from error
-        return json.loads(text) if is_json else text
+    def _request(self, method: str, path: str, timeout: float, **body: Any) -> httpx.Response:
+        with _connection_errors():
+            return self._client.request(method, path, timeout=timeout, **body)
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-40:])
 
 
-def _end_with_parent() -> None:
-    """In the server before its program: be killed if this process ends without stopping it.
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events.
 
-    SGLang's own processes, and the sidecar unless it is paused, then end with their parents.
+    Raises ConnectionError if the stream ends before its `[DONE]`.
+    """
+    for line in response.iter_lines():
+        data = line.removeprefix("data: ").strip()
+        if data == "[DONE]":
+            return
+        if data:
+            yield json.loads(data)
+    raise ConnectionError("the stream ended before [DONE]")
+
+
+def _answer(response: httpx.Response) -> Any:
+    """Raises ServerError."""
+    if response.is_error:
+        raise ServerError(f"HTTP {response.status_code}: {response.text}")
+    is_json = "json" in response.headers.get("Content-Type", "")
+    return response.json() if is_json else response.text
+
+
+@contextlib.contextmanager
+def _connection_errors() -> Iterator[None]:
+    """Raises OSError for the errors of httpx that an answer does not have."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise TimeoutError(f"the server did not answer in time: {error!r}") from error
+    except httpx.TransportError as error:
+        raise ConnectionError(str(error) or repr(error)) from error
+
+
+def _end_with_parent() -> None:
+    """Before the server's program runs: have the kernel kill it if this process ends.
+
+    SGLang's other processes, and the sidecar unless it is paused, then end with their parents.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def reason(error: Exception) -> str:
-    """One line of an error that may hold a server's log: the last that names an error."""
+    """The last line of an error's message that names an error; the message may hold a log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "xception" in line]
     found = (telling or lines or [type(error).__name__])[-1]

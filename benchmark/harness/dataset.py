@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
+
+from benchmark.harness.output import say
 
 MT_BENCH = "mt_bench"
 MT_BENCH_CATEGORIES = frozenset(
     {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 )
 """Spec-Bench counts these as one group, multi-turn conversation."""
-
 
 Item = TypeVar("Item")
 
@@ -96,3 +99,57 @@ def spread(items: Sequence[Item], count: int | None) -> list[Item]:
     if count is None or count >= len(items):
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
+
+
+def render(model: Path, prompts: Sequence[str]) -> list[str]:
+    """The prompts in the model's chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        for prompt in prompts
+    ]
+
+
+def fitting(
+    name: str, path: Path, model: Path, limit: int, groups: Collection[str] | None = None
+) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """By group: prompts of at most `limit` tokens in the chat template, and how many were longer.
+
+    Ends the process with a message of benchmark `name` if the file cannot be used or no prompt is
+    short enough.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = by_group(load(path), groups)
+    except DatasetError as error:
+        sys.exit(f"{name}: error: {error}")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    found: dict[str, list[str]] = {}
+    too_long: dict[str, int] = {}
+    for group, members in loaded.items():
+        texts = render(model, [prompt.text for prompt in members])
+        short = [text for text in texts if len(tokenizer(text).input_ids) <= limit]
+        if short:
+            found[group] = short
+        too_long[group] = len(texts) - len(short)
+        say(f"{group}: {len(short)} of {len(texts)} prompts have at most {limit} tokens")
+    if not found:
+        sys.exit(f"{name}: error: {path}: no prompt has at most {limit} tokens")
+    return found, too_long
+
+
+def of_round(prompts: Sequence[Item], count: int, number: int) -> list[Item]:
+    """`count` prompts for round `number`, from 1; others in each round if there are any."""
+    first = (number - 1) * count
+    return [prompts[index % len(prompts)] for index in range(first, first + count)]
+
+
+def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The prompts of all groups in turn, one of each."""
+    turns = zip_longest(*groups.values())
+    return [prompt for turn in turns for prompt in turn if prompt is not None]

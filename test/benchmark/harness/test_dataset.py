@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.queueing.dataset import DatasetError, Prompt, by_group, load, spread
+from benchmark.harness.dataset import DatasetError, Prompt, by_group, load, spread
 
 
 def write(path: Path, *lines: object) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmark import server as server_module
-from benchmark.server import Server, ServerError, reason
+from benchmark.harness import server as server_module
+from benchmark.harness.server import Server, ServerError, reason
 
 PROGRAM = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
@@ -60,13 +60,13 @@ def test_a_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = (
         "import pathlib, time\n"
-        "from benchmark.server import Server\n"
+        "from benchmark.harness.server import Server\n"
         "server = Server('model', launcher=('-c', 'import time; time.sleep(60)'))\n"
         "server.launch()\n"
         f"pathlib.Path({str(pid_file)!r}).write_text(str(server.processes[0].pid))\n"
         "time.sleep(60)\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=root, env=dict(os.environ))
     try:
         wait_for(lambda: pid_file.exists() and pid_file.read_text())

@@ -1,0 +1,131 @@
+"""The flags of a server to measure: those that all servers of a benchmark share, and its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from benchmark.harness.machine import provenance
+from benchmark.harness.server import Server
+
+SIDECAR_FLAGS = ("--speculative-draft-model-path", "--speculative-qspec-endpoint")
+"""A server with one of these flags has a sidecar."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all servers of a benchmark share."""
+
+    model: Path
+    draft_model: Path
+    dtype: str
+    """Dtype of the target."""
+    slots: int
+    """Most requests that run at once."""
+    context_length: int
+    """Most tokens of a request, prompt and output together."""
+    on_gpu: bool
+    target_cores: tuple[int, ...] = ()
+    """Processors of the target; empty if it is not pinned."""
+    sidecar_cores: tuple[int, ...] = ()
+    """Processors of the sidecar; empty if it is not pinned."""
+    total_tokens: int | None = None
+    """KV slots of a CPU server; None for twice what `slots` requests of full length take."""
+
+    @property
+    def all_cores(self) -> tuple[int, ...]:
+        """Processors of target and sidecar together."""
+        return (*self.target_cores, *self.sidecar_cores)
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The settings by name, for headers and results."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+    def arguments(self) -> list[str]:
+        """The server flags."""
+        # Times in the queue and of prefill are part of the metrics.
+        found = ["--dtype", self.dtype, "--log-level", "warning", "--enable-metrics"]
+        found += ["--max-running-requests", str(self.slots)]
+        found += ["--context-length", str(self.context_length)]
+        if self.on_gpu:
+            return [*found, "--mem-fraction-static", "0.5"]
+        tokens = self.total_tokens or max(8192, 2 * self.slots * self.context_length)
+        return [*found, "--device", "cpu", "--max-total-tokens", str(tokens)]
+
+    def qspec(self, *flags: str, mem_fraction: float | None = None) -> tuple[str, ...]:
+        """The server flags of QSPEC with a sidecar, followed by `flags`.
+
+        `mem_fraction` is the sidecar's share of a CPU's memory, of which several servers that wait
+        hold one each; None for the server's default. On a GPU the sidecar shares the target's.
+        """
+        found = ["--speculative-algorithm", "QSPEC"]
+        found += ["--speculative-draft-model-path", str(self.draft_model)]
+        if self.on_gpu:
+            found += ["--speculative-qspec-draft-device", "cuda:0"]
+        elif mem_fraction is not None:
+            found += ["--speculative-qspec-mem-fraction", str(mem_fraction)]
+        if self.sidecar_cores:
+            found += ["--speculative-qspec-cores", ",".join(map(str, self.sidecar_cores))]
+        return (*found, *flags)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to serve requests: a server's own flags and cores, and what each request asks for.
+
+    Configurations with the same `server_key` share a server.
+    """
+
+    name: str
+    settings: Settings
+    flags: tuple[str, ...] = ()
+    """Server flags beyond those of the settings; where a flag comes twice, the last one counts."""
+    cores: tuple[int, ...] = ()
+    """Processors of the target."""
+    custom_params: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """`custom_params` of each request."""
+
+    @property
+    def has_sidecar(self) -> bool:
+        return any(flag in self.flags for flag in SIDECAR_FLAGS)
+
+    @property
+    def server_key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        return self.flags, self.cores
+
+    @property
+    def arguments(self) -> list[str]:
+        """All server flags but host, port and model."""
+        return [*self.settings.arguments(), *self.flags]
+
+    def server(
+        self,
+        environment: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = ("-m", "sglang.launch_server"),
+    ) -> Server:
+        """A server that is not started yet; `environment` is added to that of this process."""
+        engine = {} if self.settings.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
+        return Server(
+            self.settings.model,
+            self.arguments,
+            cores=self.cores,
+            environment={**engine, **(environment or {})},
+            launcher=launcher,
+        )
+
+
+def with_and_without(settings: Settings, *flags: str) -> tuple[Configuration, Configuration]:
+    """No speculation, and QSPEC with its `flags`."""
+    return (
+        Configuration("no speculation", settings, (), settings.target_cores),
+        Configuration("QSPEC", settings, settings.qspec(*flags), settings.target_cores),
+    )
+
+
+def facts_of(settings: Settings, **more: Any) -> dict[str, Any]:
+    """What ran where, for the JSON line and the report."""
+    return {**provenance(), "settings": settings.shown, **more}

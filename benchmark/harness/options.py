@@ -1,0 +1,133 @@
+"""Command line options that benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmark.harness.configuration import Settings
+from benchmark.harness.output import say
+from sglang_qspec.config import parse_cores
+
+
+def parser_of(
+    name: str, doc: str | None, choices: Mapping[str, str] | None = None
+) -> argparse.ArgumentParser:
+    """The parser of benchmark `name`, described by the first line of its docstring `doc`.
+
+    `choices` are configurations or cases and what they are, for the end of --help.
+    """
+    shown = "; ".join(f"{choice}: {text}" for choice, text in (choices or {}).items())
+    return argparse.ArgumentParser(
+        description=(doc or "").split("\n")[0],
+        prog=f"python -m benchmark.{name}",
+        epilog=shown or None,
+    )
+
+
+def add_servers(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -> None:
+    """The options of models, dtype, processors and memory; `settings_of` reads them."""
+    add = parser.add_argument
+    add("--model", type=Path, help="the target (default: the demo model)")
+    add("--draft-model", type=Path, help="the draft model (default: the demo model's 8-bit copy)")
+    add("--dtype", default=dtype, help=f"of the target (default: {dtype}{dtype_help})")
+    add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    add("--target-cores", type=cores, help="processors, such as 0-3 (default: the first)")
+    add("--sidecar-cores", type=cores, help="processors, such as 4-5 (default: the second)")
+    add(
+        "--free-gib",
+        type=rate,
+        default=1.0,
+        help="memory to leave available beside the servers, in GiB; servers that wait are ended "
+        "before another one starts that would not fit (default: 1)",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The options of the results' folder, and of resuming a run."""
+    add = parser.add_argument
+    add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--report-only", action="store_true", help="report the run in --output as far as it came")
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process with a message if options of `add_servers` and `add_output` conflict."""
+    if (options.model is None) != (options.draft_model is None):
+        parser.error("--model and --draft-model go together: they must have one vocabulary")
+    if (options.target_cores is None) != (options.sidecar_cores is None):
+        parser.error("--target-cores and --sidecar-cores go together")
+    if (options.resume or options.report_only) and options.output is None:
+        parser.error("--resume and --report-only need the --output of the run")
+
+
+def settings_of(
+    options: argparse.Namespace,
+    slots: int,
+    context_length: int,
+    total_tokens: int | None = None,
+) -> Settings:
+    """The settings by the options of `add_servers`; makes the demo models if they are missing."""
+    model, draft_model = options.model, options.draft_model
+    if model is None:
+        from sglang_qspec.models import demo_models
+
+        say("preparing the demo models (a minute the first time)")
+        model, draft_model = demo_models().target, demo_models().draft
+    on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
+    target, sidecar = split_cores(on_gpu)
+    if options.target_cores is not None:
+        target, sidecar = options.target_cores, options.sidecar_cores
+    return Settings(
+        model,
+        draft_model,
+        options.dtype,
+        slots,
+        context_length,
+        on_gpu,
+        target,
+        sidecar,
+        total_tokens,
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
+    return value
+
+
+def rate(text: str) -> float:
+    """A number above 0, or inf."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, or inf")
+    return value
+
+
+def cores(text: str) -> tuple[int, ...]:
+    """Processors such as 0-3, in order."""
+    try:
+        found = parse_cores(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {error}") from error
+    if not found:
+        raise argparse.ArgumentTypeError("at least one processor must be given")
+    return tuple(sorted(found))
+
+
+def split_cores(on_gpu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Processors of target and sidecar: the first and the second, or none if there is only one."""
+    found = sorted(os.sched_getaffinity(0))
+    if on_gpu or len(found) < 2:
+        return (), ()
+    return tuple(found[:1]), tuple(found[1:2])

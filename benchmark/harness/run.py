@@ -1,0 +1,266 @@
+"""What was measured of one cell: the answers of its requests, and what its server counted."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmark.harness.statistics import percentile
+from sglang_qspec.config import PIPELINES
+
+COUNTED = ("passes", "requests", "rows", "seconds", "waited_seconds")
+"""Counters of a pipeline: verify passes; requests and tokens (padding included) summed over them;
+their seconds without waits; seconds in which the target waited for drafts."""
+
+
+class CounterError(RuntimeError):
+    """The server or its sidecar restarted, so an interval cannot be counted."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one request. Times are in seconds, counts in tokens."""
+
+    output_ids: tuple[int, ...]
+    latency: float
+    """From the request's arrival to its end, time in the queue included."""
+    service: float
+    """From the end of the request's time in the queue to its end."""
+    passes: int
+    """Target passes after the prompt's that the request took part in."""
+    proposed: int = 0
+    """Draft tokens that passes verified."""
+    accepted: Mapping[str, int] = field(default_factory=dict)
+    """Accepted draft tokens by source."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def match_rate(self) -> float | None:
+        """Share of the proposed draft tokens that were accepted; None if none were proposed."""
+        return sum(self.accepted.values()) / self.proposed if self.proposed else None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The time between two pieces of a streamed answer."""
+
+    seconds: float
+    tokens: int
+    """Tokens in the later piece."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a server has counted of its passes and its sidecar's, since its start or in a cell."""
+
+    pipelines: Mapping[str, Mapping[str, float]]
+    """COUNTED by the name of the pipeline."""
+    drafted: int
+    """Tokens that the sidecar drafted."""
+    step_seconds: float
+    """Seconds in which the sidecar's model drafted for running requests."""
+    step_passes: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Counters:
+        """From `internal_states[0]["qspec"]` of /server_info."""
+        pipelines = {
+            name: {field: counts[field] for field in COUNTED}
+            for name, counts in state["pipelines"].items()
+            if name in ("queue", *PIPELINES)
+        }
+        return cls(pipelines, state["drafted_tokens"], state["step_seconds"], state["step_passes"])
+
+    def since(self, before: Counters) -> Counters:
+        """What was counted after `before`. Raises CounterError if less is counted now."""
+        pipelines = {
+            name: {field: count - before.pipelines[name][field] for field, count in counts.items()}
+            for name, counts in self.pipelines.items()
+        }
+        drafted = self.drafted - before.drafted
+        steps = self.step_passes - before.step_passes
+        if min(drafted, steps, *(counts["passes"] for counts in pipelines.values())) < 0:
+            raise CounterError("the server or its sidecar restarted while it was measured")
+        return Counters(pipelines, drafted, self.step_seconds - before.step_seconds, steps)
+
+    def total(self, counter: str) -> float:
+        """One of COUNTED over all pipelines."""
+        return sum(counts[counter] for counts in self.pipelines.values())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of a cell's requests. Times are in seconds, counts in tokens."""
+
+    seconds: float
+    """From the first arrival to the last answer."""
+    answers: tuple[Answer, ...]
+    """In the order of the prompts."""
+    others_share: float = 0.0
+    """Share of all processors that other processes than server, sidecar and client took."""
+    prefill_seconds: float = 0.0
+    """Seconds in which the target read prompts and decoded nothing."""
+    counters: Counters | None = None
+    """What the server counted in this cell; None without a sidecar."""
+    gaps: tuple[Gap, ...] = ()
+    """Gaps of streamed answers; empty otherwise."""
+    retried: int = 0
+    """Requests that were answered at the second attempt."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Without the time in which prompts are read, and the token that reading a prompt gives."""
+        return (self.tokens - len(self.answers)) / (self.seconds - self.prefill_seconds)
+
+    @property
+    def latencies(self) -> list[float]:
+        return [answer.latency for answer in self.answers]
+
+    @property
+    def latency_mean(self) -> float:
+        return statistics.mean(self.latencies)
+
+    @property
+    def latency_p99(self) -> float:
+        return percentile(self.latencies, 0.99)
+
+    @property
+    def service_mean(self) -> float:
+        return statistics.mean(answer.service for answer in self.answers)
+
+    @property
+    def service_p99(self) -> float:
+        return percentile([answer.service for answer in self.answers], 0.99)
+
+    @property
+    def passes(self) -> int:
+        """Passes after the prompts', summed over the requests."""
+        return sum(answer.passes for answer in self.answers)
+
+    @property
+    def proposed(self) -> int:
+        return sum(answer.proposed for answer in self.answers)
+
+    @property
+    def accepted(self) -> Counter[str]:
+        """Accepted draft tokens by source."""
+        found: Counter[str] = Counter()
+        for answer in self.answers:
+            found.update(answer.accepted)
+        return found
+
+    @property
+    def accept_len(self) -> float:
+        """Output tokens per target pass after the prompt's; 1 without speculation."""
+        return (self.tokens - len(self.answers)) / self.passes if self.passes else 1.0
+
+    @property
+    def match_rate(self) -> float | None:
+        """Share of the proposed draft tokens that were accepted; None if none were proposed."""
+        return self.accepted.total() / self.proposed if self.proposed else None
+
+    @property
+    def passes_per_token(self) -> float:
+        """Target passes, the prompts' included, per output token; 1 without speculation."""
+        return (len(self.answers) + self.passes) / self.tokens
+
+    @property
+    def drafted(self) -> int | None:
+        """Tokens that the sidecar drafted; None without a sidecar."""
+        return None if self.counters is None else self.counters.drafted
+
+    @property
+    def wasted(self) -> int | None:
+        """Drafted tokens that no pass accepted; None without a sidecar."""
+        used = self.accepted["queue"] + self.accepted["step"]
+        return None if self.drafted is None else self.drafted - used
+
+    @property
+    def verify_s(self) -> float | None:
+        """V: seconds of a verify pass, without waits."""
+        return self._per_pass("seconds")
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds that the target waited for drafts, per verify pass."""
+        return self._per_pass("waited_seconds")
+
+    @property
+    def draft_s(self) -> float | None:
+        """D: seconds that the sidecar drafted for running requests, per verify pass."""
+        if self.counters is None or not self.counters.total("passes"):
+            return None
+        return self.counters.step_seconds / self.counters.total("passes")
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Share of the drafting time that the target did not wait for; at least 0."""
+        if not self.draft_s or self.waited_s is None:
+            return None
+        return max(0.0, 1 - self.waited_s / self.draft_s)
+
+    @property
+    def batch(self) -> float | None:
+        """Requests per verify pass."""
+        return self._per_pass("requests")
+
+    @property
+    def width(self) -> float | None:
+        """Tokens of a request in a verify pass, its last committed one and padding included."""
+        rows, requests = self._per_pass("rows"), self._per_pass("requests")
+        return None if rows is None or not requests else rows / requests
+
+    def _per_pass(self, counter: str) -> float | None:
+        if self.counters is None or not (passes := self.counters.total("passes")):
+            return None
+        return self.counters.total(counter) / passes
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """Several runs that one server served one after another, as one; their gaps are left out."""
+    counters = [run.counters for run in runs if run.counters is not None]
+    return Run(
+        sum(run.seconds for run in runs),
+        tuple(answer for run in runs for answer in run.answers),
+        max(run.others_share for run in runs),
+        sum(run.prefill_seconds for run in runs),
+        _sum(counters) if counters else None,
+        retried=sum(run.retried for run in runs),
+    )
+
+
+def _sum(counters: Sequence[Counters]) -> Counters:
+    pipelines: dict[str, Counter[str]] = {}
+    for one in counters:
+        for name, counts in one.pipelines.items():
+            pipelines.setdefault(name, Counter()).update(counts)
+    return Counters(
+        pipelines,
+        sum(one.drafted for one in counters),
+        sum(one.step_seconds for one in counters),
+        sum(one.step_passes for one in counters),
+    )
+
+
+def pairs(run: Run, other: Run) -> Iterable[tuple[Answer, Answer]]:
+    """The answers of both runs to each prompt."""
+    return zip(run.answers, other.answers, strict=True)
+
+
+def identical_share(run: Run, other: Run) -> float:
+    """Share of the requests that have the same output in both runs."""
+    return statistics.fmean(a.output_ids == b.output_ids for a, b in pairs(run, other))

@@ -1,0 +1,151 @@
+"""One run of a benchmark: its folder, its journal, and the cells that are still to be served."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from tqdm import tqdm
+
+from benchmark.harness import charts
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import Journal, JournalError
+from benchmark.harness.machine import machine, versions
+from benchmark.harness.output import say
+from benchmark.harness.report import Report
+from benchmark.harness.run import Run
+from benchmark.harness.server import Server, reason
+
+ATTEMPTS = 2
+"""A cell that fails is served again by a new server."""
+
+
+class HasConfig(Protocol):
+    """A cell; `str` of it is its name in messages."""
+
+    @property
+    def config(self) -> str:
+        """Name of the configuration that serves the cell."""
+
+
+Cell = TypeVar("Cell", bound=HasConfig)
+
+
+class Session(Generic[Cell]):
+    """Serves cells and keeps their runs in a folder, where a later session can resume.
+
+    Ends the process with a message if the folder holds another run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Namespace,
+        cell: type[Cell],
+        settings: Settings,
+        load: Mapping[str, str],
+        leaves_out: Callable[[Cell], str] = lambda cell: cell.config,
+    ) -> None:
+        """`options` are those of `add_servers` and `add_output`.
+
+        `settings` and `load` must be the same for a run to be resumed. `leaves_out` names what is
+        not served any more once a cell has failed, by default its configuration.
+        """
+        # Ends as an interrupt does: servers are ended, and what was measured is reported.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        self.failed: dict[str, str] = {}
+        """Why something was left out, by what `leaves_out` names."""
+        self._leaves_out = leaves_out
+        self.folder = options.output or Path(tempfile.mkdtemp(prefix=f"{name}_"))
+        self._interrupted = False
+        self._report_only = options.report_only
+        self._spare_bytes = None if settings.on_gpu else options.free_gib * 2**30
+        header = {**load, **settings.shown, **versions(), "machine": machine()}
+        try:
+            resume = options.resume or options.report_only
+            self.journal = Journal.open(self.folder, header, resume, cell)
+        except JournalError as error:
+            sys.exit(f"{name}: error: {error}")
+        say(f"results go to {self.folder}")
+
+    def serve(
+        self,
+        cells: Sequence[Cell],
+        configuration: Callable[[Cell], Configuration],
+        measure: Callable[[Server, Cell], Run],
+    ) -> None:
+        """Serve the cells that the journal does not hold, unless only a report was asked for.
+
+        An interrupt ends it.
+        """
+        if self._report_only:
+            return
+        left = [cell for cell in cells if cell not in self.journal.runs]
+        try:
+            with Fleet(self._spare_bytes) as fleet, tqdm(left, unit="cell", file=sys.stderr) as bar:
+                for cell in bar:
+                    if self._leaves_out(cell) not in self.failed:
+                        self._serve(fleet, cell, configuration(cell), measure)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            say("interrupted; --resume goes on with this run")
+
+    def _serve(
+        self,
+        fleet: Fleet,
+        cell: Cell,
+        configuration: Configuration,
+        measure: Callable[[Server, Cell], Run],
+    ) -> None:
+        for _ in range(ATTEMPTS):
+            server = None
+            try:
+                server = fleet.run(configuration)
+                run = measure(server, cell)
+            # RuntimeError: a ServerError, or a sidecar that is not ready or does not draft.
+            except (RuntimeError, OSError) as error:
+                failure = error if server is None else server.explain(error)
+                why = reason(failure)
+                say(f"{cell}: failed: {failure}")
+                fleet.drop(configuration)
+            else:
+                self.journal.add(cell, run)
+                say(f"{cell}: {run.tokens_per_s:.1f} tokens/s")
+                return
+        self.failed[self._leaves_out(cell)] = why
+
+    def finish(self, report: Report, record: Mapping[str, Any]) -> int:
+        """Write the report, print its tables and the line of JSON; returns the exit code."""
+        for figure in report.figures:
+            if figure.png is not None:
+                (self.folder / f"{figure.name}.png").write_bytes(figure.png)
+        page = self.folder / "report.html"
+        page.write_text(report.page(), encoding="utf-8")
+        (self.folder / "tables.md").write_text(report.markdown(), encoding="utf-8")
+        print(f"\n{report.text()}\n\nreport: {page}")
+        if not charts.available():
+            print(f"figures need matplotlib: {charts.INSTALL}, then --report-only")
+        whole = {**record, **report.facts}
+        (self.folder / "results.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+        print(json.dumps(whole))
+        if self._interrupted:
+            return 130
+        return 0 if self.journal.runs else 1
+
+
+def turned(configs: Sequence[str], round_number: int) -> tuple[str, ...]:
+    """The configurations in the order of a round, which is the reverse of the round before."""
+    return tuple(configs if round_number % 2 else reversed(configs))
+
+
+def rounded_up(tokens: int, step: int) -> int:
+    """The least multiple of `step` that is at least `tokens`."""
+    return math.ceil(tokens / step) * step

@@ -1,0 +1,115 @@
+"""Medians, percentiles, and ratios with their spread over paired rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from benchmark.harness.run import Run
+
+SPREADS = (
+    "Ratios are medians over rounds, each of two runs that were served next to each other; in "
+    "brackets are the least and the greatest. A ratio of one round has no spread."
+)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that at least `share` of them do not exceed (nearest rank)."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Median of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def rounded(value: Any, digits: int = 3) -> Any:
+    """The same with `digits` decimals in each number, inside dicts, lists and tuples too."""
+    if isinstance(value, float):
+        return round(value, digits)
+    if isinstance(value, Mapping):
+        return {key: rounded(part, digits) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part, digits) for part in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One quotient for each paired round, in the order of the rounds; there is at least one."""
+
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls,
+        runs: Mapping[int, Run],
+        others: Mapping[int, Run],
+        figure: Callable[[Run], float] = lambda run: run.tokens_per_s,
+    ) -> Ratio | None:
+        """The ratios of a figure in the rounds that both have; None if they share none."""
+        shared = sorted(runs.keys() & others.keys())
+        found = tuple(figure(runs[number]) / figure(others[number]) for number in shared)
+        return cls(found) if found else None
+
+    @classmethod
+    def of_times(cls, times: Sequence[float], others: Sequence[float], rounds: int = 4) -> Ratio:
+        """The ratios of median times in `rounds` parts of a run that measured both in turn."""
+        size = max(1, len(times) // rounds)
+        starts = range(0, len(times) - size + 1, size)
+        parts = ((times[start : start + size], others[start : start + size]) for start in starts)
+        return cls(tuple(statistics.median(a) / statistics.median(b) for a, b in parts))
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The least and the greatest of the rounds; None for one round."""
+        return (min(self.values), max(self.values)) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        if self.spread is None:
+            return f"{self.median:.2f} (one round)"
+        return f"{self.median:.2f} ({self.spread[0]:.2f} to {self.spread[1]:.2f})"
+
+
+def ratio_record(name: str, ratio: Ratio | None, digits: int = 3) -> dict[str, Any]:
+    """For JSON: the median as `name`, its spread and the number of rounds beside it."""
+    if ratio is None:
+        return {name: None, f"{name}_spread": None, f"{name}_rounds": 0}
+    return {
+        name: round(ratio.median, digits),
+        f"{name}_spread": rounded(ratio.spread, digits),
+        f"{name}_rounds": len(ratio.values),
+    }
+
+
+@dataclass(frozen=True)
+class Medians:
+    """Each figure of Run as an attribute: its median over the runs that have it, or None."""
+
+    runs: tuple[Run, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return median(getattr(run, name) for run in self.runs)
+
+
+def number(value: object | None) -> str:
+    """A figure for a table, with two decimals; a dash if there is none."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"

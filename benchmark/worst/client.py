@@ -1,0 +1,102 @@
+"""Serves the cells of `bench_worst_case`, and makes the guesses that mislead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmark.harness.run import Run
+from benchmark.harness.server import Server
+from benchmark.harness.serving import Raw, Sent, send_batch, serve, warm_up
+from benchmark.harness.speculation import update_settings
+from benchmark.worst.cases import ADAPTIVE, BASELINE, BY_NAME, GUESSES, Cell, width_of
+from benchmark.worst.loads import Load, misleading, sampling
+
+WARM_UP_TOKENS = 8
+MODE = 4
+"""`auto`, of the setting `qspec_mode`."""
+LOOKAHEAD = 16
+"""Most tokens that drafts run ahead of committed output; a server's default."""
+
+
+def vocab_size_of(model: Path) -> int:
+    from transformers import AutoConfig
+
+    size: int = AutoConfig.from_pretrained(model).vocab_size
+    return size
+
+
+class Client:
+    """Serves cells, and keeps the answers that the guesses of later rounds are made from."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        """`width` is the widest pass, in tokens of a request."""
+        self._vocab_size = vocab_size
+        self._width = width
+        self._guesses: dict[tuple[int, ...], list[int | None]] = {}
+
+    def serve(self, server: Server, cell: Cell, load: Load) -> Run:
+        """Set the server to the cell, and serve; errors as in `harness.serving.serve`."""
+        case, speculating = BY_NAME[cell.case], cell.config != BASELINE
+        update_settings(server, {"pp_max_micro_batch_size": cell.running})
+        if speculating:
+            update_settings(server, self._runtime(cell.config))
+        if speculating and case.name == GUESSES:
+            self._learn(server, load)
+        custom = [self._custom(cell, prompt) if speculating else {} for prompt in load.prompts]
+        asked = [sampling(case.temperature, load.max_new_tokens, **one) for one in custom]
+        short = [sampling(case.temperature, WARM_UP_TOKENS)] * len(load.prompts)
+
+        def warm() -> None:
+            if speculating and not case.misled:
+                warm_up(server, cell.running + 2, sampling(0.0, WARM_UP_TOKENS))
+            _ask(server, load, short)
+
+        return serve(
+            server,
+            lambda: Sent(_ask(server, load, asked)),
+            warm,
+            has_sidecar=speculating,
+            await_sidecar=not case.misled,
+            # What prompts share stays in the cache.
+            flush=not load.shared,
+        )
+
+    def _runtime(self, config: str) -> dict[str, int]:
+        fixed = width_of(config)
+        assert fixed is not None or config == ADAPTIVE
+        return {
+            "qspec_mode": MODE,
+            "qspec_step_tokens": LOOKAHEAD,
+            "qspec_draft_token_num": fixed or self._width,
+            "qspec_fixed_width": int(fixed is not None),
+        }
+
+    def _learn(self, server: Server, load: Load) -> None:
+        """Get the answers that guesses are made from, without drafts, so that QSPEC learns none."""
+        unknown = [prompt for prompt in load.prompts if prompt not in self._guesses]
+        if unknown:
+            plain = sampling(0.0, load.max_new_tokens, qspec_enabled=False)
+            found = Load(tuple(unknown), load.max_new_tokens)
+            for prompt, answer in zip(
+                unknown, _ask(server, found, [plain] * len(unknown)), strict=True
+            ):
+                self._guesses[prompt] = misleading(answer["output_ids"], self._vocab_size)
+
+    def _custom(self, cell: Cell, prompt: tuple[int, ...]) -> dict[str, Any]:
+        """`custom_params` of a request."""
+        asked: dict[str, Any] = {}
+        if BY_NAME[cell.case].sources:
+            asked["qspec_sources"] = list(BY_NAME[cell.case].sources)
+        if cell.case == GUESSES:
+            asked["qspec_guess_ids"] = self._guesses[prompt]
+        return asked
+
+
+def _ask(server: Server, load: Load, asked: list[dict[str, Any]]) -> list[Raw]:
+    """The answers to all prompts; what the prompts share is read once, before them."""
+    if load.shared:
+        only = {"input_ids": list(load.prompts[0][: load.shared])}
+        server.post("/generate", {**only, "sampling_params": sampling(0.0, 1)})
+    body = {"input_ids": list(map(list, load.prompts)), "sampling_params": asked}
+    return list(send_batch(server, body, len(load.prompts) * load.max_new_tokens).raw)

@@ -1,0 +1,129 @@
+"""Which servers run, wait and end; the servers are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmark.harness import fleet
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.server import ServerError
+from benchmark.queueing.configurations import configuration
+
+SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (0,), (1,))
+TARGET, SIDECAR = 3, 2
+"""Memory that a target and a sidecar hold."""
+
+
+class Machine:
+    """Servers that keep what was done to them, and the memory that they leave."""
+
+    def __init__(self, memory: float) -> None:
+        self.done: list[str] = []
+        self.available = memory
+        self.refused: list[str] = []
+        """Servers that do not start while others wait."""
+        self.running = 0
+
+    def server(self, configuration: Configuration) -> FakeServer:
+        return FakeServer(self, configuration)
+
+
+class FakeServer:
+    def __init__(self, machine: Machine, configuration: Configuration) -> None:
+        self.name = configuration.name
+        self.private_bytes = TARGET + SIDECAR * configuration.has_sidecar
+        self._machine = machine
+
+    def start(self) -> None:
+        self._machine.done.append(f"start {self.name}")
+        if self.name in self._machine.refused and self._machine.running:
+            raise ServerError("out of memory")
+        self._machine.running += 1
+        self._machine.available -= self.private_bytes
+
+    def stop(self) -> None:
+        self._machine.done.append(f"stop {self.name}")
+        if f"start {self.name}" in self._machine.done and self.name not in self._machine.refused:
+            self._machine.running -= 1
+            self._machine.available += self.private_bytes
+
+    def pause(self) -> None:
+        self._machine.done.append(f"pause {self.name}")
+
+    def resume(self) -> None:
+        self._machine.done.append(f"resume {self.name}")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(100.0)
+    monkeypatch.setattr(Configuration, "server", lambda self: machine.server(self))
+    monkeypatch.setattr(fleet, "wait_for_sidecar", lambda _: None)
+    memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=machine.available))
+    monkeypatch.setattr(fleet, "psutil", memory)
+    return machine
+
+
+def run(running: Fleet, *names: str) -> None:
+    for name in names:
+        running.run(configuration(name, SETTINGS))
+
+
+def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
+    with Fleet(1.0) as running:
+        run(running, "none", "lookup", "lookup", "none")
+    assert machine.done == [
+        *("start none", "pause none", "start lookup"),
+        *("pause lookup", "resume none", "stop lookup", "stop none"),
+    ]
+
+
+def test_all_numbers_of_completions_are_served_by_one_server(machine: Machine) -> None:
+    with Fleet(1.0) as running:
+        run(running, "qspec-1", "qspec-8", "qspec-2")
+    assert machine.done == ["start qspec-1", "stop qspec-1"]
+
+
+def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: Machine) -> None:
+    machine.available = 3 * TARGET + 0.5
+    with Fleet(1.0) as running:
+        run(running, "none", "lookup", "ngram")
+        assert machine.done == [
+            *("start none", "pause none", "start lookup", "pause lookup"),
+            *("stop none", "start ngram"),
+        ]
+
+
+def test_a_first_sidecar_is_taken_to_need_as_much_as_its_target(machine: Machine) -> None:
+    machine.available = 3 * TARGET
+    with Fleet(0.5) as running:
+        run(running, "none", "qspec-8")
+        assert machine.done == ["start none", "pause none", "stop none", "start qspec-8"]
+        # Its sidecar is measured now, and there is room for both.
+        run(running, "none", "qspec-8")
+        assert machine.done[4:] == ["pause qspec-8", "start none", "pause none", "resume qspec-8"]
+
+
+def test_a_server_that_does_not_start_beside_others_is_started_alone(machine: Machine) -> None:
+    machine.refused = ["lookup"]
+    with Fleet(1.0) as running:
+        run(running, "none", "lookup")
+        assert machine.done[2:] == ["start lookup", "stop lookup", "stop none", "start lookup"]
+
+
+def test_on_a_gpu_no_server_waits(machine: Machine) -> None:
+    with Fleet(None) as running:
+        run(running, "none", "lookup")
+        assert machine.done == ["start none", "pause none", "stop none", "start lookup"]
+
+
+def test_a_dropped_server_is_started_anew(machine: Machine) -> None:
+    with Fleet(1.0) as running:
+        run(running, "none")
+        running.drop(configuration("none", SETTINGS))
+        run(running, "none")
+    assert machine.done == ["start none", "stop none", "start none", "stop none"]

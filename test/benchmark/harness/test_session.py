@@ -1,0 +1,116 @@
+"""The order in which cells are served, and what happens to those that fail."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.fleet import Fleet
+from benchmark.harness.report import Report, Table
+from benchmark.harness.run import Run
+from benchmark.harness.server import Server, ServerError
+from benchmark.harness.session import Session, rounded_up, turned
+from benchmark.queueing.load import Cell
+from test.benchmark.runs import answer, run
+
+SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
+CELLS = [
+    Cell(1, "qa", part, name) for part in range(3) for name in turned(["none", "lookup"], part + 1)
+]
+
+
+@dataclass
+class Measured:
+    """Serves nothing, and keeps what it was asked to serve."""
+
+    served: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    """Configurations that fail at their next attempts, one entry for each attempt."""
+
+    def __call__(self, _: Server | None, cell: Cell) -> Run:
+        self.served.append(f"{cell.config} {cell.part}")
+        if cell.config in self.broken:
+            self.broken.remove(cell.config)
+            raise ServerError("the server ended with code 1:\nValueError: no kernel")
+        return run(answer())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    monkeypatch.setattr(Fleet, "run", lambda *_: None)
+    return Measured()
+
+
+def session(folder: Path, **options: bool) -> Session[Cell]:
+    given = {"resume": False, "report_only": False, **options}
+    return Session(
+        "bench", Namespace(output=folder, free_gib=1.0, **given), Cell, SETTINGS, {"load": "a"}
+    )
+
+
+def serve(this: Session[Cell], measured: Measured) -> None:
+    this.serve(CELLS, lambda cell: Configuration(cell.config, SETTINGS), measured)
+
+
+def test_every_cell_is_served_in_order_and_kept(measured: Measured, tmp_path: Path) -> None:
+    this = session(tmp_path)
+    serve(this, measured)
+    assert measured.served == ["none 0", "lookup 0", "lookup 1", "none 1", "none 2", "lookup 2"]
+    assert list(this.journal.runs) == CELLS
+
+
+def test_a_resumed_run_serves_only_what_is_missing(measured: Measured, tmp_path: Path) -> None:
+    first = session(tmp_path)
+    for cell in CELLS[:3]:
+        first.journal.add(cell, run(answer()))
+    serve(session(tmp_path, resume=True), measured)
+    assert measured.served == ["none 1", "none 2", "lookup 2"]
+
+
+def test_a_report_alone_serves_nothing(measured: Measured, tmp_path: Path) -> None:
+    session(tmp_path)
+    serve(session(tmp_path, report_only=True), measured)
+    assert measured.served == []
+
+
+def test_a_cell_that_fails_is_served_again_and_its_configuration_left_out_after_that(
+    measured: Measured, tmp_path: Path
+) -> None:
+    measured.broken = ["none", "lookup", "lookup"]
+    this = session(tmp_path)
+    serve(this, measured)
+    assert measured.served == ["none 0", "none 0", "lookup 0", "lookup 0", "none 1", "none 2"]
+    assert this.failed == {"lookup": "ValueError: no kernel"}
+
+
+def test_a_folder_with_another_run_ends_with_one_sentence(tmp_path: Path) -> None:
+    session(tmp_path)
+    with pytest.raises(SystemExit, match=r"bench: error: .*--resume"):
+        session(tmp_path)
+
+
+def test_the_last_line_is_json_and_everything_is_written(
+    measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    this = session(tmp_path)
+    table = Table("Rows", ["", "speedup"], [["none", "1.00 (one round)"]])
+    report = Report("A benchmark", "", [table], facts={"command": "bench"})
+    assert this.finish(report, {"rows": []}) == 1
+    serve(this, measured)
+    assert this.finish(report, {"rows": []}) == 0
+    printed = capsys.readouterr().out
+    assert "A ratio of one round has no spread" in printed
+    last = json.loads(printed.splitlines()[-1])
+    assert last == json.loads((tmp_path / "results.json").read_text())
+    assert last == {"rows": [], "command": "bench"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "tables.md", "results.json"} <= written
+
+
+def test_a_length_is_rounded_up() -> None:
+    assert [rounded_up(tokens, 64) for tokens in (1, 64, 65)] == [64, 64, 128]

@@ -1,0 +1,84 @@
+"""A client of the soak, against a small server in SGLang's place."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.soak.asking import ask
+
+PIECES: dict[str, list[str]] = {
+    "/good": ['{"n": 1}', '{"n": 2}', "[DONE]"],
+    "/cut": ['{"n": 1}'],
+    "/error": ['{"n": 1}', '{"error": {"code": 503, "message": "busy"}}', "[DONE]"],
+}
+SLOW_S = 5.0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(400 if self.path == "/bad" else 200)
+        self.end_headers()
+        if not body.get("stream"):
+            self.wfile.write(b'{"text": "whole"}')
+            return
+        for piece in PIECES.get(self.path, ['{"n": 1}']):
+            self.wfile.write(f"data: {piece}\n\n".encode())
+        if self.path == "/slow":
+            self.wfile.flush()
+            time.sleep(SLOW_S)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+STREAM = {"stream": True}
+
+
+def test_an_answer_is_read_whole_or_in_pieces(port: int) -> None:
+    whole = ask(port, "/good", {})
+    assert (whole.status, whole.data, whole.error) == (200, {"text": "whole"}, None)
+    streamed = ask(port, "/good", STREAM)
+    assert (streamed.data, streamed.error, streamed.hung_up) == ([{"n": 1}, {"n": 2}], None, False)
+
+
+def test_a_refused_request_has_its_status_and_text(port: int) -> None:
+    refused = ask(port, "/bad", {})
+    assert (refused.status, refused.data) == (400, {"text": "whole"})
+
+
+def test_a_client_hangs_up_after_some_pieces_or_seconds(port: int) -> None:
+    by_pieces = ask(port, "/good", STREAM, pieces=1)
+    assert (by_pieces.data, by_pieces.hung_up, by_pieces.error) == ([{"n": 1}], True, None)
+    by_time = ask(port, "/slow", STREAM, hang_up_s=0.5)
+    assert (by_time.hung_up, by_time.error) == (True, None)
+    assert by_time.seconds < SLOW_S
+
+
+def test_a_stream_that_breaks_off_or_holds_an_error_fails(port: int) -> None:
+    cut = ask(port, "/cut", STREAM)
+    assert cut.data == [{"n": 1}]
+    assert "before [DONE]" in (cut.error or "")
+    error = ask(port, "/error", STREAM)
+    assert error.status == 503
+    assert "busy" in (error.error or "")
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    assert "Connect" in (ask(1, "/good", {}).error or "")
