@@ -1,6 +1,6 @@
 """An error in the plugin ends speculation, not the server.
 
-The errors are put into a running server by another plugin, as SGLang loads any that is installed.
+A second SGLang plugin raises the errors in a running server.
 """
 
 import logging
@@ -58,7 +58,7 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
         with ThreadPoolExecutor(len(prompts)) as pool:
             during = list(pool.map(lambda text: generate(server, text), prompts))
         assert state(server)["failed"]
-        assert server.log.count("Speculation failed (a pass was taken stock of)") == 1
+        assert server.log.count("Speculation failed while updating acceptance statistics;") == 1
         until(lambda: not sidecar_processes(server))
         for prompt, answer in zip(prompts, during, strict=True):
             after = generate(server, prompt)
@@ -83,12 +83,12 @@ def test_a_hook_that_fails_is_told_of_once(caplog: pytest.LogCaptureFixture) -> 
         lifecycle.polled(None, None)
     assert speculator.active() is None
     record, second = caplog.records
-    assert "Speculation failed (drafts were received)" in record.message
+    assert "Speculation failed while receiving drafts;" in record.message
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
-    assert "sidecar could not be ended" in second.message  # as the whole speculator is broken
+    assert "sidecar could not be stopped" in second.message  # as the whole speculator is broken
 
 
 def test_a_program_can_still_be_interrupted() -> None:
-    with pytest.raises(KeyboardInterrupt), guarded("anything"):
+    with pytest.raises(KeyboardInterrupt), guarded("testing"):
         raise KeyboardInterrupt

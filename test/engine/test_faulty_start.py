@@ -1,4 +1,4 @@
-"""What an error in a hook costs at the start of a server: drafts, series, or the start."""
+"""An error in a hook at startup disables drafts or metrics, or stops the start."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ STOPPING = [
 
 @pytest.fixture
 def tiny(models: DemoModels, tmp_path: Path) -> Path:
-    """A target that is loaded at once."""
+    """A target small enough to load immediately."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
     return write_random_llama(tmp_path / "tiny", models, max_position_embeddings=2048, **shape)
 
@@ -41,7 +41,8 @@ def test_errors_when_the_output_and_the_metrics_are_set_up_cost_drafts_and_serie
         assert "qspec" not in answer["meta_info"]
         assert state(server)["failed"]
         assert "sglang:qspec_" not in server.get("/metrics")
-        assert server.log.count("Speculation failed (the hook output_streamer_class on") == 1
+        failure = "Speculation failed while running the hook output_streamer_class on"
+        assert server.log.count(failure) == 1
         assert faults.met("output_streamer_class") == faults.met("start") == 1
 
 

@@ -1,4 +1,4 @@
-"""Is SGLang what it is taken for, and do the two models fit? Asked before anything is loaded."""
+"""Checks SGLang's version, the installed hooks and the two models before weights load."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_hooks(hooks: Iterable[Hook]) -> None:
         if not in_place or hook.target not in HookRegistry._patched:
             raise ConfigError(
                 f"{hook.target} is not wrapped by QSPEC with {hook.function.__name__}: the plugin "
-                "did not load completely; the log above tells why"
+                "did not load completely; the log above has the reason"
             )
 
 

@@ -1,8 +1,8 @@
-"""An error of ours ends speculation, not the server.
+"""Turns an exception in QSPEC into the end of speculation instead of the end of the server.
 
-SGLang's scheduler dies of an exception in a hook or a worker, and all requests with it. None of
-what is done between two passes of the target is needed for a right answer, so it is done under a
-guard; after an error every request is decoded plainly until the server is started again.
+An exception in a hook or a worker ends SGLang's scheduler and fails all requests. No answer depends
+on the work that QSPEC does between two target passes, so this work runs inside `guarded` blocks.
+After an exception every request is decoded without drafts until the server restarts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Do `what` no pass depends on; if it raises, speculation is over and the error is logged."""
+    """End speculation and log the error if the block raises.
+
+    `what` completes "Speculation failed while ...", such as "admitting requests". No target pass
+    may depend on the block.
+    """
     try:
         yield
     except Exception:
@@ -26,22 +30,20 @@ def guarded(what: str) -> Iterator[None]:
 
 
 def end_speculation(what: str) -> None:
-    """End speculation for the exception that is being handled, which `what` has met.
+    """End speculation because of the exception being handled; `what` is as in `guarded`.
 
-    The link to the sidecar is closed, and a sidecar that this server has started is ended, since
-    it would keep its memory for nothing. Errors that come later, of what goes on without drafts,
-    are logged at the level DEBUG, as they may come with each pass.
+    Closes the link to the sidecar. Ends a sidecar that this server started, to free its memory.
+    Later errors may recur in every pass, so they are logged at level DEBUG.
     """
     ended = speculator.deactivate()
     if ended is None:
-        logger.debug("Another error after the end of speculation (%s)", what, exc_info=True)
+        logger.debug("Another error after speculation ended, while %s", what, exc_info=True)
         return
     logger.exception(
-        "Speculation failed (%s) and is off until the server is started again; "
-        "requests are decoded plainly",
+        "Speculation failed while %s; decoding continues without drafts until the server restarts",
         what,
     )
     try:
         ended.close()
     except Exception:
-        logger.exception("The sidecar could not be ended; it ends with the server")
+        logger.exception("The sidecar could not be stopped; it exits when the server exits")

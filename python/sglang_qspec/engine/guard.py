@@ -1,7 +1,7 @@
-"""A guard around each hook: an error of ours does not become an error of SGLang's.
+"""Wraps each hook so that an exception in the hook does not reach SGLang.
 
-What is SGLang's own passes through a guard as it is: an exception of the target, and the result of
-a target that an AROUND hook has called before it failed. The target is never called twice for it.
+A guard passes on exceptions that the target raises. If an AROUND hook fails after it called the
+target, the guard returns the target's result and does not call the target again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def guarded_hook(hook: Hook) -> Callable[..., Any]:
-    """The function to register for `hook`: its own, or one that has it as `__wrapped__`."""
+    """The function to register: the hook's own, or a wrapper with it as `__wrapped__`."""
     if hook.on_error is OnError.STOP_START:
         return hook.function
     report = _Report(hook)
@@ -34,24 +34,24 @@ def guarded_hook(hook: Hook) -> Callable[..., Any]:
 
 
 class _Report:
-    """Says what an error in one hook has led to; in full only once, as each request may meet it."""
+    """Logs errors of one hook: the first at ERROR, later ones at DEBUG as they may recur."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
-        self._told = False
+        self._reported = False
 
     def __call__(self) -> None:
-        """For the exception that is being handled."""
+        """Log the exception being handled, and end speculation if the hook's row says so."""
         hook = self._hook
         what = f"the hook {hook.function.__name__} on {hook.target.rpartition('.')[2]}"
         if hook.on_error is OnError.END_SPECULATION:
-            failsafe.end_speculation(what)
+            failsafe.end_speculation(f"running {what}")
             return
-        level = logging.DEBUG if self._told else logging.ERROR
-        self._told = True
+        level = logging.DEBUG if self._reported else logging.ERROR
+        self._reported = True
         logger.log(
             level,
-            "An error in %s: %s. Later errors in this hook are logged at the level DEBUG",
+            "Error in %s: %s. Later errors in this hook are logged at level DEBUG",
             what,
             hook.on_error.value,
             exc_info=True,
@@ -59,7 +59,7 @@ class _Report:
 
 
 def _beside(hook: Hook, report: _Report) -> Callable[..., Any]:
-    """A BEFORE or AFTER hook: None leaves SGLang its own arguments, or its own result."""
+    """Guard of a BEFORE or AFTER hook: after an error SGLang keeps its arguments or result."""
 
     @functools.wraps(hook.function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def _beside(hook: Hook, report: _Report) -> Callable[..., Any]:
 
 @dataclass
 class _FirstCall:
-    """How the first call of a target by its AROUND hook ended; any other is the hook's own idea."""
+    """Outcome of the first call of the target by its AROUND hook; later calls are not recorded."""
 
     made: bool = False
     result: Any = None
@@ -113,7 +113,7 @@ def _around(hook: Hook, report: _Report) -> Callable[..., Any]:
 
 
 def _around_async(hook: Hook, report: _Report) -> Callable[..., Any]:
-    """As `_around`, for a coroutine function around one."""
+    """`_around` for a coroutine function with a coroutine target."""
 
     @functools.wraps(hook.function)
     async def guarded(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

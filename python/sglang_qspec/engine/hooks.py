@@ -1,4 +1,4 @@
-"""What QSPEC wraps in SGLang: each target with its hook, and what an error in the hook costs.
+"""Tables of the SGLang functions that QSPEC wraps, with the hook and its error handling.
 
 SGLang calls a BEFORE hook with the target's arguments, an AFTER hook with the target's result
 before them, and an AROUND hook with the target itself before them. `engine.guard` wraps each hook,
@@ -32,7 +32,7 @@ _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 
 class OnError(Enum):
-    """What follows from an error of ours in a hook."""
+    """Consequence of an exception in a hook."""
 
     STOP_START = "the server does not start"
     """For hooks that run before any request, without which a server would not do what it says."""

@@ -1,1 +1,1 @@
-"""What is done to requests and answers where SGLang serves clients."""
+"""Hooks on requests and answers in the process that serves clients."""

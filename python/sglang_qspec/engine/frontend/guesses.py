@@ -1,4 +1,4 @@
-"""Guesses on their way from a request to the scheduler.
+"""Checks the guesses of a request and turns them into token ids for the scheduler.
 
 Guesses from tags join `qspec_guesses` of the request's `custom_params`. Before the request is sent
 to the scheduler, `resolve` checks them and turns them into token ids, next to those that the client
@@ -53,7 +53,7 @@ def add(custom_params: dict[str, Any] | None, texts: list[str]) -> dict[str, Any
 
 
 def resolve_request(manager: Any, obj: Any) -> None:
-    """Check a `GenerateReqInput`, and turn its guesses into token ids; the second time, nothing.
+    """Check a `GenerateReqInput`, and turn its guesses into token ids; a second call does nothing.
 
     Raises RequestError.
     """

@@ -1,4 +1,4 @@
-"""What a finished request says of its speculation: `meta_info["qspec"]` and the spec_* figures.
+"""Adds `meta_info["qspec"]` to finished requests and corrects the spec_* figures.
 
 The scheduler attaches one record to the last output of a request (`engine.scheduler.last_output`).
 Here, where clients are served, the record is put into `meta_info`, and the figures that SGLang

@@ -1,8 +1,8 @@
-"""Whose each output token is: `meta_info["qspec_provenance"]`, for requests that ask for it.
+"""Labels each output token with its draft source or `target`, for requests that ask for it.
 
-One word for each output token: `target` for what the target chose itself, otherwise the source of
-the draft that it confirmed. The list grows in the request, among what SGLang sends along with
-output tokens (`customized_info`): it cuts the list as it cuts those, at stops and into chunks.
+The list `meta_info["qspec_provenance"]` has one label for each output token. It is part of the
+request's `customized_info`, which SGLang sends along with output tokens. SGLang cuts it with them,
+at stops and into streamed chunks.
 """
 
 from __future__ import annotations

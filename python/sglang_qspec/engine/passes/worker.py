@@ -88,7 +88,7 @@ class QSpecWorker(BaseSpecWorker):
     def clear_cache_pool(self) -> None:
         """Drop all drafts. SGLang calls this for /flush_cache and after weight updates."""
         if self._speculates:
-            with guarded("drafts were dropped"):
+            with guarded("dropping drafts"):
                 self._speculator.drop_drafts()
 
     def forward_batch_generation(
@@ -116,7 +116,7 @@ class QSpecWorker(BaseSpecWorker):
         plan = PipelinePlan("queue", self._runtime.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
-            with guarded("a round was planned"):
+            with guarded("planning a decoding round"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
                 plan = self._choose_plan(batch, rids)
@@ -158,7 +158,7 @@ class QSpecWorker(BaseSpecWorker):
         proposal: Proposal | None = None
         verify_input: NgramVerifyInput | None = None
         if self._speculates:
-            with guarded("drafts were proposed"):
+            with guarded("proposing drafts"):
                 self._accounting.begin()
                 proposal = self._proposer.propose(batch, plan)
                 if proposal.trees.width > 1:
@@ -174,16 +174,16 @@ class QSpecWorker(BaseSpecWorker):
             result, accepted, bonus_ids = self._verify(batch, trees, verify_input)
         if self._speculates and proposal is not None:
             rids = [req.rid for req in batch.reqs]
-            with guarded("a pass was taken stock of"):
+            with guarded("updating acceptance statistics"):
                 self._accounting.record(rids, plan.pipeline, proposal, accepted, bonus_ids)
-        with guarded("tokens were traced"):
+        with guarded("recording token provenance"):
             provenance.record(batch.reqs, trees, accepted)
         return result
 
     def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Run a prefill or an idle batch."""
         if self._speculates:
-            with guarded("requests were admitted"):
+            with guarded("admitting requests"):
                 self._speculator.poll()
                 self._accounting.interrupt()
                 for req in batch.reqs:
@@ -192,7 +192,7 @@ class QSpecWorker(BaseSpecWorker):
             read_outputs(batch)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
-        with guarded("tokens were traced"):
+        with guarded("recording token provenance"):
             provenance.extend(batch.reqs)
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
@@ -254,7 +254,7 @@ class QSpecWorker(BaseSpecWorker):
         """Proposals at the nodes of a pass, for rejection sampling; without trees, at the roots."""
         proposals = None
         if self._speculates:
-            with guarded("drafted probabilities were looked up"):
+            with guarded("looking up draft probabilities"):
                 rids = [req.rid for req in batch.reqs]
                 outputs = [req.output_ids for req in batch.reqs]
                 proposals = self._speculator.drawn.proposals(rids, outputs, trees)

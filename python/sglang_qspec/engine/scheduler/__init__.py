@@ -1,1 +1,1 @@
-"""What QSPEC does inside SGLang's scheduler, besides the passes of the target."""
+"""Hooks in SGLang's scheduler, except for the target passes."""

@@ -1,4 +1,4 @@
-"""Where an answer ends in the run of tokens that one pass accepts: as if decoded one by one.
+"""Ends an output within one pass's accepted tokens where one-by-one decoding would end it.
 
 SGLang looks for one end after the other in the whole run: for its stop strings in their order, then
 for stop tokens. Decoded token by token, another end may come first. Of an aborted request it keeps
@@ -30,16 +30,16 @@ def update_finish_state(
 
 
 def _find_first(update: Callable[[Any, int], None], req: Any, new_accepted_len: int) -> None:
-    """Decide again token by token; the tokens behind the end stay, as they do with SGLang.
+    """Repeat the check token by token; tokens after the end stay in `output_ids`, as in SGLang.
 
-    If that fails, the request is as SGLang's own decision has left it.
+    If the check raises, the request keeps SGLang's own decision.
     """
     output_ids, grammar = req.output_ids[:], req.grammar
     finish = req.finished_reason, req.finished_len
     try:
         run = list(req.output_ids[-new_accepted_len:])
         del req.output_ids[-new_accepted_len:]
-        # A grammar has already taken in the whole run, so it can tell only of the run's end.
+        # The grammar has already consumed all accepted tokens: it is valid only at the last one.
         req.grammar = None
         req.finished_reason = req.finished_len = None
         while run and not req.finished():

@@ -1,4 +1,7 @@
-"""Our part of SGLang's internal state: read by `/server_info`, changed by `/set_internal_state`."""
+"""QSPEC's part of SGLang's internal state.
+
+`/server_info` shows it, and `/set_internal_state` changes the runtime settings in it.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,24 @@ def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
 
 
 def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
-    """After `SchedulerInternalStateController._update_handlers`: its dict learns our knobs."""
+    """After `SchedulerInternalStateController._update_handlers`: add the runtime settings."""
     from sglang.srt.managers.scheduler_components.internal_state import _UpdateHandler
 
     if speculator.latest() is not None:
-        handlers.update(dict.fromkeys(runtime_settings.NAMES, _UpdateHandler(_validate, _turn)))
+        handlers.update(dict.fromkeys(runtime_settings.NAMES, _UpdateHandler(_validate, _change)))
 
 
 def _validate(name: str, value: float) -> None:
-    """Raise SGLang's UpdateRejected for a value that is not allowed, or after a failure.
+    """Raise SGLang's UpdateRejected for a value that is not allowed, or if speculation failed.
 
-    `check_update` has refused wrong values with a 400, unless that hook itself has failed.
+    `check_update` answers wrong values with HTTP 400 before; this check covers an error in it.
     """
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
     from sglang.srt.runtime_context import get_device, get_spec
 
     active = speculator.active()
     if active is None:
-        raise UpdateRejected(f"{name} cannot be set: speculation has failed and is off")
+        raise UpdateRejected(f"{name} cannot be set: speculation failed, restart the server")
     try:
         runtime_settings.check(
             {name: value},
@@ -53,15 +56,15 @@ def _validate(name: str, value: float) -> None:
         raise UpdateRejected(str(error)) from None
 
 
-def _turn(name: str, value: float) -> None:
+def _change(name: str, value: float) -> None:
     active = speculator.active()
     if active is not None:
-        with guarded("a setting was changed"):
+        with guarded("changing a runtime setting"):
             active.turn(name, value)
 
 
 def check_update(manager: Any, obj: Any) -> None:
-    """Before `TokenizerManager.set_internal_state`: a wrong value of ours is a 400."""
+    """Before `TokenizerManager.set_internal_state`: answer a wrong value with HTTP 400."""
     from fastapi import HTTPException
     from sglang.srt.runtime_context import get_spec
 

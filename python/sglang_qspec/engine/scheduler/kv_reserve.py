@@ -1,8 +1,8 @@
-"""How wide a request's row of KV slots is.
+"""Widens each request's row of KV slots to hold SGLang's decode reservation.
 
-SGLang reserves twice the width of a pass behind what is committed, but makes its rows only one pass
-wider than the context. Near the context's end the reservation would run into the row of another
-request, and end the server on a CPU; SGLang widens the rows itself for larger pages and for UNO.
+SGLang reserves two pass widths after the committed tokens, but its rows exceed the context by one
+pass width only. Near the end of the context the reservation would overlap another request's row,
+and end the server on a CPU. SGLang itself widens the rows for larger pages and for UNO.
 """
 
 from __future__ import annotations

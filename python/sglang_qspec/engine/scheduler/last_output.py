@@ -1,6 +1,6 @@
-"""Ends requests where SGLang sends their last output, and attaches the record of each.
+"""Ends each request when SGLang sends its last output, and attaches its speculation record.
 
-Every finished request passes here, however it ended, except those that end in the waiting queue.
+Every finished request passes here, except requests that are aborted in the waiting queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sglang_qspec.engine.scheduler import lifecycle
 
 
 def output_streamer_class(streamer: type, scheduler: Any) -> type:
-    """After `Scheduler.get_output_streamer_class`: a subclass that ends what has finished.
+    """After `Scheduler.get_output_streamer_class`: a subclass that ends finished requests.
 
     SGLang calls this once, when the scheduler has its worker.
     """
@@ -28,7 +28,7 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
             if speculator.active() is not None and any(req.finished() for req in reqs):
-                with guarded("a request was reported"):
+                with guarded("reporting finished requests"):
                     info[KEY] = [_record(req) for req in reqs]
             return info
 
@@ -36,9 +36,9 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
 
 def _record(req: Any) -> list[dict[str, Any]]:
-    """The record of a request that ends here and had drafts; otherwise nothing.
+    """End the request if it finished; a list with its record, or empty if it had no drafts.
 
-    A list, as SGLang would gather it if our hook on `update_request_meta_info` failed.
+    SGLang expects a list if the hook on `update_request_meta_info` fails.
     """
     tally = lifecycle.finished(req) if req.finished() else None
     return [] if tally is None else [tally.record()]

@@ -1,7 +1,7 @@
 """Reports the scheduler's events to the `Speculator` of its process.
 
-A request begins when it is `enqueued`. It ends when it has `finished`, which is seen where its last
-output is sent (`last_output`), or when it is `aborted` in the waiting queue.
+A request starts when SGLang queues it (`enqueued`). It ends when SGLang sends its last output
+(`finished`, called by `last_output`) or aborts it in the waiting queue (`aborted`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
-    with guarded("a list of provenance was begun"):
+    with guarded("starting token provenance"):
         provenance.begin(req, active.settings.return_provenance)
-    if req.custom_logit_processor:  # which may look at the output, and knows nothing of a tree
+    if req.custom_logit_processor:  # it may read the output, which excludes draft tokens
         return
     if req.multimodal_inputs is not None or req.input_embeds is not None:
-        return  # its token ids stand for what the draft model cannot see
+        return  # the draft model cannot read images or embeddings
     params = req.sampling_params
-    with guarded("a request was queued"):
+    with guarded("enqueuing a request"):
         active.enqueue(
             req.rid,
             prompt_ids=list(req.origin_input_ids_unpadded),
@@ -47,16 +47,16 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
 
 
 def rank(scheduler: Any, req: Any) -> tuple[int, int]:
-    """By what SGLang sorts its queue before the time of arrival: priority, and length for `lof`.
+    """Sort key of SGLang's queue before arrival time: priority, then length under `lof`.
 
-    Policies that look at the prefix cache sort anew at each admission; their requests count as
-    served in the order of their arrival.
+    Smaller ranks are served sooner. Policies that use the prefix cache sort again at each
+    admission; the rank treats their requests as served in order of arrival.
     """
     priority = 0
     if scheduler.enable_priority_scheduling:
         priority = req.priority * scheduler.policy.priority_sign
     longest_first = scheduler.policy.policy is CacheAgnosticPolicy.LOF
-    # A request without a priority has the lowest that there is, which no wire format carries.
+    # A request without a priority has the lowest possible one, which may overflow 64 bits.
     return (
         max(-_RANK_LIMIT, min(priority, _RANK_LIMIT)),
         -req.sampling_params.max_new_tokens if longest_first else 0,
@@ -67,16 +67,16 @@ _RANK_LIMIT = 1 << 62
 
 
 def finished(req: Any) -> Tally | None:
-    """The request has finished, for any reason. Returns its tally; None if it had no drafts."""
+    """End a finished request and return its tally; None if it had no drafts."""
     active = speculator.active()
     return None if active is None else active.end(req.rid, len(req.output_ids_through_stop))
 
 
 def aborted(result: None, scheduler: Any, abort_req: Any, req: Any) -> None:
-    """After `Scheduler.send_abort_output`: the request ended in the queue."""
+    """After `Scheduler.send_abort_output`: end the request, which was still queued."""
     active = speculator.active()
     if active is not None:
-        with guarded("a request was aborted"):
+        with guarded("aborting a request"):
             active.end(req.rid)
 
 
@@ -84,5 +84,5 @@ def polled(result: None, manager: Any) -> None:
     """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls."""
     active = speculator.active()
     if active is not None:
-        with guarded("drafts were received"):
+        with guarded("receiving drafts"):
             active.poll()

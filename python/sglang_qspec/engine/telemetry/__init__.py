@@ -1,1 +1,1 @@
-"""What speculation has cost and earned, for /server_info and /metrics."""
+"""Counts and timings of speculation for /server_info and /metrics."""

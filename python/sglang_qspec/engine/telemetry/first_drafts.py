@@ -1,4 +1,4 @@
-"""How long requests wait for their first draft."""
+"""Times from queueing a request to its first draft."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 WINDOW = 1000
-"""Requests that the percentiles look back on."""
+"""Number of latest requests that the percentiles cover."""
 
 
 class FirstDrafts:
@@ -14,20 +14,20 @@ class FirstDrafts:
 
     def __init__(self) -> None:
         self.count = 0
-        """Requests that got a draft since the start."""
+        """Number of requests that got a draft since the server started."""
         self.observer: Callable[[float], object] | None = None
-        """Told of each time as it is taken: a metric that keeps its own account."""
+        """Called with each time in seconds, to feed a histogram; None without metrics."""
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, seconds: float) -> None:
-        """Take in one request's time."""
+        """Record the time of one request."""
         self.count += 1
         self._latest.append(seconds)
         if self.observer is not None:
             self.observer(seconds)
 
     def percentile(self, share: float) -> float | None:
-        """The time that `share` (0 to 1) of the latest requests stayed within; None without any."""
+        """Quantile `share` (0 to 1) over the latest requests, in seconds; None before the first."""
         times = sorted(self._latest)
         if not times:
             return None

@@ -1,7 +1,7 @@
-"""Speculation in SGLang's `/metrics`: what `Speculator.describe` says, as Prometheus series.
+"""Publishes `Speculator.describe` as Prometheus series in SGLang's `/metrics`.
 
-SGLang collects the series of all its processes through files, so that a series made in the
-scheduler's process simply appears. Nothing here exists unless the server has `--enable-metrics`.
+SGLang collects the series of all its processes through files, so series made in the scheduler's
+process appear in `/metrics`. They exist only with `--enable-metrics`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ GAUGES = {
     "trie_tokens": "Tokens in the tries of all requests, drafts and own text.",
     "sidecar_texts": "Different texts that the sidecar keeps, for all its servers.",
     "sidecar_rows": "Rows of the draft model's KV that are open, for all its servers.",
-    "sidecar_kv_tokens": "Tokens of KV that these rows hold.",
+    "sidecar_kv_tokens": "Tokens in the draft model's KV, for all servers of the sidecar.",
 }
 TOTALS = {
     "drafted_tokens": "Tokens that the sidecar drafted, for all its servers.",
-    "evictions": "Times that a request lost its drafts to the total cap.",
+    "evictions": "Times that the total token cap evicted a request's drafts.",
     "declined_requests": "Requests that a sidecar declined to draft for.",
 }
 TOTALS_BY = {
     "proposed_tokens": ("source", "Draft tokens that the target verified."),
     "accepted_tokens": ("source", "Draft tokens that became output."),
     "dropped_messages": ("kind", "Messages between server and sidecar that were not delivered."),
-    "refused_chunks": ("reason", "Pieces of drafts that a trie did not take."),
+    "refused_chunks": ("reason", "Draft chunks that a trie refused."),
 }
 """Cumulative figures of `describe`, one for each value of a label."""
 TOTALS_AT = {
@@ -131,7 +131,7 @@ class DraftMetrics:
             for name in TOTALS_AT:
                 for position, count in enumerate(counts[name], start=1):
                     if not count:
-                        continue  # no series for what there never was
+                        continue  # create a series with its first count
                     self._reach(name, count, source=source, position=str(position))
 
     def _reach(self, name: str, count: int, **own: str) -> None:
@@ -143,14 +143,14 @@ class DraftMetrics:
 
 
 class _Total:
-    """A counter that follows a cumulative figure kept elsewhere."""
+    """A Prometheus counter that follows a cumulative count kept elsewhere."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._reached = 0
 
     def reach(self, total: int) -> None:
-        """A figure of the sidecar begins anew with a new sidecar: then all of it is growth."""
+        """Raise the counter to `total`; a smaller `total` is a restarted sidecar's and is added."""
         self._counter.inc(total - self._reached if total >= self._reached else total)
         self._reached = total
 

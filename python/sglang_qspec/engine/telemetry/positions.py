@@ -9,7 +9,7 @@ import numpy as np
 from sglang_qspec.trie import DraftTrees, Source
 
 POSITIONS = 16
-"""Counted one by one; the last one stands for all from there on."""
+"""Number of positions; the last one also counts all later positions."""
 
 
 class Positions:

@@ -1,4 +1,4 @@
-"""What speculation has cost and earned since the start, over all requests."""
+"""Counts of draft tokens and target passes since the server started, over all requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sglang_qspec.engine.telemetry.positions import Positions
 from sglang_qspec.trie import DraftTrees, Source
 
 MEMORY = 0.02
-"""Weight of one request's pass in how often a step draft's token is right."""
+"""Weight of one judged step-draft token in the moving average `Totals.agreement`."""
 FIRST_AGREEMENT = 0.9
-"""How often it is taken to be before any was seen."""
+"""Initial value of `Totals.agreement`."""
 
 
 @dataclass
@@ -22,13 +22,13 @@ class PassTotals:
 
     passes: int = 0
     requests: int = 0
-    """Summed over the passes."""
+    """Batch sizes, summed over the passes."""
     rows: int = 0
-    """Tokens that the passes had, drafts and padding too."""
+    """Input tokens of the passes, including drafts and padding."""
     seconds: float = 0.0
     """From the end of the pass before, or the beginning if a prompt was read; without waits."""
     waited_seconds: float = 0.0
-    """For step drafts."""
+    """Time spent waiting for step drafts before the passes."""
 
 
 class Totals:
@@ -38,16 +38,16 @@ class Totals:
         self.proposed = dict.fromkeys(Source, 0)
         """Draft tokens that the target verified."""
         self.accepted = dict.fromkeys(Source, 0)
-        """Those of them that became output."""
+        """Draft tokens that became output."""
         self.positions = Positions()
         self.pipelines = {name: PassTotals() for name in ("queue", *PIPELINES)}
         self.pipeline = "none"
-        """That of the latest round."""
+        """Pipeline of the latest decoding round; `none` before the first."""
         self.agreement = FIRST_AGREEMENT
-        """Share of the step draft tokens that are right, of those whose predecessors were."""
+        """Moving average: share of step-draft tokens that are right after a right prefix."""
 
     def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
-        """A pass over `trees` is done; `accepted` are the nodes confirmed of each."""
+        """Count one verify pass over `trees`; `accepted` has the accepted nodes of each tree."""
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count
         self.positions.record(trees, accepted)
@@ -63,14 +63,14 @@ class Totals:
                 self.learn_agreement(confirmed, missed=confirmed < drafted)
 
     def take_back(self, sources: Sequence[Source]) -> None:
-        """Tokens that were accepted behind the end of an output."""
+        """Uncount tokens that a pass accepted after the end of an output."""
         for source in sources:
             self.accepted[source] -= 1
 
     def note_pass(
         self, pipeline: str, requests: int, rows: int, seconds: float, waited: float
     ) -> None:
-        """A decode pass took so long, without the time that it waited for drafts."""
+        """Count one decode pass; `seconds` excludes the `waited` seconds for drafts."""
         totals = self.pipelines[pipeline]
         totals.passes += 1
         totals.requests += requests
@@ -90,7 +90,7 @@ class Totals:
         }
 
     def learn_agreement(self, confirmed: int, *, missed: bool) -> None:
-        """So many tokens of a draft in a row were right, and then one was wrong if it `missed`."""
+        """Update `agreement` with `confirmed` right tokens, then a wrong one if `missed`."""
         weight = MEMORY * (confirmed + missed)
         share = confirmed / (confirmed + missed)
         self.agreement += min(weight, 1.0) * (share - self.agreement)
