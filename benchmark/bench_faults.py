@@ -46,7 +46,7 @@ from benchmark.harness.statistics import rounded
 from benchmark.prompts import PROMPTS
 
 BEFORE_S = 10.0
-"""Healthy seconds before a fault; their mean is the former level."""
+"""Seconds measured before a fault; their mean throughput is the level before the fault."""
 AFTER_S = 10.0
 """Healthy seconds after a fault."""
 PLAIN_S = 12.0

@@ -12,7 +12,7 @@ from benchmark.harness.machine import provenance
 from benchmark.harness.server import Server
 
 SIDECAR_FLAGS = ("--speculative-draft-model-path", "--speculative-qspec-endpoint")
-"""A server with one of these flags has a sidecar."""
+"""Flags that give a server a sidecar."""
 
 
 @dataclass(frozen=True)
