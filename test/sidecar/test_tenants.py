@@ -182,7 +182,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
     held = {ONE: 0, TWO: 0}
     for _ in range(60):
         driver.step()
-    for completion in driver.drafter._allocator._seated:
+    for completion in driver.drafter._allocator._holders:
         assert completion.row is not None
         held[completion.prompt.owner] += driver.model.length(completion.row)
     assert min(held.values()) > 100, held

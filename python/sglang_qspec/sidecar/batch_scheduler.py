@@ -105,7 +105,7 @@ class BatchScheduler:
                 owner = completion.prompt.owner
                 if plan.to_read_for[owner] >= plan.most_read or self._waits(completion, plan):
                     continue
-                if not self._allocator.seat(completion, plan.completions, plan.to_read):
+                if not self._allocator.allocate(completion, plan.completions, plan.to_read):
                     break
             missing = self._allocator.missing(completion)
             if missing == 1:

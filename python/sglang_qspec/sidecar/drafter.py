@@ -471,5 +471,5 @@ class Drafter:
 
     def _finish(self, completion: Completion) -> None:
         self._turns.finish(completion)
-        self._allocator.vacate(completion)
+        self._allocator.release(completion)
         self._outbox += completion.prompt.news(completion)

@@ -39,7 +39,7 @@ class RowAllocator:
         self._model = model
         self._turns = turns
         self._share = share
-        self._seated: dict[Completion, None] = {}
+        self._holders: dict[Completion, None] = {}
         """Completions that hold a row, in the order in which they got it."""
         self._kept: dict[Prompt, None] = {}
         """Prompts with a row of their own, in the order in which they got it."""
@@ -51,12 +51,14 @@ class RowAllocator:
         covered = 0 if completion.row is None else self._model.length(completion.row)
         return len(completion) - covered
 
-    def seat(self, completion: Completion, running: Collection[Completion], reserved: int) -> bool:
+    def allocate(
+        self, completion: Completion, running: Collection[Completion], reserved: int
+    ) -> bool:
         """Give the completion a row; False if it has to wait for KV.
 
         Nothing less urgent than it keeps a row that it needs, except the `running` completions,
-        which grow beside it and take `reserved` tokens at once. Without any, it is seated however
-        little KV there is.
+        which grow beside it and take `reserved` tokens at once. Without any, it gets a row
+        however little KV there is.
         """
         while True:
             source, shared = self._source(completion)
@@ -68,7 +70,7 @@ class RowAllocator:
                 return False
         row = self._model.open() if source is None else self._model.fork(source, shared)
         self._give(completion, row)
-        self._release(completion.prompt)
+        self._close_or_spare(completion.prompt)
         return True
 
     def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
@@ -91,7 +93,7 @@ class RowAllocator:
     def _giver(self, first: Completion) -> Peer:
         """The server that holds the most KV, if more than that of `first` will with its tokens."""
         held: Counter[Peer] = Counter()
-        for completion in self._seated:
+        for completion in self._holders:
             held[completion.prompt.owner] += len(completion)  # its row is to hold all of it
         for prompt in self._kept:
             assert prompt.row is not None
@@ -100,7 +102,7 @@ class RowAllocator:
         most = max(held, key=held.__getitem__, default=own)
         return most if held[most] > held[own] + self.missing(first) else own
 
-    def vacate(self, completion: Completion) -> None:
+    def release(self, completion: Completion) -> None:
         """Close the row of a finished completion, or keep it for the prompt if it is the first."""
         prompt = completion.prompt
         row = self._take(completion)
@@ -109,13 +111,13 @@ class RowAllocator:
             self._keep(prompt, row, completion)
         elif row is not None:
             self._model.close(row)
-        self._release(prompt)
+        self._close_or_spare(prompt)
 
     def drop(self, completion: Completion) -> None:
         """Close the row of a completion without subscribers."""
         if (row := self._take(completion)) is not None:
             self._model.close(row)
-        self._release(completion.prompt)
+        self._close_or_spare(completion.prompt)
 
     def hand_over(self, old: Prompt, new: Prompt) -> None:
         """Give the row of a step draft to the one that follows it, as far as they agree.
@@ -140,7 +142,7 @@ class RowAllocator:
             self._give(completion, row)
 
     def keep(self, prompt: Prompt, completion: Completion) -> None:
-        """Keep the KV of a prompt, which this one's row holds, until all others are seated."""
+        """Keep the KV of a prompt, which this one's row holds, until all others have rows."""
         if self._model.free_rows and len(prompt.completions) > 1 and completion.row is not None:
             row = self._model.fork(completion.row, len(prompt.token_ids))
             self._forget(prompt)
@@ -177,9 +179,9 @@ class RowAllocator:
                 assert (each.row is not None) == (each in self._kept), "kept, but not there"
                 assert (each.row is not None) >= (each in self._spare), "spare, but not there"
                 for completion in each.completions:
-                    assert (completion.row is not None) == (completion in self._seated)
+                    assert (completion.row is not None) == (completion in self._holders)
         assert len(open_rows) == len(set(open_rows)), "a row is held twice"
-        assert len(open_rows) == len(self._seated) + len(self._kept), (
+        assert len(open_rows) == len(self._holders) + len(self._kept), (
             "rows of prompts that are gone"
         )
         assert len(open_rows) == self._model.open_rows, "a row is held for nobody"
@@ -235,7 +237,7 @@ class RowAllocator:
         urgency, kept = self._turns.urgency, set(running)
         victims = [
             (urgency(each), each)
-            for each in self._seated
+            for each in self._holders
             if each.prompt.owner == peer and each not in kept
         ]
         if not victims:
@@ -256,7 +258,7 @@ class RowAllocator:
                 return True
         return False
 
-    def _release(self, prompt: Prompt) -> None:
+    def _close_or_spare(self, prompt: Prompt) -> None:
         """Close the prompt's row, or count it as spare, once no completion waits for it.
 
         It is spare if the prompt's first completion is finished: a step draft may go on from it.
@@ -284,11 +286,11 @@ class RowAllocator:
 
     def _give(self, completion: Completion, row: int) -> None:
         completion.row = row
-        self._seated[completion] = None
+        self._holders[completion] = None
 
     def _take(self, completion: Completion) -> int | None:
         row, completion.row = completion.row, None
-        self._seated.pop(completion, None)
+        self._holders.pop(completion, None)
         return row
 
 
