@@ -117,7 +117,7 @@ class Sources:
                 saved = token_seconds * right[source]
                 self.observe(source, tokens, right[source], saved, each * tokens)
 
-    def judge(self, trees: DraftTrees, first: FirstTokens) -> None:
+    def update(self, trees: DraftTrees, first: FirstTokens) -> None:
         """Record which of the trees' `first` tokens a plain pass has shown to be right."""
         proposed = np.bincount(trees.sources[first.proposed], minlength=len(Source)).tolist()
         right = np.bincount(trees.sources[first.right], minlength=len(Source)).tolist()
