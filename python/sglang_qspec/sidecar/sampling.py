@@ -96,23 +96,23 @@ def choose(
     own logits, sampling, `seeds[i]` and `positions[i]`, and on no other row; with
     `SeededSampling.probabilities` also on chance.
     """
-    settled: list[int] = []
+    greedy: list[int] = []
     drawn: dict[int, Sampling] = {}
-    alike: dict[int, SeededSampling] = {}
-    told: dict[int, SeededSampling] = {}
+    seeded: dict[int, SeededSampling] = {}
+    rejection: dict[int, SeededSampling] = {}
     for i, sampling in enumerate(samplings):
         if isinstance(sampling, SeededSampling):
-            (told if sampling.probabilities else alike)[i] = sampling
+            (rejection if sampling.probabilities else seeded)[i] = sampling
         elif sampling.temperature > 0:
             drawn[i] = sampling
         else:
-            settled.append(i)
+            greedy.append(i)
     tokens = [0] * len(samplings)
-    if settled or drawn:
+    if greedy or drawn:
         blocks = _blocks(logits)
         maxima = blocks.amax(-1)
-    if settled:
-        for i, token in zip(settled, _likeliest(blocks, maxima, settled).tolist(), strict=True):
+    if greedy:
+        for i, token in zip(greedy, _likeliest(blocks, maxima, greedy).tolist(), strict=True):
             tokens[i] = token
     if drawn:
         uniform = uniforms([seeds[i] for i in drawn], [positions[i] for i in drawn])
@@ -121,21 +121,21 @@ def choose(
         picked = picked.clamp(max=logits.shape[1] - 1)
         for i, token in zip(drawn, picked.tolist(), strict=True):
             tokens[i] = token
-    if alike:
-        picked = _draw_alike(
-            logits[list(alike)], list(alike.values()), [positions[i] for i in alike]
+    if seeded:
+        picked = _draw_seeded(
+            logits[list(seeded)], list(seeded.values()), [positions[i] for i in seeded]
         )
-        for i, token in zip(alike, picked.tolist(), strict=True):
+        for i, token in zip(seeded, picked.tolist(), strict=True):
             tokens[i] = token
     candidates: dict[int, Candidates] = {}
-    if told:
-        offers = _draw_from_told(logits[list(told)], list(told.values()))
-        for i, (token, candidates[i]) in zip(told, offers, strict=True):
+    if rejection:
+        draws = _draw_candidates(logits[list(rejection)], list(rejection.values()))
+        for i, (token, candidates[i]) in zip(rejection, draws, strict=True):
             tokens[i] = token
     return Choices(tokens, candidates)
 
 
-def _draw_alike(
+def _draw_seeded(
     logits: torch.Tensor, seeded: list[SeededSampling], positions: list[int]
 ) -> torch.Tensor:
     """Draw as the target would, were these its logits, float [n, vocab]: int64 [n]."""
@@ -145,7 +145,7 @@ def _draw_alike(
     return sample_targets(logits.cpu(), temperatures, draws)
 
 
-def _draw_from_told(
+def _draw_candidates(
     logits: torch.Tensor, seeded: list[SeededSampling]
 ) -> list[tuple[int, Candidates]]:
     """Draw from the likeliest tokens that the target's filters leave, and tell of them all."""
