@@ -1,9 +1,11 @@
 import pytest
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue
-from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, tokens_of
+from sglang_qspec.sidecar.prompt import Prompt, tokens_of
 from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.subscription import Place
 
 PEER = Peer("one", b"1")
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt
+from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.turns import Turns
 

@@ -6,7 +6,9 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from sglang_qspec.sidecar.prompt import Completion, Kind, Place, Prompt
+from sglang_qspec.sidecar.completion import Completion, Kind
+from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.subscription import Place
 
 PROMPTS_AHEAD = 64
 """Number of waiting prompts that get their first completions before any gets its others."""

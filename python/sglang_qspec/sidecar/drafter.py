@@ -28,13 +28,15 @@ from sglang_qspec.messages import (
     ToSidecar,
 )
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
+from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt, Share, Subscriber, prompt_key
+from sglang_qspec.sidecar.prompt import Prompt, prompt_key
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.sampling import GREEDY, choose
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.step_times import StepTimes
+from sglang_qspec.sidecar.subscription import Share, Subscriber
 from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Completion, Prompt
+from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.turns import Turns
 
 SHARED_PREFIX = 16

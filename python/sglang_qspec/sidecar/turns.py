@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
-from sglang_qspec.sidecar.prompt import Completion, Prompt, PromptKey
+from sglang_qspec.sidecar.prompt import Prompt, PromptKey
 
 
 class Turns:
