@@ -1,4 +1,4 @@
-"""State of one completion: its tokens, its KV row, and the requests that receive it."""
+"""Owns the state of one completion: its tokens, KV row and subscribers."""
 
 from __future__ import annotations
 

@@ -108,13 +108,15 @@ class DraftQueue:
     def check_integrity(self) -> None:
         """Raise AssertionError unless the queue is in order and has each completion once."""
         urgent = list(self.urgent())
-        assert len(urgent) == len(set(urgent)), "queued twice"
+        assert len(urgent) == len(set(urgent)), "a completion is queued twice"
         order = [self.urgency(completion) for completion in urgent]
-        assert order == sorted(order), "two orders"
+        assert order == sorted(order), "`urgent` and `urgency` disagree"
         places = [self._places[prompt] for prompt in self._waiting]
         assert places == sorted(places), "the queue is out of order"
-        assert places == [prompt.place for prompt in self._waiting], "at another's place"
-        assert len(places) == len(self._places), "a place is held for nobody"
+        assert places == [prompt.place for prompt in self._waiting], (
+            "a prompt is queued at an outdated place"
+        )
+        assert len(places) == len(self._places), "a place has no prompt"
 
     def _number_of(self, prompt: Prompt) -> int:
         """Number of waiting prompts before this one."""

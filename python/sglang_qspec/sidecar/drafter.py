@@ -167,7 +167,7 @@ class Drafter:
 
     def follow(self, peer: Peer, message: Commits) -> None:
         """Draft steps from committed output; answer a Gap for each unknown submission."""
-        # Beginning a draft costs as much as its text is long: begin one per request.
+        # Beginning a draft may prefill the whole text, so begin only one per request.
         last = {commit.submission: commit for commit in message.requests}
         for commit in message.requests:
             subscriber = (peer, commit.submission)
@@ -186,10 +186,10 @@ class Drafter:
         if commit.base_len <= subscription.known_len:
             end = commit.base_len - subscription.base_len + len(commit.token_ids)
             if not self._quota.fits_context(len(prompt.token_ids) + end):
-                self._decline(subscriber, "the text has outgrown the draft model's context")
+                self._decline(subscriber, "the text no longer fits the draft model's context")
                 return
             if not self._quota.has_room_for_text(peer, max(0, end - before)):
-                reason = "the texts of its server have outgrown their share"
+                reason = "the texts of this server exceed its limit of tokens"
                 self._decline(subscriber, reason, retry=True)
                 return
         try:
@@ -197,7 +197,9 @@ class Drafter:
         finally:
             after = len(subscription.output_ids)
             self._quota.add_text(peer, after - before)
-        if subscription.place is not None:  # only a served request outruns its drafts
+        if (
+            subscription.place is not None
+        ):  # only the output of a served request grows past its drafts
             return
         for share in subscription.shares:
             completion = share.completion

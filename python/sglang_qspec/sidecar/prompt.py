@@ -1,4 +1,4 @@
-"""State of one prompt: its completions, and the requests that receive them."""
+"""Owns the state of one prompt: its completions, kept KV row and subscriptions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
 from sglang_qspec.sidecar.subscription import Place, Share, Subscriber, Subscription
 
 PromptKey = tuple[Hashable, ...]
+"""Key of a prompt, which `prompt_key` makes; requests with equal keys share their completions."""
 
 MAX_PROMPT_COMPLETIONS = MAX_COMPLETIONS
 """Maximum number of completions of one prompt at a time. Sampled requests beyond this number share
@@ -208,14 +209,16 @@ class Prompt:
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests and completions are consistent."""
         for completion in self.completions:
-            assert completion.shares, "a completion that nobody gets"
+            assert completion.shares, "a completion has no subscriber"
             assert completion.useful_to == sum(not s.outrun for s in completion.shares.values())
             for subscriber, share in completion.shares.items():
                 assert share.completion is completion
-                assert share in self.subscriptions[subscriber].shares, "a share of nobody"
+                assert share in self.subscriptions[subscriber].shares, "a share has no subscriber"
         for subscriber, subscription in self.subscriptions.items():
             numbers = [share.number for share in subscription.shares]
-            assert len(set(numbers)) == len(numbers) <= self._wanted, "numbers used twice"
+            assert len(set(numbers)) == len(numbers) <= self._wanted, (
+                "a number is used twice, or there are too many"
+            )
             assert all(subscriber in s.completion.shares for s in subscription.shares)
         assert len(self.completions) <= MAX_PROMPT_COMPLETIONS
 

@@ -1,4 +1,4 @@
-"""State of one request at the sidecar: its place in the queue, committed output and deliveries."""
+"""Owns the state of one request: its place in the queue, committed output and deliveries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Share:
     sent: int = 0
     """Number of tokens sent."""
     told_finished: bool = False
-    """Whether the end of the completion was sent."""
+    """Whether a message with `finished` was sent."""
     outrun: bool = False
     """Whether the request's committed output was longer than the unfinished completion."""
 
