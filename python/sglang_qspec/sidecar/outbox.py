@@ -45,5 +45,5 @@ class Outbox:
     def repeat(self, subscriber: Subscriber, share: Share, start: int) -> None:
         """Send the tokens of a share from position `start` on again, after `RETRY_S`."""
         share.sent = min(share.sent, start)
-        share.told_finished = False
+        share.finished_sent = False
         self._undelivered[share] = subscriber

@@ -190,16 +190,16 @@ class Prompt:
         end = len(completion.token_ids)
         most = MAX_DRAWN_TOKENS if completion.candidates else MAX_DRAFTED_TOKENS
         peer, submission = subscriber
-        while share.sent < end or (completion.finished and not share.told_finished):
+        while share.sent < end or (completion.finished and not share.finished_sent):
             start, share.sent = share.sent, min(share.sent + most, end)
-            share.told_finished = completion.finished and share.sent == end
+            share.finished_sent = completion.finished and share.sent == end
             drafted = Drafted(
                 submission=submission,
                 completion=self.number + share.number,
                 base_len=self.subscriptions[subscriber].base_len,
                 start=start,
                 token_ids=completion.token_ids[start : share.sent].tolist(),
-                finished=share.told_finished,
+                finished=share.finished_sent,
                 known_len=self._known_len(subscriber),
                 candidates=completion.candidates[: share.sent - start],
             )

@@ -30,7 +30,7 @@ class Share:
     with the request's own seed."""
     sent: int = 0
     """Number of tokens sent."""
-    told_finished: bool = False
+    finished_sent: bool = False
     """Whether a message with `finished` was sent."""
     outrun: bool = False
     """Whether the request's committed output was longer than the unfinished completion."""
