@@ -162,7 +162,7 @@ class SidecarEnd:
             self.drafter.drop(peer)
         self._gone.clear()
         self._peers = [self._newcomer() for _ in range(PEERS)]
-        self.drafter._retry_at = 0.0
+        self.drafter._outbox._retry_at = 0.0
         self.drafter.take()
         self._texts.clear()
         self._outputs.clear()
@@ -184,7 +184,7 @@ class SidecarEnd:
         assert not turns._owned
         assert not turns.live_steps
         assert not drafter.suspects
-        assert not drafter._undelivered
+        assert not drafter._outbox._undelivered
 
     # The wire, as the loop sees it.
 

@@ -162,7 +162,7 @@ def test_a_plain_pass_tells_whether_first_tokens_were_right_and_costs_nothing(
     sources: Sources,
 ) -> None:
     trees = DraftTrees.of([chain(GUESS), chain(STEP)], 3)
-    sources.judge(trees, FirstTokens.of(trees, np.array([9, 6], np.int32)))
+    sources.update(trees, FirstTokens.of(trees, np.array([9, 6], np.int32)))
     described = sources.describe()
     assert described["guess"]["accept_rate"] == 0.0
     assert described["step"]["accept_rate"] == 1.0

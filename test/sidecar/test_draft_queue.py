@@ -1,9 +1,11 @@
 import pytest
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue
-from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, tokens_of
+from sglang_qspec.sidecar.prompt import Prompt, tokens_of
 from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.subscription import Place
 
 PEER = Peer("one", b"1")
 
@@ -39,16 +41,16 @@ def test_smaller_ranks_come_first_and_equal_ones_as_they_arrive() -> None:
 def test_the_next_prompt_gets_the_rest_before_those_far_behind_get_their_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lookahead = 8
-    monkeypatch.setattr("sglang_qspec.sidecar.draft_queue.LOOKAHEAD", lookahead)
+    ahead = 8
+    monkeypatch.setattr("sglang_qspec.sidecar.draft_queue.PROMPTS_AHEAD", ahead)
     drafts = DraftQueue()
-    prompts = [queue(drafts, chr(97 + i), ((0, 0), i), 2) for i in range(lookahead + 3)]
-    firsts = [f"{chr(97 + i)}0" for i in range(lookahead)]
-    assert order(drafts)[: lookahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
+    prompts = [queue(drafts, chr(97 + i), ((0, 0), i), 2) for i in range(ahead + 3)]
+    firsts = [f"{chr(97 + i)}0" for i in range(ahead)]
+    assert order(drafts)[: ahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
     finish(drafts, prompts[0].completions[1])
-    assert order(drafts)[: lookahead + 1] == [*firsts, "i0"]
+    assert order(drafts)[: ahead + 1] == [*firsts, "i0"]
     finish(drafts, prompts[0].completions[0])  # the prompt is done: the others move up
-    assert order(drafts)[: lookahead + 1] == [*firsts[1:], "i0", "b1"]
+    assert order(drafts)[: ahead + 1] == [*firsts[1:], "i0", "b1"]
 
 
 def test_step_drafts_come_before_all_else() -> None:

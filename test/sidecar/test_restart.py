@@ -109,7 +109,7 @@ def test_one_that_cannot_be_started_is_tried_again_with_the_same_back_off(
         clock.now += LOOK_S
         process.keep_alive()
         assert f"No such file or directory: '{interpreter}'" in caplog.messages[-1]
-        assert f"again in {wait_s:g} s" in caplog.messages[-1]
+        assert f"restarting it in {wait_s:g} s" in caplog.messages[-1]
         clock.now += wait_s - LOOK_S
         process.keep_alive()
         assert not process.alive

@@ -148,7 +148,7 @@ def test_a_draft_is_as_long_as_is_useful() -> None:
     assert len(driver.told[ONE, "a", SECOND]) == 400 - 394
     driver.commit("a", 391, [7] * 6)  # the context is full
     assert driver.drafter.idle
-    assert "outgrown" in driver.declined["a"]
+    assert "no longer fits" in driver.declined["a"]
     driver.leave("a")
 
 

@@ -90,7 +90,7 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     """By a clock on which a pass takes a second, and with `apart` one more for each eight rows."""
     driver = DrafterDriver(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
     now = [0.0]
-    monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sglang_qspec.sidecar.pass_runner.time.monotonic", lambda: now[0])
     step, extend = driver.model.step, driver.model.extend
 
     def spend(rows: int) -> None:
@@ -128,7 +128,7 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
         now[0] += 0.5
         return now[0]
 
-    monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", clock)
+    monkeypatch.setattr("sglang_qspec.sidecar.pass_runner.time.monotonic", clock)
     driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
     driver.run()  # which is idle now, after a hundred passes
     driver.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
@@ -182,7 +182,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
     held = {ONE: 0, TWO: 0}
     for _ in range(60):
         driver.step()
-    for completion in driver.drafter._allocator._seated:
+    for completion in driver.drafter._allocator._holders:
         assert completion.row is not None
         held[completion.prompt.owner] += driver.model.length(completion.row)
     assert min(held.values()) > 100, held

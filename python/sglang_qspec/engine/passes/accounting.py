@@ -103,6 +103,6 @@ class PassAccounting:
                 extra_seconds=0.0 if self._runtime.fixed_width else max(0.0, extra),
             )
         else:
-            sources.judge(candidates, first)
+            sources.update(candidates, first)
         source = Source.STEP if self._speculator.sidecar.lookahead else Source.QUEUE
         sources.observe(source, 0, 0, cost=proposal.waited + link_seconds)
