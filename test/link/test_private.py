@@ -72,7 +72,7 @@ def test_a_directory_that_is_too_deep_is_a_clear_error(own: Path) -> None:
     deep.mkdir()
     with pytest.raises(LinkError, match=f"at most {MAX_PATH_BYTES} bytes"):
         PrivateEndpoint(str(deep))
-    with pytest.raises(LinkError, match="no private directory"):
+    with pytest.raises(LinkError, match="cannot create a private directory"):
         PrivateEndpoint(str(own / "absent"))
 
 
