@@ -41,6 +41,24 @@ class Plan:
     def __len__(self) -> int:
         return len(self.prefill) + len(self.decode)
 
+    def new_tokens(self, missing: int = 0) -> int:
+        """Number of tokens that get KV in the pass, also with a completion that lacks `missing`."""
+        decode, to_read = len(self.decode), self.to_read
+        if missing == 1:
+            decode += 1
+        else:
+            to_read += missing
+        return decode + min(to_read, self.most_read)
+
+    def add(self, completion: Completion, missing: int) -> None:
+        """Add a completion that lacks the KV of `missing` tokens."""
+        if missing == 1:
+            self.decode.append(completion)
+        else:
+            self.prefill.append(completion)
+            self.to_read += missing
+            self.to_read_for[completion.prompt.owner] += missing
+
     @property
     def completions(self) -> list[Completion]:
         """All completions of the pass."""
@@ -75,9 +93,10 @@ class BatchScheduler:
         """
         while True:
             plan = self._fill(self._candidates(alone))
-            needed = len(plan.decode) + min(plan.to_read, plan.most_read)
-            if plan and needed <= self._model.free_tokens:
+            if plan and plan.new_tokens() <= self._model.free_tokens:
                 return plan
+            # The plan is the first completion alone, because `_fill` adds only what fits. So no
+            # completion gets back the row that it gives up here, and the loop ends.
             if not self._allocator.make_room(self.first(alone)):
                 return None
 
@@ -108,15 +127,19 @@ class BatchScheduler:
                     continue
                 if not self._allocator.allocate(completion, plan.completions, plan.to_read):
                     break
-            missing = self._allocator.missing(completion)
-            if missing == 1:
-                plan.decode.append(completion)
-            else:
-                plan.prefill.append(completion)
-                plan.to_read += missing
-                plan.to_read_for[completion.prompt.owner] += missing
+            elif plan and not self._fits(completion, plan):
+                break
+            plan.add(completion, self._allocator.missing(completion))
             leader = completion.kind
         return plan
+
+    def _fits(self, completion: Completion, plan: Plan) -> bool:
+        """Whether the KV has room for a completion with a row besides `plan`; makes room for it."""
+        missing = self._allocator.missing(completion)
+        while plan.new_tokens(missing) > self._model.free_tokens:
+            if not self._allocator.make_room(completion, plan.completions):
+                return False
+        return True
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
         """Whether a completion in prefill will soon have KV that this completion can share."""
