@@ -171,6 +171,6 @@ class ServerEnd:
         assert not sidecar_client._rids
         assert not sidecar_client._unsent
         assert not sidecar_client._unclosed
-        assert not sidecar_client._reporter._told
+        assert not sidecar_client._reporter._reported
         assert sidecar_client._open_tokens == 0
         assert not len(chaos.active.drawn)
