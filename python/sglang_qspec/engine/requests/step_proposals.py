@@ -48,7 +48,7 @@ class DrawnToken(NamedTuple):
     candidate_probs: NDArray[np.float64]
 
     @classmethod
-    def told(cls, token_id: int, candidates: Candidates) -> DrawnToken:
+    def of(cls, token_id: int, candidates: Candidates) -> DrawnToken:
         probs = np.array(candidates.probs)
         return cls(token_id, np.array(candidates.token_ids), probs / probs.sum())
 
@@ -99,7 +99,7 @@ class StepProposals:
             self._drafts[rid] = drafts
         if drafted.start == drafts[-1].received:
             drafts[-1].received += len(drafted.token_ids)
-            drafts[-1].tokens += map(DrawnToken.told, drafted.token_ids, drafted.candidates)
+            drafts[-1].tokens += map(DrawnToken.of, drafted.token_ids, drafted.candidates)
 
     def end(self, rid: str) -> None:
         """Drop the drafts of a request that has ended."""
