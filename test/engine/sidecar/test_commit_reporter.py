@@ -81,7 +81,7 @@ def judge(active: Speculator, right: bool, times: int) -> None:
     offered = DraftTrees.of([tree], 2)
     first = FirstTokens.of(offered, np.array([6 if right else 7], np.int32))
     for _ in range(times):
-        active.judge(["a"], offered, first)
+        active.update_credit(["a"], offered, first)
 
 
 def test_a_request_whose_drafts_are_wrong_asks_for_steps_only_now_and_then(

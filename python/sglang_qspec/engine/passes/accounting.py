@@ -90,7 +90,7 @@ class PassAccounting:
             for row, nodes in enumerate(accepted)
         ]
         first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
-        self._speculator.judge(rids, candidates, first)
+        self._speculator.update_credit(rids, candidates, first)
         sources = self._speculator.sources
         if trees.width > 1:
             plain = self.times.seconds(len(trees), 1)

@@ -257,7 +257,7 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("looking up draft probabilities"):
                 rids = [req.rid for req in batch.reqs]
                 outputs = [req.output_ids for req in batch.reqs]
-                proposals = self._speculator.drawn.proposals(rids, outputs, trees)
+                proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
         return proposals
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:

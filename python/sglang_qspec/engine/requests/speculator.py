@@ -56,7 +56,7 @@ class Speculator:
         )
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
-        self.drawn = StepProposals()
+        self.step_proposals = StepProposals()
         self.sources = Sources(clock)
         self._link_seconds = 0.0
         self._clock = clock
@@ -144,7 +144,7 @@ class Speculator:
         if live is None:
             return None
         self._tries.close(rid)
-        self.drawn.end(rid)
+        self.step_proposals.end(rid)
         self.sidecar.forget(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
@@ -182,7 +182,7 @@ class Speculator:
             greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
         if step and live.wants_candidates and not insertion.refused:
-            self.drawn.take(live.rid, drafted)
+            self.step_proposals.take(live.rid, drafted)
 
     def propose(
         self,
@@ -291,7 +291,7 @@ class Speculator:
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
         self._report(rids)
 
-    def judge(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
+    def update_credit(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
         """Update each request's credit: were the first tokens of the `offered` trees right?"""
         claimed: list[float] = np.where(first.proposed, offered.scores, 0.0).sum(axis=1).tolist()
         right: list[int] = first.right.sum(axis=1).tolist()
@@ -312,7 +312,7 @@ class Speculator:
             if live.waits:
                 self.sidecar.submit(live)
 
-    def turn(self, name: str, value: float) -> None:
+    def change_setting(self, name: str, value: float) -> None:
         """Change a setting, as `RuntimeSettings.set`. `enabled` stops or resumes all drafting."""
         before = self.runtime_settings.enabled
         self.runtime_settings.set(name, value)

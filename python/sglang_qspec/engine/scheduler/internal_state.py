@@ -60,7 +60,7 @@ def _change(name: str, value: float) -> None:
     active = speculator.active()
     if active is not None:
         with guarded("changing a runtime setting"):
-            active.turn(name, value)
+            active.change_setting(name, value)
 
 
 def check_update(manager: Any, obj: Any) -> None:
