@@ -29,12 +29,12 @@ def load():
 
     calls, sound = count(), Speculator.record
 
-    def settle(*arguments):
+    def record(*arguments):
         if next(calls) == 12:
             raise KeyError("a fault")
         return sound(*arguments)
 
-    Speculator.record = settle
+    Speculator.record = record
 """
 
 

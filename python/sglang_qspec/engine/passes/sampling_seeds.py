@@ -68,14 +68,14 @@ def seeded_of(req: Any) -> SeededSampling | None:
     params = req.sampling_params
     if not _seeded or params.top_k == 1:
         return None
-    told = _rejecting and params.sampling_seed is None
+    rejects = _rejecting and params.sampling_seed is None
     return SeededSampling(
-        seed=0 if told else _seed_of(req),
+        seed=0 if rejects else _seed_of(req),
         temperature=params.temperature,
         top_k=min(params.top_k, TOP_K_ALL),
         top_p=params.top_p,
         min_p=params.min_p,
-        probabilities=told,
+        probabilities=rejects,
     )
 
 
