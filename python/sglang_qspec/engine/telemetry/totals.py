@@ -23,8 +23,8 @@ class PassTotals:
     passes: int = 0
     requests: int = 0
     """Batch sizes, summed over the passes."""
-    rows: int = 0
-    """Input tokens of the passes, including drafts and padding."""
+    input_tokens: int = 0
+    """Input tokens, including drafts and padding, summed over the passes."""
     seconds: float = 0.0
     """From the end of the pass before, or the beginning if a prompt was read; without waits."""
     waited_seconds: float = 0.0
@@ -68,13 +68,13 @@ class Totals:
             self.accepted[source] -= 1
 
     def note_pass(
-        self, pipeline: str, requests: int, rows: int, seconds: float, waited: float
+        self, pipeline: str, requests: int, input_tokens: int, seconds: float, waited: float
     ) -> None:
         """Count one decode pass; `seconds` excludes the `waited` seconds for drafts."""
         totals = self.pipelines[pipeline]
         totals.passes += 1
         totals.requests += requests
-        totals.rows += rows
+        totals.input_tokens += input_tokens
         totals.seconds += seconds
         totals.waited_seconds += waited
 
