@@ -12,11 +12,10 @@ import pytest
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType, _wrap_fn
 
-from sglang_qspec.engine import compat, hooks, plugin
+from sglang_qspec.engine import compat, hooks, plugin, speculator
 from sglang_qspec.engine.guard import guarded_hook
 from sglang_qspec.engine.hooks import Hook, OnError
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import ConfigError, RequestError
 
 ROWS = (*hooks.front(), *hooks.scheduler())

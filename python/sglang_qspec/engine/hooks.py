@@ -134,8 +134,8 @@ def scheduler() -> tuple[Hook, ...]:
         kv_reserve,
         last_output,
         lifecycle,
+        publishing,
     )
-    from sglang_qspec.engine.telemetry import metrics
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -155,9 +155,9 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
-        Hook(_SCHEDULER + ".get_output_streamer_class", metrics.start, AFTER, OnError.SKIP),
+        Hook(_SCHEDULER + ".get_output_streamer_class", publishing.start, AFTER, OnError.SKIP),
         Hook(check_pending_load, lifecycle.polled, AFTER, OnError.END_SPECULATION),
-        Hook(check_pending_load, metrics.publish, AFTER, OnError.SKIP),
+        Hook(check_pending_load, publishing.publish, AFTER, OnError.SKIP),
         Hook(_INTERNAL_STATE + "._add_speculative", internal_state.describe, AFTER, OnError.SKIP),
         Hook(
             _INTERNAL_STATE + "._update_handlers", internal_state.add_handlers, AFTER, OnError.SKIP

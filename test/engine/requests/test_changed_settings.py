@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import Source
-from test.engine.requests.test_speculator import counting, enqueue, make, poll, tree_of
+from test.engine.test_speculator import counting, enqueue, make, poll, tree_of
 
 VOCAB = 1000
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Candidates, Drafted, SeededSampling
-from test.engine.requests.test_speculator import VOCAB, enqueue, make, poll
+from test.engine.test_speculator import VOCAB, enqueue, make, poll
 
 NEAR = SeededSampling(0, 1.0, probabilities=True)
 

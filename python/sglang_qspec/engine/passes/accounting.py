@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import FirstTokens, PassTimes
 from sglang_qspec.trie import DraftTrees, Source
 

@@ -13,7 +13,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.engine.passes.accounting import Proposal
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import (
     Choice,
     DraftDeadline,

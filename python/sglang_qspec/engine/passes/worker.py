@@ -29,21 +29,23 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.engine import compat, hooks
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import compat, hooks, speculator
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import batch_split, sampling_seeds
+from sglang_qspec.engine.passes import batch_split
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.halves import Halves
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.verify_input import verify_input_of
-from sglang_qspec.engine.requests import speculator
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.sidecar.startup import open_speculator
+from sglang_qspec.engine.sidecar.startup import open_link
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PipelinePlan, PipelineSelector
-from sglang_qspec.trie import DraftTrees
+from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class QSpecWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
         self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=not self._on_cpu)
-        self._speculator = open_speculator(settings, self._runtime, gpu_id, target_worker)
+        self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._accounting = PassAccounting(self._speculator, self._runtime)
         times = self._accounting.times
         self._proposer = Proposer(self._speculator, self._runtime, times, on_cpu=self._on_cpu)
@@ -286,6 +288,22 @@ class QSpecWorker(BaseSpecWorker):
             device=verify_input.retrieve_next_token.device,
             barrier=None,
         )
+
+
+def _speculator_of(
+    settings: QSpecConfig, runtime: RuntimeSettings, gpu_id: int, target_worker: TpModelWorker
+) -> Speculator:
+    """The speculator of a worker. Raises LinkError if the sidecar refuses this target."""
+    vocab_size = target_worker.model_config.vocab_size
+    limits = TrieLimits(
+        vocab_size=vocab_size,
+        max_request_tokens=settings.max_request_tokens,
+        max_total_tokens=settings.max_total_tokens,
+    )
+    link, sidecar = open_link(settings, gpu_id)
+    return Speculator(
+        settings, vocab_size, TrieStore(limits), link, sidecar=sidecar, runtime_settings=runtime
+    )
 
 
 def _finished(

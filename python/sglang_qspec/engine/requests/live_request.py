@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_qspec.controls import Controls
-from sglang_qspec.engine.sidecar.drafting import Drafting
+from sglang_qspec.engine.requests.drafting import Drafting
 from sglang_qspec.messages import (
     MAX_COMMIT_TOKENS,
     MAX_STOP_TOKENS,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_qspec import config
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.requests import runtime_settings, speculator
+from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.errors import RequestError
 
 KEY = "qspec"

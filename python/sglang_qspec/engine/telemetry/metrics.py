@@ -1,8 +1,4 @@
-"""Publishes `Speculator.describe` as Prometheus series in SGLang's `/metrics`.
-
-SGLang collects the series of all its processes through files, so series made in the scheduler's
-process appear in `/metrics`. They exist only with `--enable-metrics`.
-"""
+"""The Prometheus series of QSPEC in SGLang's `/metrics`."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.link import LinkState
 
 if TYPE_CHECKING:
@@ -109,12 +103,12 @@ class DraftMetrics:
             registry=home,
         ).labels(**values)
 
-    def publish_due(self, active: Speculator) -> None:
-        """Publish if a second has passed since the last time."""
+    def publish_due(self, describe: Callable[[], Mapping[str, Any]]) -> None:
+        """Publish what `describe` returns, unless the last time is less than a second ago."""
         now = self._clock()
         if now >= self._due_at:
             self._due_at = now + PUBLISH_INTERVAL_S
-            self.publish(active.describe())
+            self.publish(describe())
 
     def publish(self, described: Mapping[str, Any]) -> None:
         """Bring all series to what `Speculator.describe` returned."""
@@ -153,31 +147,3 @@ class _Total:
         """Raise the counter to `total`; a smaller `total` is a restarted sidecar's and is added."""
         self._counter.inc(total - self._reached if total >= self._reached else total)
         self._reached = total
-
-
-_published: tuple[DraftMetrics, Speculator] | None = None
-"""The series of this process, and the speculator that they show."""
-
-
-def start(streamer: type, scheduler: Any) -> None:
-    """After `Scheduler.get_output_streamer_class`, when the scheduler has its metrics collector.
-
-    Make the series, with the labels of the collector, unless the server has no metrics.
-    """
-    global _published
-    active, collector = speculator.active(), scheduler.metrics_collector
-    if active is not None and collector is not None and _published is None:
-        series = DraftMetrics(collector.labels)
-        active.first_drafts.observer = series.first_draft.observe
-        _published = series, active
-
-
-def publish(result: None, manager: Any) -> None:
-    """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls.
-
-    Does nothing without metrics, or within a second of the last time. It goes on when speculation
-    has failed, so that the series do not stay at their last values.
-    """
-    if _published is not None:
-        series, shown = _published
-        series.publish_due(shown)
