@@ -66,7 +66,7 @@ def test_the_plugin_registers_each_hook_on_its_target_and_the_start_checks_that(
     swapped = (replace(first, target=second.target), replace(second, target=first.target))
     for row in swapped:
         with pytest.raises(
-            ConfigError, match=f"is not wrapped by QSPEC with {row.function.__name__}"
+            ConfigError, match=f"is not wrapped with the hook {row.function.__name__} of"
         ):
             compat.check_hooks([row])
     HookRegistry._patched.discard(first.target)
