@@ -19,7 +19,7 @@ _published: tuple[DraftMetrics, Speculator] | None = None
 def start(streamer: type, scheduler: Any) -> None:
     """After `Scheduler.get_output_streamer_class`, when the scheduler has its metrics collector.
 
-    Make the series with the labels of the collector; without a collector make none.
+    Creates the series with the labels of the collector, if there is one.
     """
     global _published
     active, collector = speculator.active(), scheduler.metrics_collector
