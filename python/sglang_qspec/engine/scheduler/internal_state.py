@@ -38,7 +38,7 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
 def _validate(name: str, value: float) -> None:
     """Raise SGLang's UpdateRejected for a value that is not allowed, or if speculation failed.
 
-    `check_update` answers wrong values with HTTP 400 before; this check covers an error in it.
+    `check_update` answers wrong values with HTTP 400; this check applies if that hook fails.
     """
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
     from sglang.srt.runtime_context import get_device, get_spec

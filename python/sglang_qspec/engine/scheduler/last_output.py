@@ -1,6 +1,6 @@
 """Ends each request when SGLang sends its last output, and attaches its speculation record.
 
-Every finished request passes here, except requests that are aborted in the waiting queue.
+This covers every request except those that SGLang aborts in the waiting queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
 
 def _record(req: Any) -> list[dict[str, Any]]:
-    """End the request if it finished; a list with its record, or empty if it had no drafts.
+    """End the request if it has finished. Returns a list of its record, empty without one.
 
     SGLang expects a list if the hook on `update_request_meta_info` fails.
     """

@@ -30,11 +30,11 @@ class CommitReporter:
         """Submission that the next report begins with; the last report had no room for it."""
 
     def begin(self, submission: int, output_len: int) -> None:
-        """A submission is open; its Submit had `output_len` tokens of output."""
+        """Note an open submission; its Submit had `output_len` output tokens."""
         self._reported[submission] = output_len
 
     def end(self, submission: int) -> None:
-        """A submission is closed."""
+        """Forget a closed submission."""
         self._reported.pop(submission, None)
 
     def rewind(self, submission: int, output_len: int) -> bool:
@@ -45,9 +45,9 @@ class CommitReporter:
         return True
 
     def report(self, requests: Sequence[LiveRequest], link: Link, lookahead: int) -> list[Commit]:
-        """Report what `requests` have committed; drafts may run `lookahead` tokens ahead.
+        """Report new output of `requests`, and ask for up to `lookahead` draft tokens each.
 
-        A request for which the report has no room comes first in the next one. Returns the commits
+        If a report has no room for a request, the next report begins with it. Returns the commits
         that the link has taken.
         """
         commits: list[Commit] = []
@@ -84,7 +84,7 @@ class CommitReporter:
         return request.commit_since(number, reported, useful)
 
     def knows(self, live: LiveRequest, output_len: int) -> bool:
-        """Whether the sidecar, which knows `output_len` tokens of output, has read all reports."""
+        """Whether a sidecar that knows `output_len` output tokens has read all reports."""
         number = live.drafting.submission
         return number is not None and self._reported.get(number) == output_len
 

@@ -26,7 +26,7 @@ from sglang_qspec.sidecar.process import SidecarProcess
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""Seconds that the start waits for a sidecar at a given endpoint, so that a refusal stops it."""
+"""Seconds that the start waits for the sidecar at an endpoint, whose refusal stops the start."""
 
 
 def open_link(
@@ -70,7 +70,7 @@ def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
         )
     if link.state is not LinkState.READY:
         logger.warning(
-            "No sidecar answers at %s yet; requests are served without its drafts until one does.",
+            "No sidecar answers at %s; the server runs without its drafts until one answers.",
             endpoint,
         )
     return link
