@@ -8,9 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests import runtime_settings, speculator
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.engine.scheduler import internal_state
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
 from sglang_qspec.trie import TrieLimits, TrieStore
 

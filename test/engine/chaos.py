@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.link.frame import encode
 from sglang_qspec.messages import Declined, Drafted, Gap, Submit

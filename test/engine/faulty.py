@@ -30,7 +30,7 @@ def meet(name, moment):
 
 def revive():
     # Speculation goes on with the drafts that need no sidecar, so that it can fail once more.
-    from sglang_qspec.engine.requests import speculator
+    from sglang_qspec.engine import speculator
 
     if (FAULTS / "revive").exists():
         (FAULTS / "revive").unlink()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import LinkServer, PrivateEndpoint, SidecarLink
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
 from sglang_qspec.sidecar.drafter import Drafter

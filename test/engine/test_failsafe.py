@@ -13,10 +13,10 @@ import pytest
 from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.engine.scheduler import lifecycle
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
 from test.engine.server.running import COMMON, cores, generate, sidecar_processes, state, until
@@ -25,16 +25,16 @@ FAULTY = """
 from itertools import count
 
 def load():
-    from sglang_qspec.engine.requests.speculator import Speculator
+    from sglang_qspec.engine.speculator import Speculator
 
     calls, sound = count(), Speculator.record
 
-    def settle(*arguments):
+    def record(*arguments):
         if next(calls) == 12:
             raise KeyError("a fault")
         return sound(*arguments)
 
-    Speculator.record = settle
+    Speculator.record = record
 """
 
 

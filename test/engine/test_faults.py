@@ -10,7 +10,7 @@ import pytest
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import STREAMS_PER_SUBMISSION, Speculator
+from sglang_qspec.engine.speculator import STREAMS_PER_SUBMISSION, Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
 from sglang_qspec.policy import PassTimes, PipelinePlan

@@ -12,11 +12,10 @@ import pytest
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType, _wrap_fn
 
-from sglang_qspec.engine import compat, hooks, plugin
+from sglang_qspec.engine import compat, hooks, plugin, speculator
 from sglang_qspec.engine.guard import guarded_hook
 from sglang_qspec.engine.hooks import Hook, OnError
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import ConfigError, RequestError
 
 ROWS = (*hooks.front(), *hooks.scheduler())
@@ -67,7 +66,7 @@ def test_the_plugin_registers_each_hook_on_its_target_and_the_start_checks_that(
     swapped = (replace(first, target=second.target), replace(second, target=first.target))
     for row in swapped:
         with pytest.raises(
-            ConfigError, match=f"is not wrapped by QSPEC with {row.function.__name__}"
+            ConfigError, match=f"is not wrapped with the hook {row.function.__name__} of"
         ):
             compat.check_hooks([row])
     HookRegistry._patched.discard(first.target)

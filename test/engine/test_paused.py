@@ -3,12 +3,13 @@
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted
 from sglang_qspec.policy.sources import FEWEST_TOKENS, FIRST_PAUSE_S
 from sglang_qspec.trie import Source
-from test.engine.requests.test_speculator import (
+from test.engine.sidecar.test_commit_reporter import commits, decode
+from test.engine.test_speculator import (
     VOCAB,
     Clock,
     counting,
@@ -17,7 +18,6 @@ from test.engine.requests.test_speculator import (
     poll,
     tree_of,
 )
-from test.engine.sidecar.test_commit_reporter import commits, decode
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def hang_up(server: Server, text: str, seconds: float) -> None:
     [
         ("qspec_mode", 9, "qspec_mode is 9, but must be a whole number from 0 to 4"),
         ("qspec_draft_token_num", 7, "qspec_draft_token_num is 7, but must be .* from 1 to 6"),
-        ("qspec_sped", 1, "qspec_sped cannot be set"),
+        ("qspec_sped", 1, "qspec_sped is not a runtime setting"),
     ],
 )
 def test_a_wrong_setting_is_a_400_and_changes_nothing(

@@ -144,7 +144,7 @@ class ServerEnd:
         """A pass reports commits once before it and once after it, whatever was read."""
         commits = len(chaos.link.commits)
         running = chaos.running
-        proposals = chaos.active.drawn.proposals(
+        proposals = chaos.active.step_proposals.proposals(
             [request.rid for request in running], [request.output_ids for request in running]
         )
         if proposals is not None:
@@ -171,6 +171,6 @@ class ServerEnd:
         assert not sidecar_client._rids
         assert not sidecar_client._unsent
         assert not sidecar_client._unclosed
-        assert not sidecar_client._reporter._told
+        assert not sidecar_client._reporter._reported
         assert sidecar_client._open_tokens == 0
-        assert not len(chaos.active.drawn)
+        assert not len(chaos.active.step_proposals)

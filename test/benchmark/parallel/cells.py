@@ -44,7 +44,7 @@ def counters_of(
     counted = {
         "passes": passes,
         "requests": passes * batch,
-        "rows": 5 * passes * batch,
+        "input_tokens": 5 * passes * batch,
         "seconds": passes * verify_s,
         "waited_seconds": passes * waited_s,
     }

@@ -33,7 +33,7 @@ def answer(ids: list[int], *, start: float = 0.0, end: float = 0.25, **meta: Any
 
 
 def counts(passes: int) -> dict[str, Any]:
-    fields = {"requests": 2, "rows": 10, "seconds": 0.03, "waited_seconds": 0.001}
+    fields = {"requests": 2, "input_tokens": 10, "seconds": 0.03, "waited_seconds": 0.001}
     return {"passes": passes, **{name: passes * value for name, value in fields.items()}}
 
 
@@ -124,7 +124,7 @@ def test_only_what_the_cell_itself_cost_is_counted() -> None:
     measured = run(FakeServer())
     assert measured.counters is not None
     total = measured.counters.total
-    assert [total(name) for name in ("passes", "requests", "rows")] == [3, 6, 30]
+    assert [total(name) for name in ("passes", "requests", "input_tokens")] == [3, 6, 30]
     assert measured.counters.step_seconds == pytest.approx(0.06)
     assert measured.tokens == 24
 

@@ -19,8 +19,8 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.passes import sampling_seeds
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.messages import Candidates, Drafted

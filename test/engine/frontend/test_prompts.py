@@ -31,7 +31,7 @@ def test_each_prompt_of_a_batch_gets_its_own_guesses() -> None:
 
 
 def test_parameters_for_another_number_of_prompts_are_refused() -> None:
-    with pytest.raises(RequestError, match="for 1 prompts, but 2 prompts"):
+    with pytest.raises(RequestError, match="has 1 items, but there are 2 prompts"):
         prompts.strip(QSPEC, [TAGGED, "c"], [{}])
 
 

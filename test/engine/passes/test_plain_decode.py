@@ -11,7 +11,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PassTimes, PipelinePlan
 from sglang_qspec.trie import TrieLimits, TrieStore
 

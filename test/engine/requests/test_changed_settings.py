@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import Source
-from test.engine.requests.test_speculator import counting, enqueue, make, poll, tree_of
+from test.engine.test_speculator import counting, enqueue, make, poll, tree_of
 
 VOCAB = 1000
 
@@ -51,7 +51,7 @@ def test_switched_off_all_that_is_live_is_let_go_and_nothing_is_asked_for(
     active = make(link)
     poll(active)
     enqueue(active, "a")
-    active.turn("qspec_enabled", 0)
+    active.change_setting("qspec_enabled", 0)
     assert [close.submission for close in link.closes] == [1]
     enqueue(active, "b")
     poll(active)
@@ -66,16 +66,16 @@ def test_switched_on_again_what_is_live_is_asked_for_from_what_it_has_by_then(
     active = make(link)
     poll(active)
     enqueue(active, "a")
-    active.turn("qspec_enabled", 0)
+    active.change_setting("qspec_enabled", 0)
     active.propose(["a"], [[8, 9]], 1, drafts=False)
-    active.turn("qspec_enabled", 1)
+    active.change_setting("qspec_enabled", 1)
     poll(active)
     first, second = link.submits
     assert (second.token_ids, second.base_len) == ([5, 6, 7, 8, 9], 2)
     assert second.submission > first.submission
     tree = tree_of(active, "a", [8, 9], 4)
     assert tree.token_ids == (9, 10, 11, 12)
-    active.turn("qspec_enabled", 1)  # it is on: nothing is asked for twice
+    active.change_setting("qspec_enabled", 1)  # it is on: nothing is asked for twice
     assert len(link.submits) == 2
     active.check_integrity()
 
@@ -86,7 +86,7 @@ def test_a_new_sidecar_of_a_server_that_is_switched_off_is_asked_for_nothing(
     active = make(link)
     poll(active)
     enqueue(active, "a")
-    active.turn("qspec_enabled", 0)
+    active.change_setting("qspec_enabled", 0)
     asked = len(link.submits)
     link.die()
     poll(active)
@@ -102,10 +102,10 @@ def test_completions_and_sources_are_those_of_requests_that_come_from_then_on(
     active = make(link)
     poll(active)
     enqueue(active, "before")
-    active.turn("qspec_completions", 2)
+    active.change_setting("qspec_completions", 2)
     enqueue(active, "fewer")
-    active.turn("qspec_source_queue", 0)
-    active.turn("qspec_source_step", 0)
+    active.change_setting("qspec_source_queue", 0)
+    active.change_setting("qspec_source_step", 0)
     enqueue(active, "own text", prompt_ids=[5, 6, 7, 5])
     assert [submit.completions for submit in link.submits] == [8, 2]
     poll(active)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, Submit
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore

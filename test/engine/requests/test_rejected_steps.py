@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Candidates, Drafted, SeededSampling
-from test.engine.requests.test_speculator import VOCAB, enqueue, make, poll
+from test.engine.test_speculator import VOCAB, enqueue, make, poll
 
 NEAR = SeededSampling(0, 1.0, probabilities=True)
 
@@ -39,7 +39,7 @@ def drafted(link: FakeSidecarLink, *, number: int = MAX_COMPLETIONS, start: int 
 
 
 def near(active: Speculator, output_ids: list[int]) -> list[int]:
-    return [token.token_id for token in active.drawn.ahead("a", output_ids)]
+    return [token.token_id for token in active.step_proposals.ahead("a", output_ids)]
 
 
 def test_a_step_draft_is_drawn_near_as_far_as_it_is_not_decided(link: FakeSidecarLink) -> None:
@@ -48,7 +48,7 @@ def test_a_step_draft_is_drawn_near_as_far_as_it_is_not_decided(link: FakeSideca
     link.inject(drafted(link, start=2))
     poll(active)
     trees = active.propose(["a"], [[8, 9]], 4)
-    proposals = active.drawn.proposals(["a"], [[8, 9]], trees)
+    proposals = active.step_proposals.proposals(["a"], [[8, 9]], trees)
     assert proposals is not None
     assert trees.token_ids[0].tolist() == [9, 20, 21, 22]
     assert proposals.known.all()
@@ -56,7 +56,7 @@ def test_a_step_draft_is_drawn_near_as_far_as_it_is_not_decided(link: FakeSideca
     active.record(["a"], trees, [[]], [20])
     assert near(active, [8, 9, 20]) == [21, 22, 23]
     active.end("a")
-    assert len(active.drawn) == 0
+    assert len(active.step_proposals) == 0
 
 
 @pytest.mark.parametrize("seeded", [None, SeededSampling(5, 1.0)])
@@ -75,7 +75,7 @@ def test_queue_drafts_and_what_the_trie_refused_are_not_drawn_near(link: FakeSid
     link.inject(drafted(link, number=0))
     link.inject(msgspec.structs.replace(drafted(link), base_len=3))  # ahead of the output
     poll(active)
-    assert len(active.drawn) == 0
+    assert len(active.step_proposals) == 0
 
 
 def test_what_a_lost_sidecar_drew_still_counts_and_before_what_the_next_one_draws(

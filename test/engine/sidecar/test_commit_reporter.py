@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.engine.sidecar.commit_reporter import MAX_TOKENS, TRY_AFTER
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import MAX_COMMIT_TOKENS, Commit, Drafted
 from sglang_qspec.policy import FirstTokens
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
-from test.engine.requests.test_speculator import (
+from test.engine.test_speculator import (
     VOCAB,
     Clock,
     counting,
@@ -81,7 +81,7 @@ def judge(active: Speculator, right: bool, times: int) -> None:
     offered = DraftTrees.of([tree], 2)
     first = FirstTokens.of(offered, np.array([6 if right else 7], np.int32))
     for _ in range(times):
-        active.judge(["a"], offered, first)
+        active.update_credit(["a"], offered, first)
 
 
 def test_a_request_whose_drafts_are_wrong_asks_for_steps_only_now_and_then(

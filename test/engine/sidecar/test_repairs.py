@@ -7,8 +7,8 @@ import pytest
 from sglang_qspec.engine.sidecar.client import MAX_REPAIRS
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commits, Declined, Gap
-from test.engine.requests.test_speculator import Clock, counting, enqueue, make, poll
 from test.engine.sidecar_in_process import pair
+from test.engine.test_speculator import Clock, counting, enqueue, make, poll
 
 STRANGE = ["r" * 5000, "a\ud800", "", "\x00", "🙂" * 3000]
 

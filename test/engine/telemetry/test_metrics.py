@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.first_drafts import WINDOW, FirstDrafts
 from sglang_qspec.engine.telemetry.metrics import PUBLISH_INTERVAL_S, DraftMetrics
 from sglang_qspec.link import FakeSidecarLink
@@ -144,12 +144,12 @@ def test_drops_and_refused_chunks_are_counted_by_kind() -> None:
 
 def test_series_change_at_most_once_a_second() -> None:
     watched = Watched()
-    watched.metrics.publish_due(watched.active)
+    watched.metrics.publish_due(watched.active.describe)
     watched.enqueue("a")
-    watched.metrics.publish_due(watched.active)
+    watched.metrics.publish_due(watched.active.describe)
     assert watched.shown("live_requests") == 0
     watched.clock.now += PUBLISH_INTERVAL_S
-    watched.metrics.publish_due(watched.active)
+    watched.metrics.publish_due(watched.active.describe)
     assert watched.shown("live_requests") == 1
 
 

@@ -40,12 +40,12 @@ def test_drafts_of_other_sources_say_nothing_of_step_drafts() -> None:
 
 def test_passes_are_summed_by_pipeline() -> None:
     totals = Totals()
-    totals.note_pass("halves", requests=2, rows=8, seconds=0.5, waited=0.1)
-    totals.note_pass("halves", requests=3, rows=12, seconds=0.25, waited=0.0)
+    totals.note_pass("halves", requests=2, input_tokens=8, seconds=0.5, waited=0.1)
+    totals.note_pass("halves", requests=3, input_tokens=12, seconds=0.25, waited=0.0)
     assert totals.describe()["pipelines"]["halves"] == {
         "passes": 2,
         "requests": 5,
-        "rows": 20,
+        "input_tokens": 20,
         "seconds": 0.75,
         "waited_seconds": 0.1,
     }

@@ -16,7 +16,7 @@ from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from sglang_qspec.engine.cpu.penalties import penalize_trees
-from sglang_qspec.engine.passes.sampling_seeds import draws_of
+from sglang_qspec.engine.cpu.sampling_seeds import draws_of
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
 

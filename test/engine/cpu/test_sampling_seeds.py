@@ -14,8 +14,8 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.passes import sampling_seeds
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTree, DraftTrees, Source

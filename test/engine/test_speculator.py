@@ -8,7 +8,7 @@ import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.requests.live_request import Tally
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, SeededSampling, Submit
 from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
