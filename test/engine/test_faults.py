@@ -15,9 +15,9 @@ from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
 from sglang_qspec.policy import PassTimes, PipelinePlan
-from sglang_qspec.trie import TrieLimits, TrieStore
 from test.engine.chaos import Chaos
 from test.engine.simulation import SAMPLING
+from test.engine.speculating import VOCAB, connect, enqueue, poll, tree_of
 
 SEEDS = 200
 STEPS = 200
@@ -76,23 +76,21 @@ def test_the_chaos_has_faults_of_every_kind() -> None:
 
 @pytest.fixture
 def link() -> FakeSidecarLink:
-    return FakeSidecarLink(vocab_size=1000)
+    return FakeSidecarLink(vocab_size=VOCAB)
 
 
 @pytest.fixture
 def active(link: FakeSidecarLink) -> Speculator:
     """Request "a" waits, and the sidecar was asked for two completions."""
-    limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, completions=2)
-    active = Speculator(config, 1000, TrieStore(limits), link)
-    active.poll()
-    active.enqueue("a", prompt_ids=[5, 6], output_ids=[], max_new_tokens=100, stop_token_ids=[])
+    active = connect(link, completions=2)
+    enqueue(active, prompt_ids=[5, 6], max_new_tokens=100)
     return active
 
 
-def tree_of(active: Speculator, output_ids: list[int]) -> tuple[int, ...]:
+def tokens_at(active: Speculator, output_ids: list[int]) -> tuple[int, ...]:
+    """The tokens of the tree after the next poll."""
     active.poll()
-    return active.propose(["a"], [output_ids], 8)[0].token_ids
+    return tree_of(active, "a", output_ids, 8).token_ids
 
 
 @pytest.mark.parametrize(
@@ -102,10 +100,10 @@ def test_a_completion_that_was_not_requested_is_dropped(
     active: Speculator, link: FakeSidecarLink, completion: int
 ) -> None:
     link.inject(Drafted(1, completion, 0, 0, [8, 9, 10], True))
-    assert tree_of(active, [8]) == (8,)
+    assert tokens_at(active, [8]) == (8,)
     assert active.describe()["requests_in_flight"] == 1
     link.inject(Drafted(1, 1, 0, 0, [8, 9, 10]))
-    assert tree_of(active, [8]) == (8, 9, 10)
+    assert tokens_at(active, [8]) == (8, 9, 10)
 
 
 def test_a_completion_finishes_once_however_often_the_sidecar_says_so(
@@ -125,7 +123,7 @@ def test_a_message_that_was_sent_before_drafts_were_dropped_is_ignored(
 ) -> None:
     link.inject(Drafted(1, 0, 0, 0, [8, 9, 10]))
     active.drop_drafts()
-    assert tree_of(active, [8]) == (8,)
+    assert tokens_at(active, [8]) == (8,)
 
 
 def test_useless_step_drafts_do_not_grow_a_trie(active: Speculator, link: FakeSidecarLink) -> None:
@@ -134,7 +132,7 @@ def test_useless_step_drafts_do_not_grow_a_trie(active: Speculator, link: FakeSi
         link.inject(Drafted(1, MAX_COMPLETIONS + number, 0, 5, []))
         active.poll()
     assert active.describe()["trie_tokens"] <= 256 + 2
-    assert set(tree_of(active, [8])) == {8}
+    assert set(tokens_at(active, [8])) == {8}
 
 
 class Flood(FakeSidecarLink):
@@ -151,17 +149,12 @@ class Flood(FakeSidecarLink):
 
 @pytest.mark.parametrize("pipeline", ["ahead", "sequential", "halves"])
 def test_a_flood_of_empty_step_drafts_does_not_delay_a_pass(pipeline: str) -> None:
-    link = Flood(vocab_size=1000)
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096)
-    limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
-    active = Speculator(config, 1000, TrieStore(limits), link)
-    active.poll()
-    active.enqueue("a", prompt_ids=[5], output_ids=[], max_new_tokens=100, stop_token_ids=[])
-    active.poll()
-    active.poll()
-    proposer = Proposer(
-        active, RuntimeSettings.of(config, 8, graphs=False), PassTimes(), on_cpu=True
-    )
+    link = Flood(vocab_size=VOCAB)
+    active = connect(link)
+    enqueue(active, max_new_tokens=100)
+    poll(active)
+    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    proposer = Proposer(active, runtime_settings, PassTimes(), on_cpu=True)
     # All that a proposer reads of SGLang's batch.
     req = SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)
     batch: Any = SimpleNamespace(reqs=[req], sampling_info=SAMPLING)

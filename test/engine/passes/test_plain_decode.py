@@ -11,11 +11,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.policy import PassTimes, PipelinePlan
-from sglang_qspec.trie import TrieLimits, TrieStore
+from test.engine.speculating import enqueue, make
 
-VOCAB = 1000
 PENALIZED = {"acc_additive_penalties": object()}
 
 
@@ -36,15 +34,10 @@ def batch_of(params: dict[str, Any], **info: Any) -> Any:
 
 def drafted(batch: Any, *, on_cpu: bool) -> int:
     """Number of draft tokens that a pass over `batch` has; the prompt of its request repeats."""
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096)
-    limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
-    active = Speculator(config, VOCAB, TrieStore(limits), None)
-    active.enqueue(
-        "a", prompt_ids=[7, 8, 9] * 5, output_ids=[], max_new_tokens=100, stop_token_ids=[]
-    )
-    proposer = Proposer(
-        active, RuntimeSettings.of(config, 8, graphs=False), PassTimes(), on_cpu=on_cpu
-    )
+    active = make(None)
+    enqueue(active, prompt_ids=[7, 8, 9] * 5, max_new_tokens=100)
+    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    proposer = Proposer(active, runtime_settings, PassTimes(), on_cpu=on_cpu)
     return int(proposer.propose(batch, PipelinePlan("ahead", 8)).trees.sizes[0]) - 1
 
 

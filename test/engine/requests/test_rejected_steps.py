@@ -9,7 +9,7 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Candidates, Drafted, SeededSampling
-from test.engine.requests.test_speculator import VOCAB, enqueue, make, poll
+from test.engine.speculating import VOCAB, connect, enqueue, poll, replace_sidecar
 
 REJECTING = SeededSampling(0, 1.0, probabilities=True)
 
@@ -21,8 +21,7 @@ def link() -> FakeSidecarLink:
 
 def serve(link: FakeSidecarLink, seeded: SeededSampling | None = REJECTING) -> Speculator:
     """A speculator with a request "a" that has committed 8 and 9."""
-    active = make(link)
-    poll(active)
+    active = connect(link)
     enqueue(active, seeded=seeded)
     poll(active)
     active.admit("a")
@@ -85,10 +84,7 @@ def test_drafts_of_a_lost_sidecar_count_before_those_of_the_next(
     active = serve(link)
     link.inject(drafted(link))
     poll(active)
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    replace_sidecar(active, link)
     other = drafted(link)
     candidates = [Candidates([600], [1.0])] * 2
     link.inject(msgspec.structs.replace(other, token_ids=[600, 600], candidates=candidates))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.engine.sidecar.client import MAX_REPAIRS
 from sglang_qspec.link import Delivery, FakeSidecarLink
 from sglang_qspec.messages import Commits, Declined, Gap, ToSidecar
-from test.engine.requests.test_speculator import Clock, counting, enqueue, make, poll
 from test.engine.sidecar_in_process import pair
+from test.engine.simulation import Clock
+from test.engine.speculating import commits, enqueue, make, poll, replace_sidecar
 
 STRANGE = ["r" * 5000, "a\ud800", "", "\x00", "🙂" * 3000]
 
 
 def commits_of(link: FakeSidecarLink) -> list[tuple[int, int, list[int]]]:
-    return [
-        (commit.submission, commit.base_len, commit.token_ids)
-        for message in link.commits
-        for commit in message.requests
-    ]
+    return [(commit.submission, commit.base_len, commit.token_ids) for commit in commits(link)]
 
 
 @pytest.mark.parametrize("rid", STRANGE, ids=["long", "surrogate", "empty", "zero", "wide"])
@@ -105,16 +103,9 @@ def test_a_text_that_is_too_long_for_the_draft_model_is_not_sent_and_delays_no_o
         assert both.serve(["short"])[0] > 4
 
 
-@pytest.fixture
-def link() -> FakeSidecarLink:
-    return FakeSidecarLink(counting, vocab_size=1000)
-
-
 def test_after_a_gap_the_next_report_begins_at_the_length_that_the_sidecar_knows(
-    link: FakeSidecarLink,
+    active: Speculator, link: FakeSidecarLink
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active)
     poll(active)
     active.propose(["a"], [[8, 300, 301]], 4)
@@ -128,10 +119,8 @@ def test_after_a_gap_the_next_report_begins_at_the_length_that_the_sidecar_knows
 
 @pytest.mark.parametrize("known_len", [None, 0])
 def test_a_sidecar_that_keeps_reporting_gaps_is_asked_no_more(
-    link: FakeSidecarLink, known_len: int | None
+    active: Speculator, link: FakeSidecarLink, known_len: int | None
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active, max_new_tokens=1000)
     enqueue(active, "b")
     output = [8]
@@ -150,10 +139,8 @@ def test_a_sidecar_that_keeps_reporting_gaps_is_asked_no_more(
 
 
 def test_a_declined_request_continues_without_drafts_until_the_next_sidecar(
-    link: FakeSidecarLink,
+    active: Speculator, link: FakeSidecarLink
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active)
     poll(active)
     link.inject(Declined(1, "it is too long"))
@@ -163,17 +150,14 @@ def test_a_declined_request_continues_without_drafts_until_the_next_sidecar(
         poll(active)
     assert len(link.submits) == 1
     assert link.commits == []
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    replace_sidecar(active, link)
     assert len(link.submits) == 2
     active.check_integrity()
 
 
-def test_a_close_that_the_link_does_not_take_is_sent_later(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_close_that_the_link_does_not_take_is_sent_later(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     link.queue_full = True
     active.end("a")
