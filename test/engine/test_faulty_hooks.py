@@ -1,4 +1,4 @@
-"""An error in a hook of a running server fails no request and makes no answer wrong.
+"""After an error in a hook, a running server fails no request and gives no wrong answer.
 
 A second plugin makes the server's hooks fail on demand. The tests compare the answers with those
 that the same server gives without drafts.
@@ -248,4 +248,4 @@ def abort_in_queue(server: Server, faults: Faults, prompt: str) -> None:
 
         until(lambda: abort(rids[-1]))
         until(lambda: [abort(rid) for rid in rids] and answers.done())
-        answers.exception()  # an error, as one of them never ran
+        answers.exception()  # the call fails, since one request never ran

@@ -31,7 +31,7 @@ PROMPTS = 100
 MAX_NEW_TOKENS = 128
 SHORTEST, LONGEST = 5, 400
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
-"""Without `ignore_eos`, for which SGLang reserves all KV slots of a request and never retracts it.
+"""`ignore_eos` is not set: with it SGLang reserves all KV slots of a request and never retracts it.
 """
 COMMON = [
     *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "16"),

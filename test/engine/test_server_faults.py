@@ -193,22 +193,26 @@ def test_a_slow_sidecar_that_sends_wrong_messages_changes_no_output(
     server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
 ) -> None:
     sidecars.close()
-    at_first = state(server)
+    before = state(server)
     sidecars.start_lying(seed=5)
     with loaded(server, prompts, expected):
         until(lambda: state(server)["sidecar"] == "ready")
         for mode in MODES.index("sequential"), MODES.index("halves"), MODES.index("auto"):
             assert all(server.post("/set_internal_state", {"server_args": {"qspec_mode": mode}}))
-            before = malformed(server)
-            until(lambda before=before: malformed(server) > before + 100)
+            wrong_messages_arrive(server)
         sidecars.signal(signal.SIGSTOP)
         time.sleep(0.3)
         sidecars.signal(signal.SIGCONT)
     after = state(server)
     refused, proposed = after["refused_chunks"], after["proposed_tokens"]
     for reason in ("ahead", "gap"):
-        assert refused[reason] > at_first["refused_chunks"][reason]
-    assert proposed["step"] > at_first["proposed_tokens"]["step"]
+        assert refused[reason] > before["refused_chunks"][reason]
+    assert proposed["step"] > before["proposed_tokens"]["step"]
+
+
+def wrong_messages_arrive(server: Server) -> None:
+    before = malformed(server)
+    until(lambda: malformed(server) > before + 100)
 
 
 def malformed(server: Server) -> int:

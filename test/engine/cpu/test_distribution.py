@@ -29,7 +29,7 @@ LEVEL = 1e-5
 build fails with less than one seed in a hundred."""
 SAMPLES = {False: 20_000, True: 5_000}
 MANY_SAMPLES = {False: 100_000, True: 40_000}
-"""By whether there are penalties: they are slow, since they are computed request by request."""
+"""Number of texts, smaller if there are penalties, which are computed request by request."""
 
 ALL_AT_ONCE = {"min_p": 1e-6}
 """Drops no token, but the sampler draws filtered rows all at once, and others in one race each."""

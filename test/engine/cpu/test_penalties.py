@@ -39,13 +39,13 @@ def logits_of(rows: int) -> Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
 
 
-def added_up(logits: Tensor, behind: Sequence[Sequence[int]]) -> Tensor:
-    """`logits` [bs, V] with SGLang's penalties for requests with the output FIRST and `behind`.
+def added_up(logits: Tensor, after_first: Sequence[Sequence[int]]) -> Tensor:
+    """`logits` [bs, V] with SGLang's penalties for requests with output FIRST and `after_first`.
 
     Outputs in a batch of SGLang have one length, so each request has its own batch here.
     """
     rows = []
-    for number, tokens in enumerate(behind):
+    for number, tokens in enumerate(after_first):
         batch = Batch(requests()[number : number + 1])
         batch.cumulate_penalty_output_tokens()
         for token in tokens:

@@ -40,7 +40,7 @@ TOKENS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [7]]
 
 @pytest.fixture(scope="module")
 def source(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers whose widths are multiples of 32."""
+    """A random Llama of two layers with widths that are multiples of 32."""
     return write_random_llama(
         tmp_path_factory.mktemp("models") / "source",
         models,

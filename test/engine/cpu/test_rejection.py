@@ -181,8 +181,8 @@ def speculate(name: str, rule: Rule = as_it_is, *, top_k: int = VOCAB) -> tuple[
         # If the first pass gave one token only, a plain pass follows.
         short = ((two < 0) & (one == last)).nonzero().flatten()
         drawn = drafted(drafter)
-        behind = drawn.proposals(rids, [[0, last]] * len(PAIRS))
-        near = None if behind is None else spread(rule(behind, None), kinds[short], 1)
+        following = drawn.proposals(rids, [[0, last]] * len(PAIRS))
+        near = None if following is None else spread(rule(following, None), kinds[short], 1)
         two[short] = decoded([reqs[row] for row in short.tolist()], one[short], near, top_k)
     agreed = one == torch.tensor([pair[0] for pair in PAIRS])[kinds]
     return torch.bincount(one * VOCAB + two, minlength=VOCAB**2), float(agreed.float().mean())

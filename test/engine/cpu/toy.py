@@ -52,7 +52,7 @@ DRAFTERS = {
     "bad": torch.softmax(2 * _NOISE, -1),
     "adversarial": torch.nn.functional.one_hot(LOGITS.argmin(-1), VOCAB).float(),
 }
-"""The distribution that a draft token is drawn from, by the token before it."""
+"""Distributions of a draft token, by the token before it."""
 SHAPES = {"chain": (0, 0, 1, 2), "tree": (0, 0, 0, 1, 1, 2, 3)}
 """Parents of a tree's nodes."""
 
@@ -309,8 +309,8 @@ class _Sidecar:
 
     def _take(self, req: Request, text: list[int]) -> None:
         """Keep the tokens and their candidates, as the server does with a message."""
-        behind = [req.output_ids[-1], *text[:-1]]
-        candidates = [self._candidates[token] for token in behind]
+        previous = [req.output_ids[-1], *text[:-1]]
+        candidates = [self._candidates[token] for token in previous]
         base_len = len(req.output_ids)
         drafted = Drafted(1, next(self._drafts), base_len, 0, text, candidates=candidates)
         self._drawn.take(req.rid, drafted)

@@ -28,7 +28,7 @@ def guessing(output_ids: Sequence[int]) -> dict[str, Any]:
 def both(
     server: Server, sampling: dict[str, Any], guess: Sequence[int] | None = None, **body: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Answers without drafts, and with `guess`, by default the answer without drafts."""
+    """An answer without drafts, and one with `guess`, by default the answer without drafts."""
     extra = sampling.get("custom_params", {})
     plain = ask(server, {**sampling, "custom_params": {**extra, **PLAIN}}, **body)
     drafts = guessing(plain["output_ids"] if guess is None else guess)

@@ -44,7 +44,7 @@ def free(server: Server) -> list[int]:
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("end", [{}, {"stop": ["pop", "12"]}], ids=str)
-def test_a_grammar_gives_what_it_gives_without_drafts(
+def test_a_grammar_gives_the_same_answer_as_without_drafts(
     server: Server, grammar: str, end: dict[str, Any]
 ) -> None:
     sampling = {"max_new_tokens": 24, **GRAMMARS[grammar], **end}
@@ -64,7 +64,7 @@ def test_a_forbidden_draft_changes_no_answer(server: Server, free: list[int], gr
     check_same(plain, ours, accepted=len(allowed) > 3)
 
 
-def test_a_grammar_with_log_probabilities_counts_only_what_it_keeps(server: Server) -> None:
+def test_log_probabilities_under_a_grammar_are_those_of_accepted_tokens(server: Server) -> None:
     sampling = {"max_new_tokens": 48, **GRAMMARS["schema"]}
     plain, ours = both(server, sampling, text=TEXT, return_logprob=True, top_logprobs_num=2)
     check_same(plain, ours)

@@ -30,7 +30,7 @@ COMMON = [
 
 
 def cores(index: int) -> tuple[int, ...]:
-    """One processor for the target, another for the sidecar, where there are two."""
+    """One core for the target (0), another for the sidecar (1), if there are two."""
     available = sorted(os.sched_getaffinity(0))
     return (available[index % len(available)],)
 

@@ -19,5 +19,5 @@ def check_equally_frequent(answers: list[dict[str, Any]], others: list[dict[str,
     statistic = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
     freedom = len(pairs) - 1
     assert freedom > 5
-    # Five standard deviations above the mean: a right build fails in one run of ten thousand.
+    # Five standard deviations above the mean: a right build fails in under one run of 10,000.
     assert statistic < freedom + 5 * math.sqrt(2 * freedom)

@@ -1,4 +1,4 @@
-"""Every text field of SGLang's HTTP endpoints that reaches the model, and whether it has tags.
+"""Text fields of SGLang's HTTP endpoints that reach the model, and whether tags in them are read.
 
 This is for `--speculative-qspec-guess-tags user`, the default.
 """

@@ -93,7 +93,7 @@ def turn(server: Server, **runtime: int) -> None:
     assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 
-def test_drafting_is_switched_off_and_on_for_what_is_being_served(
+def test_drafting_is_switched_off_and_on_for_running_requests(
     server: Server, prompts: list[str]
 ) -> None:
     """One answer gets drafts at first, then none, and then drafts again."""

@@ -62,7 +62,7 @@ def test_tags_are_literal_in_text_that_others_wrote(
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_endpoints_that_serve_no_such_model_refuse_a_text(server: Server, path: str) -> None:
+def test_endpoints_for_other_kinds_of_models_refuse_a_text(server: Server, path: str) -> None:
     with pytest.raises(ServerError, match="HTTP 400.*(embedding model|is not enabled)"):
         server.post(path, REFUSED[path])
 

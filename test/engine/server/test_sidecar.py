@@ -1,4 +1,4 @@
-"""A running server whose sidecar stops or dies."""
+"""The sidecar of a running server stops or dies."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor

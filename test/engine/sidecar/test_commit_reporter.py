@@ -42,7 +42,7 @@ def test_each_committed_token_is_reported_at_once_and_only_once(
 
 
 def judge(active: Speculator, right: bool, times: int) -> None:
-    """As `times` passes that have shown that the draft for request "a" is right, or wrong."""
+    """Let `times` passes show that the draft for request "a" is right, or wrong."""
     tree = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.9))
     offered = DraftTrees.of([tree], 2)
     first = FirstTokens.of(offered, np.array([6 if right else 7], np.int32))
@@ -192,7 +192,9 @@ def test_a_pass_awaits_steps_only_after_the_first_step_draft_of_a_request(
     poll(active)
     assert active.awaited(["a", "b"], trees).all()  # sent before the sidecar knew of the commit
     full = active.propose(["a", "b"], [[8, 20], [8]], 2)
-    assert active.awaited(["a", "b"], full).all()  # the pass is made for step drafts
+    assert active.awaited(
+        ["a", "b"], full
+    ).all()  # with lookahead 1 the pass is made for step drafts
     active.sidecar.lookahead = 8
     assert not active.awaited(["a", "b"], full).any()  # step drafts run ahead of the pass
     link.die()
