@@ -70,15 +70,15 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
 
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A speculator all of whose methods fail."""
-    broken = object.__new__(Speculator)  # without any of its attributes
+    """A speculator without attributes, so that each of its methods fails."""
+    broken = object.__new__(Speculator)
     speculator.activate(broken)
     yield
     speculator.deactivate()
 
 
 @pytest.mark.usefixtures("active")
-def test_a_hook_that_fails_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_repeatedly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         lifecycle.polled(None, None)
     assert speculator.active() is None

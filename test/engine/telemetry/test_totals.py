@@ -1,4 +1,4 @@
-"""What speculation has earned, over all requests."""
+"""Totals of speculation over all requests."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_tokens_are_counted_by_source() -> None:
 
 def test_agreement_is_the_share_of_right_tokens_up_to_the_first_wrong_one() -> None:
     totals = Totals()
-    for _ in range(300):  # three right and one wrong; what is behind it does not count
+    for _ in range(300):  # three right and one wrong; later ones do not count
         totals.record(DraftTrees.of([chain(*[STEP] * 7)], 8), [[1, 2, 3]])
     assert totals.agreement == pytest.approx(0.75, abs=0.01)
 
