@@ -101,8 +101,8 @@ class LostSidecar(Flaky):
         self.drafted = 0
 
     def get(self, path: str, timeout: float) -> dict[str, Any]:
-        state = {"drafted_tokens": self.drafted, "drafting_rows": 0}
-        state |= {"pipelines": {}, "step_seconds": 0.0, "step_passes": 0}  # type: ignore[dict-item]
+        state: dict[str, Any] = {"drafted_tokens": self.drafted, "drafting_rows": 0}
+        state |= {"pipelines": {}, "step_seconds": 0.0, "step_passes": 0}
         return {"internal_states": [{"qspec": state}]}
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> Any:

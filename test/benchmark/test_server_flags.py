@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -49,7 +50,7 @@ EVERY = [
 class Parser(argparse.ArgumentParser):
     """Raises the message where argparse would end the process."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 

@@ -175,7 +175,7 @@ def test_more_rows_than_fit_a_product_of_32_bits_are_multiplied() -> None:
     assert np.array_equal(weight.multiply(x, 1, 1), x)
 
 
-def replaced(layers: list[tuple], part: int, value: object) -> list[tuple]:
+def replaced(layers: list[Any], part: int, value: object) -> list[Any]:
     """The layers with another part in the last one."""
     *others, last = layers
     return [*others, (*last[:part], value, *last[part + 1 :])]

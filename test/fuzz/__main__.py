@@ -38,9 +38,9 @@ class Fuzz:
 
     def __init__(self, target: str, frames: int, crashes: Path, *, guided: bool) -> None:
         # Imported here so that atheris has instrumented the package before.
+        from test.engine.chaos import VOCAB as SERVER_VOCAB
         from test.fuzz.frames import Frames, unpack, vary
         from test.fuzz.server_end import TEXT_LEN, ServerEnd
-        from test.fuzz.server_end import VOCAB as SERVER_VOCAB
         from test.fuzz.sidecar_end import CONTEXT, SidecarEnd
         from test.fuzz.sidecar_end import VOCAB as SIDECAR_VOCAB
 

@@ -14,8 +14,10 @@ CHUNK = 2
 
 
 class LinkPair(Protocol):
-    link: Link
     closes: list[Close]
+
+    @property
+    def link(self) -> Link: ...
 
     def serve(self) -> None:
         """One poll of the sidecar."""

@@ -27,7 +27,9 @@ GARBAGE = [
 
 
 @contextmanager
-def dealer(endpoint: str, keys: Keys | None, receive_queue: int = 1000) -> Iterator[zmq.Socket]:
+def dealer(
+    endpoint: str, keys: Keys | None, receive_queue: int = 1000
+) -> Iterator[zmq.Socket[bytes]]:
     """A server's socket that says only what it is told."""
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
@@ -44,7 +46,7 @@ def dealer(endpoint: str, keys: Keys | None, receive_queue: int = 1000) -> Itera
 
 
 @contextmanager
-def router(endpoint: str, keys: Keys | None) -> Iterator[tuple[zmq.Socket, str]]:
+def router(endpoint: str, keys: Keys | None) -> Iterator[tuple[zmq.Socket[bytes], str]]:
     """A sidecar's socket that says only what it is told, and its address."""
     context = zmq.Context()
     peer = context.socket(zmq.ROUTER)
@@ -59,7 +61,7 @@ def router(endpoint: str, keys: Keys | None) -> Iterator[tuple[zmq.Socket, str]]
         context.destroy(linger=0)
 
 
-def waiting(peer: zmq.Socket) -> list[list[bytes]]:
+def waiting(peer: zmq.Socket[bytes]) -> list[list[bytes]]:
     """What has come to a bare socket."""
     received = []
     while peer.poll(0):

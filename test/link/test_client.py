@@ -219,7 +219,7 @@ def test_a_poll_takes_a_bounded_time_whatever_a_sidecar_has_sent(wire: Wire) -> 
         time.sleep(0.2)
         # A clock that passes the whole budget with every message.
         wire.clock.step_s = POLL_BUDGET_S
-        polls = []
+        polls: list[int] = []
         until(lambda: sum(polls) == 64, lambda: polls.append(len(link.receive(64))))
         assert max(polls) == 1
 

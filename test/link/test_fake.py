@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_qspec.link import FakeSidecarLink, LinkState
-from sglang_qspec.messages import Close, Drafted, FromSidecar, Ping, Submit
+from sglang_qspec.messages import Close, Drafted, Ping, Submit
 
 
 def twelve(submit: Submit) -> list[list[int]]:
@@ -21,14 +21,22 @@ def opened(**settings: int) -> FakeSidecarLink:
     return link
 
 
-def tokens(received: list[FromSidecar]) -> list[int]:
+def drafts(link: FakeSidecarLink) -> list[Drafted]:
+    """What a poll of the link returns, which must be drafts only."""
+    received = link.receive()
+    drafted = [message for message in received if isinstance(message, Drafted)]
+    assert drafted == received
+    return drafted
+
+
+def tokens(received: list[Drafted]) -> list[int]:
     return [token_id for drafted in received for token_id in drafted.token_ids]
 
 
 def test_a_completion_comes_in_chunks_and_says_when_it_ends() -> None:
     link = opened(chunk=5)
     assert link.send(submit())
-    received = link.receive()
+    received = drafts(link)
     assert [drafted.start for drafted in received] == [0, 5, 10]
     assert [drafted.finished for drafted in received] == [False, False, True]
     assert tokens(received) == list(range(12))
@@ -37,7 +45,7 @@ def test_a_completion_comes_in_chunks_and_says_when_it_ends() -> None:
 def test_a_completion_is_no_longer_than_was_asked_for() -> None:
     link = opened()
     assert link.send(submit(max_new_tokens=6))
-    received = link.receive()
+    received = drafts(link)
     assert tokens(received) == list(range(6))
     assert received[-1].finished
 
@@ -54,7 +62,7 @@ def test_after_a_close_only_what_was_under_way_comes() -> None:
     assert link.send(submit())
     link.receive()
     assert link.send(Close(1))
-    late = [drafted for _ in range(12) for drafted in link.receive()]
+    late = [drafted for _ in range(12) for drafted in drafts(link)]
     assert tokens(late) == [0, 1, 2, 3]
 
 
@@ -62,7 +70,7 @@ def test_a_truncated_completion_never_finishes() -> None:
     link = opened()
     link.truncate_to = 6
     assert link.send(submit())
-    received = link.receive()
+    received = drafts(link)
     assert tokens(received) == list(range(6))
     assert not any(drafted.finished for drafted in received)
 
@@ -74,7 +82,7 @@ def test_dropped_drafts_never_come() -> None:
     link.drop_all = False
     assert link.receive() == []
     assert link.send(submit(2))
-    assert {drafted.submission for drafted in link.receive()} == {2}
+    assert {drafted.submission for drafted in drafts(link)} == {2}
 
 
 def test_a_full_queue_takes_nothing() -> None:
@@ -89,7 +97,7 @@ def test_reordering_shuffles_and_loses_nothing() -> None:
     link = opened(chunk=1)
     assert link.send(submit())
     link.reorder(seed=1)
-    shuffled = tokens(link.receive())
+    shuffled = tokens(drafts(link))
     assert shuffled != list(range(12))
     assert sorted(shuffled) == list(range(12))
 
@@ -98,7 +106,7 @@ def test_duplicates_come_twice() -> None:
     link = opened(chunk=12)
     assert link.send(submit())
     link.duplicate()
-    assert tokens(link.receive()) == 2 * list(range(12))
+    assert tokens(drafts(link)) == 2 * list(range(12))
 
 
 def test_death_takes_what_was_under_way() -> None:

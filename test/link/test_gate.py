@@ -13,7 +13,7 @@ from sglang_qspec.link.gate import Gate
 
 
 @pytest.fixture
-def asked(key_file: Keys) -> Iterator[tuple[Gate, zmq.Socket]]:
+def asked(key_file: Keys) -> Iterator[tuple[Gate, zmq.Socket[bytes]]]:
     """A gate, and the socket that asks it."""
     context = zmq.Context()
     gate = Gate(context, key_file)
@@ -39,14 +39,14 @@ def _question(proven: bytes, **changes: bytes) -> list[bytes]:
     return [b"", *(fields | changes).values()]
 
 
-def _status(asker: zmq.Socket) -> bytes:
+def _status(asker: zmq.Socket[bytes]) -> bytes:
     empty, version, request, status, *_ = asker.recv_multipart(zmq.NOBLOCK)
     assert (empty, version, request) == (b"", b"1.0", b"7")
     return status
 
 
 def test_only_the_key_of_the_key_file_is_let_in(
-    asked: tuple[Gate, zmq.Socket], key_file: Keys
+    asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
     key = z85.decode(key_file.server_public)
@@ -67,7 +67,7 @@ def test_only_the_key_of_the_key_file_is_let_in(
 
 
 def test_a_question_with_other_fields_is_turned_away(
-    asked: tuple[Gate, zmq.Socket], key_file: Keys
+    asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
     key = z85.decode(key_file.server_public)
@@ -78,7 +78,7 @@ def test_a_question_with_other_fields_is_turned_away(
 
 
 def test_a_message_that_is_no_question_is_counted_and_not_answered(
-    asked: tuple[Gate, zmq.Socket], key_file: Keys
+    asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
     key = z85.decode(key_file.server_public)

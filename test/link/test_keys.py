@@ -111,7 +111,7 @@ def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
             monitor = peer.get_monitor_socket()
             hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
             peer.send(msgspec.msgpack.encode(hello))
-            events = []
+            events: list[str] = []
             until(
                 lambda: any("HANDSHAKE_FAILED" in event for event in events),
                 lambda: server.receive(0),
@@ -122,11 +122,11 @@ def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
         assert server.unserved == server.malformed == 0
 
 
-def names(monitor: zmq.Socket) -> list[str]:
+def names(monitor: zmq.Socket[bytes]) -> list[str]:
     """The events that a ZMQ monitor has seen."""
     seen = []
     while monitor.poll(0):
-        seen.append(zmq.Event(recv_monitor_message(monitor)["event"]).name)
+        seen.append(zmq.Event(recv_monitor_message(monitor)["event"]).name or "")
     return seen
 
 

@@ -129,7 +129,7 @@ def test_a_repeated_hello_keeps_the_session(wire: Wire) -> None:
             lambda: server.receive(1),
             lambda: answers.extend(waiting(peer)),
         )
-        sessions = {decode(answer[0]).session for answer in answers}
+        sessions = {msgspec.msgpack.decode(answer[0], type=Welcome).session for answer in answers}
         assert sessions == {server.peers[0].session}
         assert server.departed() == []
 
@@ -171,29 +171,27 @@ def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
     link = wire.link()
     reader = ready(link, server)
     submit = msgspec.to_builtins(SUBMIT)
-    wrong = [
-        submit | change
-        for change in (
-            {"token_ids": [-1]},
-            {"token_ids": [VOCAB_SIZE]},
-            {"token_ids": [1.5]},
-            {"token_ids": ["1"]},
-            {"stop_token_ids": [-7]},
-            {"base_len": -1},
-            {"base_len": 3},
-            {"max_new_tokens": -1},
-            {"max_new_tokens": 1 << 62},
-            {"completions": -1},
-            {"temperature": -0.5},
-            {"temperature": float("nan")},
-            {"temperature": float("inf")},
-            {"submission": -1},
-            {"submission": True},
-            {"submission": "a"},
-            {"token_ids": []},
-            {"type": "drafted"},
-        )
+    changes: list[dict[str, object]] = [
+        {"token_ids": [-1]},
+        {"token_ids": [VOCAB_SIZE]},
+        {"token_ids": [1.5]},
+        {"token_ids": ["1"]},
+        {"stop_token_ids": [-7]},
+        {"base_len": -1},
+        {"base_len": 3},
+        {"max_new_tokens": -1},
+        {"max_new_tokens": 1 << 62},
+        {"completions": -1},
+        {"temperature": -0.5},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"submission": -1},
+        {"submission": True},
+        {"submission": "a"},
+        {"token_ids": []},
+        {"type": "drafted"},
     ]
+    wrong = [submit | change for change in changes]
     with dealer(wire.endpoint, wire.keys) as peer:
         peer.send(encode(HELLO))
         for frame in GARBAGE:

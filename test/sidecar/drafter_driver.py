@@ -1,6 +1,7 @@
 """A drafter in a test, and what its requests are told."""
 
 from collections import defaultdict
+from typing import Any
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
@@ -24,7 +25,7 @@ ONE, TWO = Peer("one", b"1"), Peer("two", b"2")
 class DrafterDriver:
     """Drives a drafter and collects what its requests are told."""
 
-    def __init__(self, model: ScriptedModel, **options: int) -> None:
+    def __init__(self, model: ScriptedModel, **options: Any) -> None:
         self.model = model
         self._names: list[str] = []
         """The names of requests, each at the number of its submissions."""

@@ -215,7 +215,7 @@ def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
     drafter = Drafter(ScriptedModel())
     failing: Callable[..., None] = drafter._follow
 
-    def follow(subscriber, prompt, commit, *, draft):  # type: ignore[no-untyped-def]
+    def follow(subscriber: object, prompt: object, commit: Commit, *, draft: object) -> None:
         if commit.token_ids == [7]:
             raise IndexError("by order")
         failing(subscriber, prompt, commit, draft=draft)

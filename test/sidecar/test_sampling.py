@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -104,9 +105,9 @@ def test_seeds_repeat_from_run_to_run_and_differ_between_completions_and_prompts
     assert len({seed_of([1, 2, 3], 1), seed_of([1, 2, 3], 2), seed_of([1, 2, 4], 1)}) == 3
 
 
-def told(**filters: float) -> SeededSampling:
+def told(temperature: float = 1.0, **filters: Any) -> SeededSampling:
     """Dice of a target that wants to know what a token was drawn from."""
-    return SeededSampling(**{"seed": 0, "temperature": 1.0, **filters}, probabilities=True)  # type: ignore[arg-type]
+    return SeededSampling(0, temperature, probabilities=True, **filters)
 
 
 def test_a_told_token_is_drawn_from_just_what_is_told() -> None:
@@ -126,7 +127,7 @@ def test_a_told_token_is_drawn_from_just_what_is_told() -> None:
 
 def test_told_candidates_are_those_that_the_targets_filters_leave() -> None:
     probs = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
-    filters = ({"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.45}, {})
+    filters: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.45}, {}]
     chosen = choose(probs.log().expand(4, -1), [told(**f) for f in filters], [0] * 4, [0] * 4)
     kept = [chosen.candidates[row] for row in range(4)]
     assert [len(candidates.token_ids) for candidates in kept] == [2, 3, 3, 5]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
+import torch
 
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
@@ -96,15 +98,16 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     def spend(rows: int) -> None:
         now[0] += 1.0 + (rows / 8 if apart else 0.0)
 
-    def timed_step(rows, token_ids):  # type: ignore[no-untyped-def]
+    def timed_step(rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
         spend(len(rows))
         return step(rows, token_ids)
 
-    def timed_extend(rows, token_ids):  # type: ignore[no-untyped-def]
+    def timed_extend(rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         spend(sum(map(len, token_ids)))
         return extend(rows, token_ids)
 
-    driver.model.step, driver.model.extend = timed_step, timed_extend  # type: ignore[method-assign]
+    monkeypatch.setattr(driver.model, "step", timed_step)
+    monkeypatch.setattr(driver.model, "extend", timed_extend)
     for number in range(servers - 1):
         greedy(driver, 20, Peer(f"greedy {number}", bytes([number])))
     driver.step(20)

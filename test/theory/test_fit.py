@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def made(pipelines: tuple[str, ...] = ("none", "sequential", "halves", "ahead"))
                 k,
                 b,
                 verify,
-                lambda b, k=k: draft(b, k),
-                overhead=OVERHEAD,  # type: ignore[misc]
+                partial(draft, k=k),
+                overhead=OVERHEAD,
             )
             rows += [
                 Row(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -128,11 +130,15 @@ def test_where_both_times_grow_with_the_requests_halves_gain() -> None:
     assert found["halves"] > found["ahead"]
 
 
+def _draft(seconds: float, b: int) -> float:
+    return seconds * (0.8 + 0.2 * b)
+
+
 @pytest.mark.parametrize("k", [1, 4, 15])
 @pytest.mark.parametrize("b", [1, 2, 8, 64])
 def test_ahead_is_never_behind_sequential(k: int, b: int) -> None:
     for alpha, d in itertools.product(ALPHAS, (0.0005, 0.005, 0.02, 0.1)):
-        found = rates(alpha, k, b, verify, lambda b, d=d: k * d * (0.8 + 0.2 * b))  # type: ignore[misc]
+        found = rates(alpha, k, b, verify, partial(_draft, k * d))
         assert found["ahead"] >= 0.999 * found["sequential"]
 
 
@@ -170,6 +176,12 @@ def test_an_overhead_is_part_of_every_round() -> None:
     ],
 )
 def test_a_figure_that_is_not_possible_is_refused(wrong: dict[str, float], message: str) -> None:
-    given = {"alpha": 0.9, "k": 4, "b": 8, "verify_seconds": verify, "draft_seconds": draft}
+    given: dict[str, Any] = {
+        "alpha": 0.9,
+        "k": 4,
+        "b": 8,
+        "verify_seconds": verify,
+        "draft_seconds": draft,
+    }
     with pytest.raises(TheoryError, match=message):
-        estimates(**{**given, **wrong})  # type: ignore[arg-type]
+        estimates(**{**given, **wrong})

@@ -125,14 +125,16 @@ class TrieFuzz:
         token_ids: Any = self.random.choice(
             (self.tokens(4), [self.anything() for _ in range(3)], None, 7, "abc", b"ab", {3: 1})
         )
-        numbers = [self.anything() for _ in range(3)]
+        stream_id, base_len, start = (self.anything() for _ in range(3))
         with suppress(*REFUSED):
             if self.random.random() < 0.5:
                 source = self.random.choice((Source.QUEUE, Source.STEP))
-                self.store.insert(rid, trie.serial, source, *numbers, token_ids)
+                self.store.insert(rid, trie.serial, source, stream_id, base_len, start, token_ids)
             else:
                 before = trie.size
-                trie.native.insert(self.anything(), *numbers, token_ids, self.anything())
+                trie.native.insert(
+                    self.anything(), stream_id, base_len, start, token_ids, self.anything()
+                )
                 self.store._size += trie.size - before
 
     def commit(self) -> None:
@@ -146,7 +148,7 @@ class TrieFuzz:
 
     def commit_anything(self) -> None:
         rid, trie = self.trie()
-        bad = self.random.choice(([-1], [LIMITS.vocab_size], [1 << 40], [1.5], None, ["x"], 5))
+        bad: Any = self.random.choice(([-1], [LIMITS.vocab_size], [1 << 40], [1.5], None, ["x"], 5))
         size, output_len = trie.size, trie.output_len
         try:
             self.store.commit(rid, bad)
@@ -165,7 +167,9 @@ class TrieFuzz:
         natives = [trie.native if trie else None for trie in tries]
         trees = DraftTrees(*propose(natives, roots, width, floor, policy))
         assert trees.width == width
-        for root, tree in zip(roots, trees, strict=True):
+        assert len(trees) == len(roots)
+        for row, root in enumerate(roots):
+            tree = trees[row]
             tree.check_integrity()
             assert tree.token_ids[0] == root
             assert all(0 <= token < LIMITS.vocab_size for token in tree.token_ids)

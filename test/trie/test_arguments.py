@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.trie import RequestTrie, TrieLimits, Trust
+from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
 from sglang_qspec.trie._native import Trie, count_by_position, count_by_source, lay_out, propose
 
 LIMITS = TrieLimits(vocab_size=1000)
@@ -32,7 +32,7 @@ def test_limits_that_node_numbers_do_not_reach_are_refused() -> None:
     ],
 )
 def test_a_trie_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
-    arguments = {
+    arguments: dict[str, Any] = {
         "usable_prompt": [1],
         "last_prompt_id": 1,
         "vocab_size": 1000,
@@ -71,7 +71,7 @@ def test_a_source_that_is_no_draft_s_is_refused() -> None:
 
 
 def test_token_ids_that_shrink_while_they_are_read_do_no_harm() -> None:
-    token_ids: list[Any] = [1, 2, 3]
+    token_ids: Any = [1, 2, 3]
 
     class Shrinking:
         def __index__(self) -> int:
@@ -80,7 +80,7 @@ def test_token_ids_that_shrink_while_they_are_read_do_no_harm() -> None:
 
     token_ids[0] = Shrinking()
     trie = RequestTrie([1], LIMITS)
-    trie.insert(0, 0, 0, 0, token_ids)  # type: ignore[arg-type]
+    trie.insert(Source.QUEUE, 0, 0, 0, token_ids)
     assert trie.propose(4).token_ids == (1, 7)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -79,7 +80,7 @@ def _paths(tree: DraftTree) -> set[Path]:
 @settings(max_examples=400, deadline=None)
 @given(prompt=tokens, script=steps)
 def test_the_whole_tree_is_what_follows_all_occurrences_of_the_last_two_tokens(
-    prompt: list[int], script: list[tuple]
+    prompt: list[int], script: list[tuple[Any, ...]]
 ) -> None:
     trie, naive = RequestTrie(prompt, GENEROUS), NaiveRequest(list(prompt))
     for step in script:
@@ -106,7 +107,7 @@ def test_the_whole_tree_is_what_follows_all_occurrences_of_the_last_two_tokens(
 @settings(max_examples=200, deadline=None)
 @given(prompt=tokens, script=steps, width=st.integers(1, 9))
 def test_small_caps_give_a_part_of_that_tree_within_the_width(
-    prompt: list[int], script: list[tuple], width: int
+    prompt: list[int], script: list[tuple[Any, ...]], width: int
 ) -> None:
     capped = TrieLimits(vocab_size=10, max_cursors=2, max_scan=1, max_match=3, min_score=1e-3)
     trie, naive = RequestTrie(prompt, capped), NaiveRequest(list(prompt))

@@ -166,7 +166,7 @@ def test_a_batch_of_trees_has_a_row_for_each_request_also_for_one_that_is_not_op
         trie = store.open(rid, [1])
         store.insert(rid, trie.serial, Source.QUEUE, 0, 0, 0, draft, greedy=True)
     trees = store.propose(["b", "?", "a"], [1, 4, 1], 3)
-    assert [tree.token_ids for tree in trees] == [(1, 8), (4,), (1, 5, 6)]
+    assert [trees[row].token_ids for row in range(len(trees))] == [(1, 8), (4,), (1, 5, 6)]
     assert trees.count_by_source()[Source.QUEUE] == 3
     assert len(store.propose([], [], 3)) == 0
 

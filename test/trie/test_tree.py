@@ -79,7 +79,9 @@ def test_padding_has_no_sibling_so_no_probability_counts_twice(tree: DraftTree, 
 def test_the_best_part_of_a_batch_is_made_of_trees(batch: list[DraftTree], width: int) -> None:
     best = DraftTrees.of(batch, 9).best(width)
     assert best.width == width
-    for tree, part in zip(batch, best, strict=True):
+    assert len(best) == len(batch)
+    for row, tree in enumerate(batch):
+        part = best[row]
         part.check_integrity()
         assert part == cut(tree, width)
 

@@ -193,9 +193,9 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
     first = targets[:, 0]
     # Where only the bonus token came out, the next step draws the second token plainly.
     alone = torch.tensor([len(path) == 1 for path in paths])
-    node = torch.tensor([path[1] if len(path) > 1 else 0 for path in paths])
+    accepted = torch.tensor([path[1] if len(path) > 1 else 0 for path in paths])
     plain = sample_targets(table[first], torch.ones(rows), Draws())
-    second = torch.where(alone, plain, targets.gather(1, node.unsqueeze(1))[:, 0])
+    second = torch.where(alone, plain, targets.gather(1, accepted.unsqueeze(1))[:, 0])
     return torch.bincount(first * 4 + second, minlength=16)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmark.harness.run import Run
 from benchmark.harness.statistics import Medians, Ratio, percentile, ratio_record, rounded
 from test.benchmark.runs import answer, run
 
 
-def speed(tokens_per_s: float) -> object:
+def speed(tokens_per_s: float) -> Run:
     return run(answer(10), seconds=10 / tokens_per_s)
 
 
@@ -16,7 +17,7 @@ def test_a_ratio_is_of_rounds_that_both_have_served_and_shows_its_spread() -> No
     # The machine was twice as slow in the second round.
     ours = {1: speed(101.0), 2: speed(49.0), 3: speed(120.0), 4: speed(1.0)}
     plain = {1: speed(100.0), 2: speed(50.0), 3: speed(100.0), 5: speed(1.0)}
-    ratio = Ratio.of(ours, plain)  # type: ignore[arg-type]
+    ratio = Ratio.of(ours, plain)
     assert ratio is not None
     assert ratio.values == pytest.approx((1.01, 0.98, 1.2))
     assert str(ratio) == "1.01 (0.98 to 1.20)"
@@ -31,7 +32,7 @@ def test_a_ratio_of_one_round_says_that_it_has_no_spread() -> None:
     ratio = Ratio((0.85,))
     assert str(ratio) == "0.85 (one round)"
     assert ratio_record("worst", ratio)["worst_spread"] is None
-    assert Ratio.of({1: speed(1.0)}, {2: speed(1.0)}) is None  # type: ignore[dict-item]
+    assert Ratio.of({1: speed(1.0)}, {2: speed(1.0)}) is None
     assert ratio_record("worst", None)["worst"] is None
 
 

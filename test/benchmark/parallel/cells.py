@@ -41,14 +41,14 @@ def counters_of(
     batch: int = 3,
 ) -> Counters:
     """Of ten passes, each with drafting of its own."""
-    counted = {
+    counted: dict[str, float] = {
         "passes": passes,
         "requests": passes * batch,
         "rows": 5 * passes * batch,
         "seconds": passes * verify_s,
         "waited_seconds": passes * waited_s,
     }
-    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0)}
+    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0.0)}
     return Counters(pipelines, 100, passes * draft_s, 50)
 
 
