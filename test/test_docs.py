@@ -27,7 +27,7 @@ def settings_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_settings_table_is_that_of_the_code() -> None:
+def test_the_settings_table_matches_the_code() -> None:
     assert settings_table() in (DOCS / "settings.md").read_text(), (
         f"the table in docs/settings.md must be:\n{settings_table()}"
     )

@@ -17,7 +17,7 @@ from sglang_qspec.trie import TrieLimits, TrieStore
 DOCUMENT = Path(__file__).parents[1] / "docs" / "observability.md"
 
 
-def test_the_documented_series_are_those_of_the_metrics() -> None:
+def test_the_documented_series_match_the_metrics() -> None:
     registry = CollectorRegistry()
     DraftMetrics({"model_name": "m"}, registry)
     suffixes = {"counter": "_total"}
@@ -43,14 +43,14 @@ def first_column(heading: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
-def test_the_documented_fields_are_those_of_the_server_info(
+def test_the_documented_fields_match_the_server_info(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = first_column("| field | meaning |")
     assert fields == shown(monkeypatch).keys() - {"settings"}
 
 
-def test_the_documented_settings_are_those_that_can_be_changed(
+def test_the_documented_settings_match_the_runtime_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = first_column("| setting | in `server_args` | allowed |")

@@ -46,7 +46,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_iteration_has_its_worker_once_its_parts_inside_and_its_hooks_outside(
+def test_an_iteration_counts_its_worker_once_with_its_parts_inside_and_hooks_outside(
     path: Path,
 ) -> None:
     stopwatch = probe.Stopwatch(str(path))
@@ -63,7 +63,7 @@ def test_an_iteration_has_its_worker_once_its_parts_inside_and_its_hooks_outside
     assert (row["running"], row["width"], row["decode"]) == (2, 3, True)
 
 
-def test_an_iteration_that_is_followed_by_none_is_not_written(path: Path) -> None:
+def test_an_iteration_followed_by_idle_time_is_not_written(path: Path) -> None:
     stopwatch = probe.Stopwatch(str(path))
     stopwatch.turn(Batch())
     stopwatch.idle()
@@ -92,7 +92,7 @@ def test_a_module_is_timed_as_soon_as_it_is_imported(
     sys.modules.pop("timed_module")
 
 
-def test_everything_that_is_to_be_timed_exists() -> None:
+def test_every_timed_function_exists() -> None:
     # Before SGLang, which cannot import its kernels on every CPU.
     import sglang_qspec  # noqa: F401
 

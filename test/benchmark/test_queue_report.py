@@ -48,7 +48,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_has_all_figures_and_needs_nothing_else(summary: Summary) -> None:
+def test_the_page_has_all_figures_and_refers_to_no_other_file(summary: Summary) -> None:
     pytest.importorskip("matplotlib")
     facts = {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"}
     drawn = figures(summary)
@@ -65,7 +65,7 @@ def test_the_page_has_all_figures_and_needs_nothing_else(summary: Summary) -> No
         assert expected in text
 
 
-def test_figures_show_the_configurations_they_are_about(
+def test_each_figure_shows_its_own_configurations(
     summary: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: dict[str, dict[Any, Any]] = {}
@@ -98,7 +98,7 @@ def test_without_matplotlib_the_page_says_how_to_get_it(
     assert escape(charts.INSTALL) in report_of(summary).page()
 
 
-def test_a_figure_without_data_is_said_to_have_none() -> None:
+def test_a_figure_without_data_says_so() -> None:
     pytest.importorskip("matplotlib")
     summary = summarize(round_of(1, ("none",)), ("none",), {})
     drawn = figures(summary)

@@ -77,6 +77,6 @@ def test_the_server_takes_every_flag(
     assert (parsed.speculative_algorithm == "QSPEC") >= configuration.has_sidecar
 
 
-def test_a_flag_that_does_not_exist_is_noticed(parser: argparse.ArgumentParser) -> None:
+def test_the_parser_rejects_a_flag_that_does_not_exist(parser: argparse.ArgumentParser) -> None:
     with pytest.raises(ValueError, match="--speculative-qspec-device"):
         parser.parse_args(["--model-path", "m", "--speculative-qspec-device", "cuda:0"])

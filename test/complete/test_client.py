@@ -38,7 +38,7 @@ def something_else(body: bytes) -> Iterator[str]:
         (b'{"internal_states": [{}]}', "does not speculate with QSPEC"),
     ],
 )
-def test_another_server_is_told_from_ours(
+def test_a_server_without_qspec_is_an_error_of_one_sentence(
     capsys: pytest.CaptureFixture[str], body: bytes, words: str
 ) -> None:
     with something_else(body) as url:
@@ -52,7 +52,7 @@ def test_another_server_is_told_from_ours(
     ("url", "words"),
     [("http://127.0.0.1:1", "no server answers at"), ("nonsense", "the address is 'nonsense'")],
 )
-def test_no_server_is_one_sentence_too(
+def test_a_missing_server_is_an_error_of_one_sentence(
     capsys: pytest.CaptureFixture[str], url: str, words: str
 ) -> None:
     assert main(["complete", "--url", url, "Hi"]) == 1

@@ -47,7 +47,7 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
     ]
 
 
-def test_text_that_comes_later_than_its_tokens_keeps_its_source() -> None:
+def test_text_that_arrives_after_its_tokens_keeps_its_source() -> None:
     euro = "€".encode()
     stretches = Stretches(Bytes([b"a", b" caf", euro[:2], euro[2:]]).decode)
     provenance = ["target", "queue", "queue", "guess"]
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_drops_the_first_space_shifts_nothing() -> None:
     ]
 
 
-def test_a_text_that_ends_before_its_tokens_ends_there() -> None:
+def test_a_text_shorter_than_its_tokens_is_marked_up_to_its_end() -> None:
     """As at a stop string, or a token that is not shown."""
     stretches = Stretches(Bytes([b"one", b" two", b"</s>"]).decode)
     provenance = ["target", "step", "target"]
@@ -82,7 +82,7 @@ def test_a_text_that_ends_before_its_tokens_ends_there() -> None:
 
 
 @given(st.data())
-def test_all_text_comes_out_once_whatever_the_pieces_are(data: st.DataObject) -> None:
+def test_every_character_appears_once_however_the_text_is_split(data: st.DataObject) -> None:
     text = data.draw(st.text(alphabet="ab é€🙂", max_size=12))
     raw = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=8)) | {0, len(raw)})

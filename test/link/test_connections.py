@@ -71,7 +71,9 @@ def cramped(
         assert code == 0
 
 
-def test_a_flood_of_silent_connections_keeps_no_server_out(transport: str, tmp_path: Path) -> None:
+def test_servers_connect_despite_a_flood_of_silent_connections(
+    transport: str, tmp_path: Path
+) -> None:
     with cramped(transport, tmp_path) as (wire, _):
         before = wire.link()
         until(lambda: before.state is LinkState.READY, before.receive)
@@ -143,7 +145,7 @@ def test_only_connections_without_a_server_are_closed(
         one.close()
 
 
-def test_a_server_that_fell_silent_makes_room(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_frees_its_connection(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     server = wire.serve(forget_after_s=0.2)
     hung = wire.link()

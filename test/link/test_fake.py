@@ -33,7 +33,7 @@ def tokens(received: list[Drafted]) -> list[int]:
     return [token_id for drafted in received for token_id in drafted.token_ids]
 
 
-def test_a_completion_comes_in_chunks_and_says_when_it_ends() -> None:
+def test_a_completion_arrives_in_chunks_and_the_last_is_marked_finished() -> None:
     link = opened(chunk=5)
     assert link.send(submit())
     received = drafts(link)
@@ -42,7 +42,7 @@ def test_a_completion_comes_in_chunks_and_says_when_it_ends() -> None:
     assert tokens(received) == list(range(12))
 
 
-def test_a_completion_is_no_longer_than_was_asked_for() -> None:
+def test_a_completion_is_no_longer_than_max_new_tokens() -> None:
     link = opened()
     assert link.send(submit(max_new_tokens=6))
     received = drafts(link)
@@ -57,7 +57,7 @@ def test_an_interval_spreads_the_chunks_over_polls_and_a_delay_shifts_them() -> 
     assert counts == [0, 0, 0, 1, 0, 1, 0, 1, 0]
 
 
-def test_after_a_close_only_what_was_under_way_comes() -> None:
+def test_after_a_close_only_the_drafts_in_flight_arrive() -> None:
     link = opened(chunk=4, interval=2, delay=3)
     assert link.send(submit())
     link.receive()
@@ -75,7 +75,7 @@ def test_a_truncated_completion_never_finishes() -> None:
     assert not any(drafted.finished for drafted in received)
 
 
-def test_dropped_drafts_never_come() -> None:
+def test_dropped_drafts_never_arrive() -> None:
     link = opened()
     link.drop_all = True
     assert link.send(submit())
@@ -85,7 +85,7 @@ def test_dropped_drafts_never_come() -> None:
     assert {drafted.submission for drafted in drafts(link)} == {2}
 
 
-def test_a_full_queue_takes_nothing() -> None:
+def test_a_full_queue_accepts_no_message() -> None:
     link = opened()
     link.queue_full = True
     assert not link.send(submit())
@@ -102,14 +102,14 @@ def test_reordering_shuffles_and_loses_nothing() -> None:
     assert sorted(shuffled) == list(range(12))
 
 
-def test_duplicates_come_twice() -> None:
+def test_duplicated_drafts_arrive_twice() -> None:
     link = opened(chunk=12)
     assert link.send(submit())
     link.duplicate()
     assert tokens(drafts(link)) == 2 * list(range(12))
 
 
-def test_death_takes_what_was_under_way() -> None:
+def test_a_death_loses_the_drafts_in_flight() -> None:
     link = opened(delay=2)
     assert link.send(submit())
     link.die()
@@ -119,7 +119,7 @@ def test_death_takes_what_was_under_way() -> None:
     assert link.session_count == 2
 
 
-def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_had() -> None:
+def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_injected() -> None:
     link = opened()
     link.script = lambda _: []
     assert link.send(submit(5))

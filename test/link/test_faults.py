@@ -35,7 +35,7 @@ def test_each_kind_is_logged_at_most_once_a_minute_and_always_counted(
     assert "51 so far" in caplog.text
 
 
-def test_what_a_peer_wrote_is_cut_and_escaped() -> None:
+def test_text_from_a_peer_is_cut_and_escaped_in_the_log() -> None:
     assert quote("plain text, ok") == "plain text, ok"
     assert quote("a\nb\x1b[0m\u202e") == "a\\nb\\x1b[0m\\u202e"
     assert len(quote("x" * 10_000)) < 400

@@ -68,14 +68,14 @@ def read_mutated(seed: int) -> None:
 
 @settings(max_examples=2000, deadline=None)
 @given(seeds)
-def test_what_passes_the_codec_is_what_the_protocol_allows(seed: int) -> None:
+def test_the_codec_passes_only_messages_that_the_protocol_allows(seed: int) -> None:
     read_mutated(seed)
 
 
 @pytest.mark.thorough
 @settings(max_examples=200_000, deadline=None)
 @given(seeds)
-def test_what_passes_the_codec_is_what_the_protocol_allows_at_length(seed: int) -> None:
+def test_the_codec_passes_only_messages_that_the_protocol_allows_at_length(seed: int) -> None:
     read_mutated(seed)
 
 
@@ -128,7 +128,7 @@ BEATS = b"\x82\xa4type\xa9heartbeat\xaastep_times"
     ],
     ids=lambda frame: frame[6:20].hex(),
 )
-def test_a_frame_to_a_sidecar_takes_time_and_memory_by_its_size(frame: bytes) -> None:
+def test_time_and_memory_of_a_frame_to_a_sidecar_are_bounded_by_its_size(frame: bytes) -> None:
     costs(lambda: read_as_sidecar(frame), len(frame))
 
 
@@ -143,7 +143,7 @@ def test_a_frame_to_a_sidecar_takes_time_and_memory_by_its_size(frame: bytes) ->
     ],
     ids=lambda frame: f"{len(frame)} {frame[6:20].hex()}",
 )
-def test_a_frame_to_a_server_takes_time_and_memory_by_its_size(frame: bytes) -> None:
+def test_time_and_memory_of_a_frame_to_a_server_are_bounded_by_its_size(frame: bytes) -> None:
     costs(lambda: read_as_server(frame), len(frame))
 
 
@@ -233,12 +233,12 @@ def flood_link(wire: Wire, count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_sidecars_socket_serves_on_under_any_frames(wire: Wire, seed: int) -> None:
+def test_a_sidecar_keeps_serving_under_any_frames(wire: Wire, seed: int) -> None:
     flood_server(wire, 1500, seed)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_servers_socket_reads_on_under_any_frames(wire: Wire, seed: int) -> None:
+def test_a_server_keeps_reading_under_any_frames(wire: Wire, seed: int) -> None:
     flood_link(wire, 1500, seed)
 
 
@@ -249,6 +249,6 @@ def test_a_servers_socket_reads_on_under_any_frames(wire: Wire, seed: int) -> No
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seeds)
-def test_what_passes_the_codec_comes_back_as_it_was_sent(seed: int) -> None:
+def test_a_message_decodes_to_what_was_encoded(seed: int) -> None:
     message = frames_of(seed).from_a_server()
     assert decode_to_sidecar(encode(message, 1 << 24), VOCAB_SIZE, refuse, 1 << 24) == message

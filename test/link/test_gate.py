@@ -45,7 +45,7 @@ def _status(asker: zmq.Socket[bytes]) -> bytes:
     return status
 
 
-def test_only_the_key_of_the_key_file_is_let_in(
+def test_only_the_key_of_the_key_file_is_admitted(
     asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
@@ -66,7 +66,7 @@ def test_only_the_key_of_the_key_file_is_let_in(
         assert _status(asker) == b"400"
 
 
-def test_a_question_with_other_fields_is_turned_away(
+def test_a_question_with_wrong_fields_is_denied(
     asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked

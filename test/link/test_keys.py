@@ -17,7 +17,7 @@ from test.link.sockets import dealer, router
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
 
 
-def test_a_new_key_file_is_its_owners_alone_and_reads_back(tmp_path: Path) -> None:
+def test_a_new_key_file_is_readable_only_by_its_owner_and_loads_again(tmp_path: Path) -> None:
     path = tmp_path / "qspec.key"
     created = keys.create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -35,7 +35,7 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o666])
-def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_that_others_can_access_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "qspec.key"
     keys.create(path)
     path.chmod(mode)
@@ -43,7 +43,7 @@ def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) ->
         keys.load(path)
 
 
-def test_what_is_no_key_file_is_refused_without_being_quoted(tmp_path: Path) -> None:
+def test_a_file_that_is_no_key_file_is_refused_and_not_quoted(tmp_path: Path) -> None:
     path = tmp_path / "other"
     for content in (b"", b"hunter2", b'{"sidecar_public": "hunter2"}', b"\xff\xfe"):
         path.write_bytes(content)
@@ -131,7 +131,7 @@ def names(monitor: zmq.Socket[bytes]) -> list[str]:
 
 
 @pytest.mark.parametrize("impostor_has_keys", [False, True], ids=["plain", "other keys"])
-def test_a_link_does_not_talk_to_a_sidecar_without_the_key_file(
+def test_a_link_sends_nothing_to_a_sidecar_without_the_key_file(
     tmp_path: Path, key_file: Keys, caplog: pytest.LogCaptureFixture, impostor_has_keys: bool
 ) -> None:
     others = keys.create(tmp_path / "other.key") if impostor_has_keys else None

@@ -94,7 +94,7 @@ def test_a_server_that_does_not_fit_is_refused_and_not_served(
         assert isinstance(decode(answer[0]), Refusal)
 
 
-def test_who_has_not_said_hello_is_neither_served_nor_answered(wire: Wire) -> None:
+def test_a_peer_without_a_hello_is_neither_served_nor_answered(wire: Wire) -> None:
     server = wire.serve()
     with dealer(wire.endpoint, wire.keys) as peer:
         for message in (SUBMIT, Close(1), Ping()):
@@ -146,7 +146,7 @@ def test_servers_with_equal_submissions_are_kept_apart(wire: Wire) -> None:
         assert next_draft(link) == draft(index)
 
 
-def test_a_peer_that_never_reads_costs_itself_drafts_and_nobody_else(wire: Wire) -> None:
+def test_a_peer_that_never_reads_loses_its_own_drafts_only(wire: Wire) -> None:
     server = wire.serve(send_queue=10)
     link = wire.link()
     reader = ready(link, server)
@@ -221,7 +221,7 @@ def test_bytes_that_are_not_zmq_harm_nobody(wire: Wire) -> None:
     assert server.peers == (reader,)
 
 
-def test_a_server_that_disconnects_is_gone_once_it_is_sent_to(wire: Wire) -> None:
+def test_a_disconnected_server_departs_at_the_next_send(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     peer = ready(link, server)
@@ -248,7 +248,7 @@ def test_a_silent_server_is_forgotten(wire: Wire) -> None:
     assert not server.send(gone, draft())
 
 
-def test_a_busy_sidecar_forgets_nobody_whom_it_could_not_hear(wire: Wire) -> None:
+def test_a_pause_of_the_sidecar_does_not_make_it_forget_servers(wire: Wire) -> None:
     server = wire.serve(forget_after_s=10.0)
     link = wire.link()
     peer = ready(link, server)
@@ -258,7 +258,7 @@ def test_a_busy_sidecar_forgets_nobody_whom_it_could_not_hear(wire: Wire) -> Non
     assert server.departed() == []
 
 
-def test_a_server_that_comes_back_is_another_peer(wire: Wire) -> None:
+def test_a_server_that_reconnects_is_a_new_peer(wire: Wire) -> None:
     server = wire.serve()
     first = wire.link()
     before = ready(first, server)
@@ -269,7 +269,7 @@ def test_a_server_that_comes_back_is_another_peer(wire: Wire) -> None:
     assert not server.send(before, draft())
 
 
-def test_a_receive_gives_at_most_its_limit(wire: Wire) -> None:
+def test_a_receive_returns_at_most_its_limit(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     ready(link, server)
@@ -280,7 +280,7 @@ def test_a_receive_gives_at_most_its_limit(wire: Wire) -> None:
     assert max(sizes) <= 3
 
 
-def test_a_port_that_is_taken_is_a_clear_error(wire: Wire) -> None:
+def test_a_port_in_use_is_a_clear_error(wire: Wire) -> None:
     wire.serve()
     with pytest.raises(LinkError, match=r"cannot be bound|another process listens"):
         wire.serve()

@@ -59,9 +59,7 @@ def tensor_data(reader: GGUFReader, name: str) -> np.ndarray:
     return next(np.asarray(tensor.data) for tensor in reader.tensors if tensor.name == name)
 
 
-def test_the_cached_target_is_what_the_conversion_makes_today(
-    models: DemoModels, target: Path
-) -> None:
+def test_the_cached_target_equals_a_new_conversion(models: DemoModels, target: Path) -> None:
     for path in target.iterdir():
         assert path.read_bytes() == (models.target / path.name).read_bytes(), (
             f"{path.name} differs: raise demo.CONVERSION"
@@ -87,7 +85,7 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_rotary_halves(
         assert torch.equal(made[half + 32], q4_1_row(data[first + 1]))
 
 
-def test_the_target_has_every_weight_of_the_file_and_no_head_of_its_own(
+def test_the_target_has_every_weight_of_the_file_and_a_tied_head(
     target: Path, reader: GGUFReader
 ) -> None:
     with safe_open(target / "model.safetensors", framework="pt") as file:
@@ -105,7 +103,7 @@ def test_the_tokenizer_splits_digits_and_keeps_special_tokens_whole(tokenizer: A
     assert len(tokenizer) == 49152
 
 
-def test_a_turn_ends_where_the_model_config_says(target: Path, tokenizer: Any) -> None:
+def test_the_end_of_turn_token_is_that_of_the_model_config(target: Path, tokenizer: Any) -> None:
     config = json.loads((target / "generation_config.json").read_text())
     assert config["eos_token_id"] == tokenizer.eos_token_id == 2
     assert tokenizer.eos_token == "<|im_end|>"

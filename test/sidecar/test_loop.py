@@ -101,7 +101,7 @@ class FailsTogether(ScriptedModel):
         return super()._say(rows, slots, token_ids)
 
 
-def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
+def test_failing_prompts_do_not_end_the_process_however_many() -> None:
     drafter = Drafter(Fragile())
     bad = [(ONE, submit(number, [POISON, number])) for number in range(20)]
     wire = Scripted(drafter, *bad, (TWO, submit(1, [50, 51])))
@@ -111,7 +111,7 @@ def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
     drafter.check_integrity()
 
 
-def test_a_prompt_that_fails_behind_its_first_piece_is_found_too() -> None:
+def test_a_prompt_that_fails_after_its_first_chunk_is_found_too() -> None:
     """Its passes succeed alone at first; others must not lose their KV to it for ever."""
     drafter = Drafter(Fragile(), prefill_tokens=8)
     long = [*range(100, 140), POISON, 5]
@@ -133,7 +133,7 @@ def test_passes_that_fail_only_together_end_the_process() -> None:
         wire.run()
 
 
-def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
+def test_a_prompt_that_fails_every_pass_is_declined_and_no_other() -> None:
     drafter = Drafter(Fragile())
     wire = Scripted(
         drafter,
@@ -150,7 +150,7 @@ def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
     drafter.check_integrity()
 
 
-def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
+def test_the_kv_of_a_failed_pass_is_never_reused() -> None:
     """The KV of POISON was taken and never computed; a later prompt has the same beginning."""
     prompt = list(range(100, 130))
     model = Fragile()
@@ -177,7 +177,7 @@ def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
     driver.leave("a", "b")
 
 
-def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
+def test_a_failing_step_draft_declines_only_its_request() -> None:
     driver = DrafterDriver(Fragile())
     for rid in "ab":
         driver.submit(rid, [1, 2, 3] if rid == "a" else [4, 5, 6])
@@ -196,7 +196,7 @@ def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
     driver.leave("b")
 
 
-def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_lines(
+def test_a_dead_device_ends_the_process_after_a_few_passes_and_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     drafter = Drafter(Dead())
@@ -209,7 +209,7 @@ def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_line
     drafter.check_integrity()
 
 
-def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
+def test_an_error_while_handling_a_message_declines_only_its_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = Drafter(ScriptedModel())
@@ -235,7 +235,7 @@ def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
     drafter.check_integrity()
 
 
-def test_messages_that_once_ended_a_sidecar_are_declined() -> None:
+def test_an_empty_prompt_is_declined_and_an_empty_commit_ignored() -> None:
     """An empty text, and a commit of nothing: no pass is made over no tokens."""
     drafter = Drafter(ScriptedModel())
     wire = Scripted(

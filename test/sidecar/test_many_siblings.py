@@ -30,7 +30,7 @@ def in_flight(driver: DrafterDriver, requests: int, at_once: int) -> Iterator[No
     driver.leave(*live)
 
 
-def test_a_completion_goes_with_the_last_request_that_gets_it() -> None:
+def test_a_completion_is_dropped_with_its_last_subscriber() -> None:
     driver = DrafterDriver(ScriptedModel())
     most = 0
     for _ in in_flight(driver, requests=200, at_once=4):
@@ -77,7 +77,7 @@ def test_a_prompt_has_a_bounded_number_of_completions_and_all_requests_get_some(
 
 
 @pytest.mark.parametrize("order", ["old first", "new first", "own first"])
-def test_siblings_that_leave_in_any_order_leave_nothing(order: str) -> None:
+def test_siblings_that_close_in_any_order_leave_nothing(order: str) -> None:
     driver = DrafterDriver(ScriptedModel())
     names = [f"r{number}" for number in range(20)]
     for number, rid in enumerate(names):
@@ -96,9 +96,7 @@ def test_siblings_that_leave_in_any_order_leave_nothing(order: str) -> None:
     driver.leave()
 
 
-def test_a_submission_and_a_delivery_touch_no_more_completions_the_more_siblings_there_are() -> (
-    None
-):
+def test_the_number_of_siblings_does_not_change_the_completions_of_a_submission() -> None:
     """Counted in looks at completions and messages, as times would be noise."""
 
     def messages_of_the_last(siblings: int) -> int:

@@ -27,7 +27,7 @@ def served(driver: DrafterDriver, rid: str = "a", prompt: list[int] | None = Non
     driver.admit(rid)
 
 
-def test_a_request_that_left_its_drafts_gets_one_from_what_is_committed() -> None:
+def test_a_diverged_request_gets_a_draft_from_its_committed_output() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5, 50])
@@ -37,7 +37,7 @@ def test_a_request_that_left_its_drafts_gets_one_from_what_is_committed() -> Non
     driver.leave("a")
 
 
-def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
+def test_only_tokens_after_the_divergence_are_prefilled_again() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver, prompt=list(range(100, 140)))
     before = read(driver)
@@ -50,7 +50,7 @@ def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
     driver.leave("a")
 
 
-def test_nothing_is_drafted_while_a_queue_draft_runs_ahead_as_far_in_agreement() -> None:
+def test_no_step_draft_is_made_while_an_agreeing_queue_draft_is_far_enough_ahead() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5], max_new_tokens=8)
@@ -61,7 +61,7 @@ def test_nothing_is_drafted_while_a_queue_draft_runs_ahead_as_far_in_agreement()
     driver.leave("a")
 
 
-def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_followed() -> None:
+def test_a_draft_pauses_when_far_enough_ahead_and_continues_when_it_is_followed() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [50], max_new_tokens=3)
@@ -81,7 +81,7 @@ def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_follo
     driver.leave("a")
 
 
-def test_a_draft_that_has_come_to_an_end_of_the_text_does_not_go_on() -> None:
+def test_a_draft_that_reached_a_stop_token_does_not_continue() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3], stop=[53])
     driver.run()
@@ -94,7 +94,7 @@ def test_a_draft_that_has_come_to_an_end_of_the_text_does_not_go_on() -> None:
     driver.leave("a")
 
 
-def test_a_draft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
+def test_a_new_draft_replaces_one_that_diverged_or_fell_behind() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [50])
@@ -110,7 +110,7 @@ def test_a_draft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
     driver.leave("a")
 
 
-def test_a_request_without_queue_drafts_is_followed_too() -> None:
+def test_a_request_without_queue_drafts_gets_step_drafts() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3], completions=0)
     assert driver.drafter.idle
@@ -120,7 +120,7 @@ def test_a_request_without_queue_drafts_is_followed_too() -> None:
     driver.leave("a")
 
 
-def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
+def test_the_drafter_asks_for_missing_tokens_or_an_unknown_request() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("unknown", 0, [50])
@@ -137,7 +137,7 @@ def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
     driver.leave("a")
 
 
-def test_a_draft_is_as_long_as_is_useful() -> None:
+def test_a_draft_is_as_long_as_requested_and_ends_at_the_context() -> None:
     driver = DrafterDriver(ScriptedModel(context_len=400))
     served(driver)
     driver.commit("a", 0, [50], max_new_tokens=4)
@@ -153,7 +153,7 @@ def test_a_draft_is_as_long_as_is_useful() -> None:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool) -> None:
+def test_step_drafts_come_first_and_with_apart_in_passes_of_their_own(apart: bool) -> None:
     driver = DrafterDriver(ScriptedModel(), apart=apart)
     served(driver)
     for number in range(4):
@@ -170,7 +170,7 @@ def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool)
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_prompts_are_read_in_small_pieces_where_a_step_may_have_to_wait(apart: bool) -> None:
+def test_prompts_are_prefilled_in_small_chunks_where_a_step_may_have_to_wait(apart: bool) -> None:
     driver = DrafterDriver(ScriptedModel(), apart=apart, prefill_tokens=200)
     served(driver)
     driver.submit("w", list(range(100, 250)))
@@ -182,7 +182,7 @@ def test_prompts_are_read_in_small_pieces_where_a_step_may_have_to_wait(apart: b
     driver.leave("a", "w")
 
 
-def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
+def test_completions_behind_the_output_of_all_subscribers_are_dropped() -> None:
     driver = DrafterDriver(ScriptedModel(), slots=3)
     driver.submit("a", [1, 2, 3])
     driver.submit("b", [1, 2, 3])
@@ -214,7 +214,7 @@ def alike(
     return drawn
 
 
-def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
+def test_drafts_of_a_sampled_request_are_drawn_like_the_targets_tokens() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.model.certainty = 7.0  # about as likely as all other tokens together
     driver.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0))
@@ -234,7 +234,7 @@ def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
     driver.leave("a", "b")
 
 
-def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() -> None:
+def test_step_drafts_carry_their_candidates_if_the_target_asks_for_probabilities() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
     driver.submit("a", [1, 2, 3], seeded=SeededSampling(0, 1.0, probabilities=True))
@@ -276,7 +276,7 @@ def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relie
     driver.leave("a")
 
 
-def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
+def test_closing_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [50])
@@ -285,7 +285,7 @@ def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
     driver.leave("a")
 
 
-def test_kept_rows_give_way_to_those_that_wait() -> None:
+def test_rows_of_paused_drafts_give_way_to_waiting_prompts() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=60, rows=4))
     served(driver)
     driver.commit("a", 0, [50])
@@ -303,7 +303,7 @@ def test_kept_rows_give_way_to_those_that_wait() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *range(2, 13)])  # those of 0 to 12 with a step draft
-def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left(seed: int) -> None:
+def test_random_events_leave_correct_drafts_and_free_all_kv(seed: int) -> None:
     """Requests of any rank come, are served, go astray and end, with more or less KV."""
     rng = random.Random(seed)
 
@@ -350,7 +350,7 @@ def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left
     driver.leave(*live)
 
 
-def test_after_each_commit_the_server_is_told_when_no_more_is_to_come() -> None:
+def test_the_server_learns_after_each_commit_when_its_step_draft_is_complete() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5], max_new_tokens=8)

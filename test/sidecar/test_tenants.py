@@ -43,7 +43,7 @@ def test_a_draft_drawn_with_one_servers_seed_reaches_no_other_server() -> None:
     driver.leave("a")
 
 
-def test_how_soon_a_draft_comes_does_not_tell_what_another_server_was_asked() -> None:
+def test_the_timing_of_a_draft_does_not_reveal_prompts_of_another_server() -> None:
     def passes_to_first(asked_before: bool) -> int:
         driver = DrafterDriver(ScriptedModel(), prefill_tokens=8)
         if asked_before:
@@ -120,7 +120,7 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     assert now[0] - began <= servers * alone + 8 * (1 + 2)
 
 
-def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
+def test_a_late_server_gets_no_credit_for_the_time_before_it_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor has one that was idle for a moment less than one that was not."""
@@ -142,7 +142,7 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
     driver.leave("a", "b")
 
 
-def test_who_reads_long_prompts_pays_for_them() -> None:
+def test_long_prompts_count_against_the_share_of_their_server() -> None:
     driver = DrafterDriver(
         ScriptedModel(tokens=1 << 16, rows=128, context_len=4096), prefill_tokens=64
     )
@@ -157,7 +157,7 @@ def test_who_reads_long_prompts_pays_for_them() -> None:
     driver.leave(*(f"long{number}" for number in range(8)))
 
 
-def test_a_server_that_rests_keeps_its_row_while_another_holds_no_less() -> None:
+def test_a_paused_draft_keeps_its_row_while_its_server_holds_less_kv() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=300, rows=64))
     driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=4)
     driver.run()
@@ -192,7 +192,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
     driver.leave(*(f"{ONE}{number}" for number in range(10)))
 
 
-def test_texts_over_a_servers_share_are_declined_and_others_are_not() -> None:
+def test_prompts_over_a_servers_share_are_declined_and_others_are_not() -> None:
     model = ScriptedModel(context_len=200)
     drafter = Drafter(model, max_server_tokens=250)
 
@@ -223,7 +223,7 @@ def test_the_number_of_open_submissions_of_a_server_is_bounded() -> None:
     assert quota.objection(TWO, submit) is None
 
 
-def test_drafts_over_a_servers_share_end_and_steps_go_on() -> None:
+def test_completions_over_a_servers_share_end_and_step_drafts_continue() -> None:
     driver = DrafterDriver(ScriptedModel(), max_server_tokens=30)
     driver.submit("a", [1, 2, 3], completions=3, max_new_tokens=20)
     driver.run()
@@ -237,7 +237,7 @@ def test_drafts_over_a_servers_share_end_and_steps_go_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_servers_do_drafts_are_right_and_nothing_is_left(seed: int) -> None:
+def test_random_messages_of_several_servers_leave_correct_drafts_and_free_all_kv(seed: int) -> None:
     """Three servers send anything, valid or not, in any order, with much or little KV."""
     rng = random.Random(seed)
     model = ScriptedModel(tokens=rng.choice([60, 200, 4096]), rows=rng.choice([4, 16, 64]))

@@ -9,14 +9,14 @@ import pytest
 from sglang_qspec.theory import bound, halves_over_sequential, sd_over_psd
 
 
-def test_hiding_a_time_behind_one_that_is_equal_doubles_the_throughput() -> None:
+def test_hiding_a_time_behind_an_equal_one_doubles_the_throughput() -> None:
     assert bound(0.04, 0.04) == 2.0
     assert bound(0.04, 0.01) == bound(0.01, 0.04) == 1.25
     assert bound(0.04, 0.0) == 1.0
     assert bound(0.0, 0.0) == 1.0
 
 
-def test_halves_gain_the_bound_over_half_the_requests_and_less_over_the_same() -> None:
+def test_halves_reach_the_bound_over_half_the_requests_and_less_over_all_requests() -> None:
     flat = halves_over_sequential(8, lambda _: 0.04, lambda _: 0.03)
     assert flat.doubled == pytest.approx(bound(0.04, 0.03))
     assert flat.same == pytest.approx(flat.doubled / 2)
@@ -34,7 +34,7 @@ def searched(v: float) -> float:
 
 
 @pytest.mark.parametrize("v", [0.05, 0.5, 1.2564, 1.68, 4.0, 12.0])
-def test_the_ratio_of_theorem_1_is_that_of_the_best_drafting_times(v: float) -> None:
+def test_the_ratio_of_theorem_1_uses_the_best_draft_times(v: float) -> None:
     assert sd_over_psd(v) == pytest.approx(searched(v), rel=1e-4)
 
 

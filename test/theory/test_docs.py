@@ -24,7 +24,7 @@ def table(heading: str) -> Iterator[list[str]]:
             yield cells
 
 
-def test_the_throughputs_are_those_that_the_command_prints(
+def test_the_documented_throughputs_match_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options, *rows = table("| `--alpha` |")
@@ -38,7 +38,7 @@ def test_the_throughputs_are_those_that_the_command_prints(
             assert float(cell) == pytest.approx(rates[pipeline], abs=0.6)
 
 
-def test_the_ratios_of_theorem_1_are_those_of_the_function() -> None:
+def test_the_documented_ratios_of_theorem_1_match_the_function() -> None:
     places, ratios = table("| αV |")
     for place, ratio in zip(places[1:], ratios[1:], strict=True):
         assert float(ratio) == pytest.approx(sd_over_psd(float(place)), abs=0.006)

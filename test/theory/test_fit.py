@@ -61,7 +61,7 @@ def made(pipelines: tuple[str, ...] = ("none", "sequential", "halves", "ahead"))
     return rows
 
 
-def test_a_fit_finds_the_figures_that_rows_were_made_with() -> None:
+def test_a_fit_recovers_the_parameters_of_generated_rows() -> None:
     model = fit(made())
     for k, alpha in ALPHA.items():
         assert model.alpha(k) == pytest.approx(alpha)
@@ -90,7 +90,7 @@ def test_only_sequential_and_none_are_fitted() -> None:
     assert fit(wrong) == fit(rows)
 
 
-def test_the_error_is_above_0_where_the_model_is_too_hopeful() -> None:
+def test_the_error_is_positive_where_the_model_predicts_too_much() -> None:
     rows = made()
     slow = replace(next(row for row in rows if row.pipeline == "ahead"), tokens_per_s=10.0)
     (found,) = compare(fit(rows), [slow])
@@ -98,7 +98,7 @@ def test_the_error_is_above_0_where_the_model_is_too_hopeful() -> None:
     assert found.error > 0
 
 
-def test_drafts_run_as_far_ahead_as_a_row_says() -> None:
+def test_ahead_is_predicted_with_the_lookahead_of_its_row() -> None:
     model = fit(made())
     leads = [2, 3, 7, 16, None]
     rates = [
@@ -109,7 +109,7 @@ def test_drafts_run_as_far_ahead_as_a_row_says() -> None:
     assert rates[3] == pytest.approx(rates[2])  # all that two passes need is enough
 
 
-def test_auto_is_predicted_as_the_best_of_the_three() -> None:
+def test_auto_is_predicted_as_the_best_of_the_three_pipelines() -> None:
     rows = made()
     model = fit(rows)
     auto = compare(model, [Row("auto", 3, 8, 100.0)])[0].estimate
@@ -129,7 +129,7 @@ def test_a_pipeline_without_a_model_is_left_out() -> None:
     assert compare(model, [Row("ngram", 3, 4, 100.0), Row("queue", 3, 4, 100.0)]) == []
 
 
-def test_repeated_rows_count_with_their_median() -> None:
+def test_repeated_rows_are_replaced_by_their_median() -> None:
     rows = made(("sequential",))
     noisy = [replace(row, verify_s=5.0, tokens_per_s=0.1) for row in rows]
     assert fit([*rows, *rows, *noisy]).verify_seconds(2, 4) == pytest.approx(verify(2, 4))
@@ -142,14 +142,14 @@ def test_widths_and_requests_that_were_not_measured_are_interpolated() -> None:
     assert model.alpha(4) == pytest.approx(ALPHA[3])
 
 
-def test_a_draft_step_never_gets_a_time_below_0() -> None:
+def test_the_fitted_time_of_a_draft_step_is_never_negative() -> None:
     rows = [Row("sequential", 1, b, 10.0, 1.9, 0.03, d) for b, d in ((1, 0.001), (2, 0.004))]
     model = fit(rows)
     assert model.step_base == 0.0
     assert 0.001 < model.step_request < 0.002
 
 
-def test_errors_of_a_draft_step_count_relative_to_it() -> None:
+def test_the_fit_of_draft_times_minimizes_relative_errors() -> None:
     seen = ((1, 0.001), (8, 0.004), (8, 0.006))
     model = fit([Row("sequential", 1, b, 10.0, 1.9, 0.03, step) for b, step in seen])
     assert model.draft_seconds(1, 1) == pytest.approx(0.001)
@@ -163,7 +163,7 @@ def test_without_sequential_rows_nothing_is_fitted(rows: list[Row]) -> None:
         fit(rows)
 
 
-def test_a_curve_goes_through_its_points_and_on_in_their_direction() -> None:
+def test_a_curve_passes_through_its_points_and_extrapolates_their_direction() -> None:
     curve = Curve.through([(8, 45.0), (1, 30.0), (4, 30.0)])
     assert [curve(b) for b in (1, 2, 4, 6, 8, 16)] == [30.0, 30.0, 30.0, 37.5, 45.0, 75.0]
     assert Curve.through([(1, 10.0), (2, 1.0)])(8) == 0.5  # not below half of the last
@@ -197,14 +197,14 @@ def test_rows_are_read_from_results(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_results_that_are_none_are_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_files_without_results_are_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content)
     with pytest.raises(TheoryError, match=message):
         read_rows(path)
 
 
-def test_the_tokens_of_a_prediction_are_shown_beside_those_measured() -> None:
+def test_predicted_tokens_are_shown_beside_measured_ones() -> None:
     row = next(row for row in made() if (row.pipeline, row.k) == ("halves", 3))
     (found,) = compare(fit(made()), [row])
     assert isinstance(found, Comparison)

@@ -35,7 +35,7 @@ def test_the_pipelines_are_printed_as_a_table(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == TABLE
 
 
-def test_times_may_depend_on_the_requests_and_on_the_width(
+def test_times_can_depend_on_the_requests_and_on_the_width(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     curves = ["--verify-ms", "1:30,8:45,16:80", "--plain-ms", "25", "--draft-ms", "1:4,8:8"]

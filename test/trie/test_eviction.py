@@ -8,7 +8,7 @@ from sglang_qspec.trie._native import STREAM_TOKENS
 LIMITS = TrieLimits(vocab_size=1000)
 
 
-def test_over_the_cap_streams_that_lost_track_go_first() -> None:
+def test_diverged_streams_are_evicted_first() -> None:
     trie = RequestTrie([1], TrieLimits(vocab_size=1000, max_request_tokens=100))
     trie.insert(Source.QUEUE, 0, 0, 0, [10, *range(200, 240)])
     trie.insert(Source.QUEUE, 1, 0, 0, [11, *range(300, 340)])
@@ -22,7 +22,7 @@ def test_over_the_cap_streams_that_lost_track_go_first() -> None:
     trie.check_integrity()
 
 
-def test_making_room_does_not_lose_the_place_in_what_stays() -> None:
+def test_an_eviction_keeps_the_match_in_the_remaining_streams() -> None:
     trie = RequestTrie([1], TrieLimits(vocab_size=1000, max_request_tokens=110))
     trie.insert(Source.QUEUE, 0, 0, 0, list(range(200, 240)))
     trie.insert(Source.GUESS, 0, 0, 0, list(range(300, 330)))
@@ -36,7 +36,7 @@ def test_making_room_does_not_lose_the_place_in_what_stays() -> None:
     assert tree.sources[tree.token_ids.index(308)] is Source.GUESS
 
 
-def test_a_stream_that_was_found_again_outlives_one_that_was_not() -> None:
+def test_a_stream_that_matched_again_is_evicted_after_one_that_did_not() -> None:
     trie = RequestTrie([1], TrieLimits(vocab_size=1000, max_request_tokens=100))
     trie.insert(Source.QUEUE, 0, 0, 0, list(range(200, 220)))
     trie.insert(Source.QUEUE, 1, 0, 0, list(range(300, 340)))
@@ -46,7 +46,7 @@ def test_a_stream_that_was_found_again_outlives_one_that_was_not() -> None:
     assert trie.insert(Source.QUEUE, 1, 0, 40, [340]) is Insertion.EVICTED
 
 
-def test_a_long_output_is_forgotten_from_its_beginning() -> None:
+def test_the_lookup_drops_the_oldest_tokens_of_a_long_output() -> None:
     limits = TrieLimits(vocab_size=1000, max_lookup_tokens=64, max_match=8)
     trie = RequestTrie(list(range(60)), limits)
     trie.insert(Source.QUEUE, 0, 0, 0, list(range(100, 300)), greedy=True)
@@ -61,7 +61,7 @@ def test_a_long_output_is_forgotten_from_its_beginning() -> None:
     assert len(trie.propose(2)) == 1
 
 
-def test_an_evicted_request_goes_on_without_its_drafts() -> None:
+def test_an_evicted_request_continues_without_its_drafts() -> None:
     trie = RequestTrie([1, 2, 3], LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, [10, 11, 12])
     trie.commit([10])
@@ -74,7 +74,7 @@ def test_an_evicted_request_goes_on_without_its_drafts() -> None:
     assert trie.propose(8).token_ids == (10, 11)
 
 
-def test_drafts_that_the_output_has_outrun_make_room_for_others() -> None:
+def test_drafts_behind_the_output_make_room_for_others() -> None:
     trie = RequestTrie([1, 2, 3], TrieLimits(vocab_size=1000, max_request_tokens=64))
     for number in range(64 // (STREAM_TOKENS + 1)):
         assert trie.insert(Source.STEP, number, 0, 0, [4]) is Insertion.ADDED

@@ -20,7 +20,7 @@ def test_a_completion_that_continues_output_starts_at_its_base() -> None:
     assert 60 not in trie.propose(20).token_ids
 
 
-def test_a_stream_that_lags_behind_the_output_is_followed_again_when_it_catches_up() -> None:
+def test_a_stream_behind_the_output_is_followed_again_when_it_catches_up() -> None:
     trie = RequestTrie([1], LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, [10, 11], greedy=True)
     trie.commit([10, 11, 12, 13])

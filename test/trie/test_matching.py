@@ -79,7 +79,7 @@ def _paths(tree: DraftTree) -> set[Path]:
 
 @settings(max_examples=400, deadline=None)
 @given(prompt=tokens, script=steps)
-def test_the_whole_tree_is_what_follows_all_occurrences_of_the_last_two_tokens(
+def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_tokens(
     prompt: list[int], script: list[tuple[Any, ...]]
 ) -> None:
     trie, naive = RequestTrie(prompt, GENEROUS), NaiveRequest(list(prompt))
@@ -106,7 +106,7 @@ def test_the_whole_tree_is_what_follows_all_occurrences_of_the_last_two_tokens(
 
 @settings(max_examples=200, deadline=None)
 @given(prompt=tokens, script=steps, width=st.integers(1, 9))
-def test_small_caps_give_a_part_of_that_tree_within_the_width(
+def test_small_caps_give_a_part_of_the_whole_tree_within_the_width(
     prompt: list[int], script: list[tuple[Any, ...]], width: int
 ) -> None:
     capped = TrieLimits(vocab_size=10, max_cursors=2, max_scan=1, max_match=3, min_score=1e-3)
@@ -135,7 +135,7 @@ def test_small_caps_give_a_part_of_that_tree_within_the_width(
     output=st.lists(st.integers(0, 2), min_size=1, max_size=20),
     cuts=st.lists(st.integers(0, 20), max_size=4),
 )
-def test_a_late_completion_proposes_what_an_early_one_does(
+def test_a_late_completion_gives_the_scores_of_an_early_one(
     prompt: list[int], draft: list[int], output: list[int], cuts: list[int]
 ) -> None:
     early, late = (

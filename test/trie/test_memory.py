@@ -52,7 +52,7 @@ def test_a_request_at_its_cap_takes_at_most_a_megabyte_of_drafts(size: int) -> N
     assert fill(size)[1] <= 64 * 16384
 
 
-def test_what_is_remembered_of_dropped_streams_takes_no_more_than_the_streams_did() -> None:
+def test_the_record_of_dropped_streams_stays_within_the_memory_cap() -> None:
     trie = RequestTrie([1], TrieLimits(vocab_size=1000))
     for step in range(20):
         for number in range(3000):
@@ -62,7 +62,7 @@ def test_what_is_remembered_of_dropped_streams_takes_no_more_than_the_streams_di
     trie.check_integrity()
 
 
-def test_a_flood_of_short_drafts_stays_in_bounds_for_as_long_as_the_request_lives() -> None:
+def test_memory_stays_bounded_under_a_flood_of_short_drafts() -> None:
     trie = RequestTrie([1, 2, 3], TrieLimits(vocab_size=1000, max_request_tokens=64))
     sizes = []
     for step in range(60):

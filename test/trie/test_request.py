@@ -56,7 +56,7 @@ def test_a_greedy_completion_equal_to_the_output_fills_every_pass(width: int) ->
     assert passes == [[Source.QUEUE] * (width - 1)] * (len(target) // width)
 
 
-def test_seven_diverging_completions_hardly_distract_from_an_exact_greedy_one() -> None:
+def test_diverging_completions_hardly_lower_the_accept_length_of_an_exact_greedy_one() -> None:
     draw = random.Random(1)
     target = draw.choices(range(1000), k=128)
     trie = RequestTrie([1, 2, 3], LIMITS)
@@ -68,7 +68,7 @@ def test_seven_diverging_completions_hardly_distract_from_an_exact_greedy_one() 
     assert sum(gained) / len(gained) > 6.5
 
 
-def test_the_request_finds_its_way_back_into_a_completion() -> None:
+def test_a_diverged_request_matches_its_completion_again() -> None:
     draft = list(range(100, 140))
     trie = RequestTrie([1, 2, 3], LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, draft, greedy=True)
@@ -80,14 +80,14 @@ def test_the_request_finds_its_way_back_into_a_completion() -> None:
     assert set(tree.sources[1:]) == {Source.QUEUE}
 
 
-def test_one_token_is_enough_to_come_back_where_nothing_better_matches() -> None:
+def test_one_token_is_enough_to_match_again_without_a_longer_match() -> None:
     trie = RequestTrie([1, 2, 3], LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, [10, 11, 12, 13], greedy=True)
     trie.commit([99, 12])
     assert trie.propose(2).token_ids == (12, 13)
 
 
-def test_a_single_token_is_looked_for_in_all_streams() -> None:
+def test_a_single_token_is_matched_in_all_streams() -> None:
     trie = RequestTrie([1, 2, 3], LIMITS)
     for number, draft in enumerate([[10, 11, 12], [20, 11, 22], [30, 11, 32]]):
         trie.insert(Source.QUEUE, number, 0, 0, draft)
@@ -95,7 +95,7 @@ def test_a_single_token_is_looked_for_in_all_streams() -> None:
     assert set(trie.propose(8).token_ids) == {11, 12, 22, 32}
 
 
-def test_a_hopeless_token_is_not_proposed() -> None:
+def test_a_token_below_the_minimum_score_is_not_proposed() -> None:
     trie = RequestTrie([1], TrieLimits(vocab_size=1000, min_score=0.1))
     trie.insert(Source.QUEUE, 0, 0, 0, [10], greedy=True)
     for number in range(1, 12):
@@ -103,7 +103,7 @@ def test_a_hopeless_token_is_not_proposed() -> None:
     assert trie.propose(8).token_ids == (1, 10)
 
 
-def test_the_longer_match_wins() -> None:
+def test_the_continuation_of_the_longer_match_wins() -> None:
     trie = RequestTrie([8, 7, 6, 5, 1, 2, 3, 4, 50, 9, 9, 3, 4, 60, 9], LIMITS)
     trie.commit([8, 7, 6, 5, 1, 2, 3, 4])
     assert trie.propose(3).token_ids[1] == 50
@@ -125,7 +125,7 @@ def test_agreeing_completions_outweigh_a_single_one() -> None:
     assert tree.scores[1] > 2 * tree.scores[tree.token_ids.index(20)]
 
 
-def test_prompt_and_output_are_looked_up_and_told_apart() -> None:
+def test_prompt_and_output_lookups_are_separate_sources() -> None:
     trie = RequestTrie([5, 6, 7, 8], LIMITS)
     trie.commit([5, 6])
     tree = trie.propose(3)
@@ -137,7 +137,7 @@ def test_prompt_and_output_are_looked_up_and_told_apart() -> None:
     assert tree.sources[1] is Source.OUTPUT
 
 
-def test_a_guess_may_continue_the_prompt_or_be_met_later() -> None:
+def test_a_guess_may_continue_the_prompt_or_match_later() -> None:
     trie = RequestTrie([1], LIMITS)
     trie.insert(Source.GUESS, 0, 0, 0, [10, 11, 12, 13])
     assert trie.propose(3).token_ids[1:] == (10, 11)
@@ -147,7 +147,7 @@ def test_a_guess_may_continue_the_prompt_or_be_met_later() -> None:
     assert tree.sources[1] is Source.GUESS
 
 
-def test_a_token_of_several_sources_counts_for_the_heaviest() -> None:
+def test_a_token_of_several_sources_belongs_to_the_highest_scored() -> None:
     trie = RequestTrie([1, 10, 1], LIMITS)
     trie.insert(Source.GUESS, 0, 0, 0, [10])
     trie.insert(Source.QUEUE, 0, 0, 0, [10], greedy=True)
@@ -155,7 +155,7 @@ def test_a_token_of_several_sources_counts_for_the_heaviest() -> None:
 
 
 @pytest.mark.parametrize("policy", [1, 2], ids=["frequency", "recency"])
-def test_streams_are_counted_together_among_many_branches(policy: int) -> None:
+def test_equal_tokens_of_many_streams_share_one_branch(policy: int) -> None:
     """More different next tokens than are searched one by one: each still has one branch."""
     trie = RequestTrie([1], LIMITS)
     tokens = [*range(10, 60), 12, 55, 55, 40]
@@ -190,7 +190,7 @@ def test_an_empty_prompt_is_no_error() -> None:
     trie.check_integrity()
 
 
-def test_a_text_of_one_token_over_and_over_stays_within_the_caps() -> None:
+def test_a_text_of_one_repeated_token_stays_within_the_caps() -> None:
     trie = RequestTrie([4] * 500, LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, [4] * 500)
     for _ in range(50):
@@ -199,7 +199,7 @@ def test_a_text_of_one_token_over_and_over_stays_within_the_caps() -> None:
     assert trie.propose(8).token_ids == (4,) * 8
 
 
-def test_a_source_that_is_switched_off_is_not_proposed() -> None:
+def test_a_source_that_is_off_is_not_proposed() -> None:
     trie = RequestTrie([5, 6, 7], LIMITS, sources={Source.QUEUE, Source.OUTPUT})
     trie.insert(Source.GUESS, 0, 0, 0, [10])
     trie.insert(Source.QUEUE, 0, 0, 0, [11])

@@ -15,7 +15,7 @@ def test_a_completion_is_trusted_more_the_longer_it_has_been_right() -> None:
     assert trie.propose(2).scores[1] > fresh
 
 
-def test_what_is_learnt_of_a_source_changes_what_is_proposed_first() -> None:
+def test_trust_in_a_source_changes_the_first_proposal() -> None:
     trust = Trust(LIMITS.max_match)
     for number in range(40):
         earlier = RequestTrie([1], LIMITS, trust=trust)
@@ -40,7 +40,7 @@ def guessing(trust: Trust, wrong: int) -> RequestTrie:
     return trie
 
 
-def test_a_request_whose_drafts_are_wrong_is_trusted_less_than_others() -> None:
+def test_wrong_drafts_lower_the_scores_of_their_request_most() -> None:
     trust = Trust(LIMITS.max_match)
     before = guessing(trust, 0).propose(2).scores[1]
     misled, other = guessing(trust, 12), guessing(trust, 0)
@@ -48,7 +48,7 @@ def test_a_request_whose_drafts_are_wrong_is_trusted_less_than_others() -> None:
     assert other.propose(2).scores[1] < before
 
 
-def test_guesses_that_agree_say_no_more_than_one_of_them() -> None:
+def test_agreeing_guesses_score_like_a_single_one() -> None:
     alone, many = (RequestTrie([1], LIMITS) for _ in range(2))
     alone.insert(Source.GUESS, 0, 0, 0, [5, 6])
     for number in range(8):

@@ -93,7 +93,7 @@ def _expected() -> Tensor:
 @pytest.mark.parametrize("choosy", [False, True])
 @pytest.mark.parametrize("size", [_VOCAB, 2])
 @pytest.mark.parametrize("name", _DRAFTERS)
-def test_text_has_the_targets_distribution_whatever_was_drafted(
+def test_text_follows_the_targets_distribution_whatever_was_drafted(
     name: str, size: int, choosy: bool
 ) -> None:
     torch.manual_seed(12)
@@ -128,7 +128,7 @@ def test_the_statistic_catches_drafts_that_are_tested_only_where_the_tree_has_th
 
 
 @pytest.mark.parametrize("name", _DRAFTERS)
-def test_a_draft_is_kept_as_often_as_the_distributions_overlap(name: str) -> None:
+def test_the_acceptance_rate_equals_the_overlap_of_the_distributions(name: str) -> None:
     torch.manual_seed(3)
     target, drafter = torch.softmax(_TARGET, -1)[0], _DRAFTERS[name][0]
     offers = _propose(drafter.expand(_DRAWS, -1), _VOCAB)
@@ -137,7 +137,7 @@ def test_a_draft_is_kept_as_often_as_the_distributions_overlap(name: str) -> Non
     assert kept == pytest.approx(float(torch.minimum(target, drafter).sum()), abs=0.01)
 
 
-def test_a_filtered_target_never_gives_what_its_filter_drops() -> None:
+def test_a_filtered_target_never_draws_a_filtered_token() -> None:
     target = torch.tensor([[0.0, 0.7, 0.0, 0.3, 0.0]]).expand(2000, -1)
     drawn = sample_near(target, _propose(_DRAFTERS["bad"][1].expand(2000, -1), _VOCAB))
     assert set(drawn.tolist()) == {1, 3}

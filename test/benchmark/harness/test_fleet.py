@@ -88,7 +88,7 @@ def test_all_numbers_of_completions_are_served_by_one_server(machine: Machine) -
     assert machine.done == ["start qspec-1", "stop qspec-1"]
 
 
-def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: Machine) -> None:
+def test_a_server_that_lacks_memory_ends_the_longest_unused_server_first(machine: Machine) -> None:
     machine.available = 3 * TARGET + 0.5
     with Fleet(1.0) as running:
         run(running, "none", "lookup", "ngram")
@@ -98,7 +98,7 @@ def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: M
         ]
 
 
-def test_a_first_sidecar_is_taken_to_need_as_much_as_its_target(machine: Machine) -> None:
+def test_a_sidecar_that_was_never_measured_counts_as_large_as_its_target(machine: Machine) -> None:
     machine.available = 3 * TARGET
     with Fleet(0.5) as running:
         run(running, "none", "qspec-8")
@@ -108,7 +108,7 @@ def test_a_first_sidecar_is_taken_to_need_as_much_as_its_target(machine: Machine
         assert machine.done[4:] == ["pause qspec-8", "start none", "pause none", "resume qspec-8"]
 
 
-def test_a_server_that_does_not_start_beside_others_is_started_alone(machine: Machine) -> None:
+def test_a_server_that_fails_to_start_beside_others_is_started_alone(machine: Machine) -> None:
     machine.refused = ["lookup"]
     with Fleet(1.0) as running:
         run(running, "none", "lookup")

@@ -78,7 +78,7 @@ def test_a_report_alone_serves_nothing(measured: Measured, tmp_path: Path) -> No
     assert measured.served == []
 
 
-def test_a_cell_that_fails_is_served_again_and_its_configuration_left_out_after_that(
+def test_a_failed_cell_is_served_once_more_before_its_configuration_is_left_out(
     measured: Measured, tmp_path: Path
 ) -> None:
     measured.broken = ["none", "lookup", "lookup"]
