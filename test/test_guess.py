@@ -45,7 +45,7 @@ def test_tags_and_guesses_are_extracted_and_the_rest_stays(
 def test_only_whole_pairs_are_extracted_from_any_text_and_no_tag_is_left(
     text: str, inserted: list[int]
 ) -> None:
-    """Guesses are inserted anywhere, also inside other tags."""
+    """The test inserts guesses anywhere, also inside other tags."""
     for place in inserted:
         text = text[:place] + tagged("x") + text[place:]
     try:

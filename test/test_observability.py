@@ -1,4 +1,4 @@
-"""docs/observability.md names what the code shows, all of it and nothing else."""
+"""docs/observability.md lists exactly the metrics, fields and settings of the code."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_documented_series_match_the_metrics() -> None:
 
 
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a server shows of itself in its internal state."""
+    """The QSPEC part of a server's internal state."""
     active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), None)
     monkeypatch.setattr(speculator, "_latest", active)
     state: dict[str, Any] = {}

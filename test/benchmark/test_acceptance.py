@@ -1,4 +1,4 @@
-"""What the rules accept, on distributions made by hand."""
+"""The acceptance rates of the rules, on made-up distributions."""
 
 import pytest
 import torch

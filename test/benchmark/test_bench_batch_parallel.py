@@ -1,4 +1,4 @@
-"""The options of `bench_batch_parallel`, and what a run may be resumed with."""
+"""The options of `bench_batch_parallel`, and those that a resumed run may change."""
 
 from __future__ import annotations
 

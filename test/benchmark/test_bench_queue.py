@@ -94,7 +94,7 @@ def test_a_failed_request_is_sent_once_more_and_counted(error: Exception | str) 
 
 
 class LostSidecar(Flaky):
-    """A server with a sidecar that drafts 7 tokens for each prompt, from the second warm-up on."""
+    """A server with a sidecar that drafts 7 tokens per prompt, starting with the second warm-up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_an_answer_is_read_by_the_kind_of_server_that_gave_it() -> None:
     body = {"output_ids": [1, 2, 3, 4, 5], "meta_info": meta}
     plain = read_answer(body, 6.0)
     assert (plain.passes, plain.proposed, plain.service, plain.latency) == (4, 0, 1.5, 6.0)
-    # SGLang fills these in for QSPEC as well, where its own record counts.
+    # SGLang fills these in for QSPEC too; there only QSPEC's own record counts.
     meta |= {"spec_verify_ct": 2, "spec_num_proposed_drafts": 22, "spec_num_correct_drafts": 2}
     ngram = read_answer(body, 6.0)
     assert (ngram.passes, ngram.proposed, ngram.accepted) == (2, 22, {"ngram": 2})
@@ -158,7 +158,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Tokenizer:
-        """A token for each character."""
+        """One token per character."""
 
         input_ids: str
 

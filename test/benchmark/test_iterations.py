@@ -1,4 +1,4 @@
-"""What is counted as added to a scheduler iteration, on records made by hand."""
+"""The time that the plugin adds to a scheduler iteration, on made-up records."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from benchmark.overhead.iterations import added, plain_decode, read
 
 
 def line(**changes: Any) -> str:
-    """A decode iteration of 20 ms: 12 in the model, 5 around it, 1 in a hook, 2 elsewhere."""
+    """A decode iteration of 20 ms: 12 ms in the model, 5 around it, 1 in a hook, 2 elsewhere."""
     row: dict[str, Any] = {
         "decode": True,
         "running": 4,

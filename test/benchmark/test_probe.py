@@ -1,4 +1,4 @@
-"""The stopwatch on a scheduler, a worker and a model that only count their turns."""
+"""The stopwatch on stand-ins for a scheduler, a worker and a model."""
 
 import importlib
 import json
@@ -14,14 +14,14 @@ from benchmark.overhead import probe
 
 
 class Batch:
-    """Two requests that decode."""
+    """A decode batch of two requests."""
 
     reqs = ("a", "b")
     forward_mode = SimpleNamespace(is_decode=lambda: True)
 
 
 class Worker:
-    """A worker whose call has another worker's, as QSPEC's has the target's."""
+    """A worker that calls another worker, as QSPEC's calls the target's."""
 
     def __init__(self, stopwatch: probe.Stopwatch) -> None:
         self.model = stopwatch.call("model", lambda: time.sleep(0.002))
@@ -93,7 +93,7 @@ def test_a_module_is_timed_as_soon_as_it_is_imported(
 
 
 def test_every_timed_function_exists() -> None:
-    # Before SGLang, which cannot import its kernels on every CPU.
+    # This comes before SGLang, which cannot import its kernels on every CPU.
     import sglang_qspec  # noqa: F401
 
     for home, path in (*probe.CALLS, *probe.HOOKS, *probe.PARTS):

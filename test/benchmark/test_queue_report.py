@@ -1,4 +1,4 @@
-"""The report: complete, one file, and right about what it could not measure."""
+"""The report: complete, one file, and clear about missing measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def summary() -> Summary:
 
 
 class Tags(HTMLParser):
-    """The tags of a page, whether they are closed, and what they refer to."""
+    """Checks that the tags of a page are closed, and collects the addresses that they refer to."""
 
     def __init__(self) -> None:
         super().__init__()

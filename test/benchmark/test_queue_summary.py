@@ -101,7 +101,7 @@ def test_equal_hardware_gives_both_sides_all_cores() -> None:
     for cell, one in round_of(1, ("none",)).items():
         fast = Run(1.0, one.answers)
         runs[Cell(1, cell.group, cell.part, "lookup-equal")] = fast
-    # 8 s of no speculation against 4 s, and 2 s of lookup where it has all cores.
+    # No speculation takes 8 s, QSPEC 4 s, and lookup on all cores 2 s.
     assert equal_hardware(runs, names) == {
         "none": 1.0,
         "none-equal": 1.0,

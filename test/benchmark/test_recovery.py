@@ -1,4 +1,4 @@
-"""How soon throughput is back, computed from when tokens came."""
+"""The time until throughput recovers, computed from the arrival times of tokens."""
 
 from benchmark.faults.recovery import bins, rate, seconds_until
 

@@ -1,4 +1,4 @@
-"""Every benchmark's server flags, by the parser of the server itself."""
+"""The server's own parser accepts the flags of every benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU = replace(CPU, on_gpu=True, target_cores=(), sidecar_cores=())
 
 
 def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
-    """Configurations of every benchmark, with the benchmark's name."""
+    """The name of each benchmark with each of its configurations."""
     for name in configurations.NAMES:
         yield "queue", configurations.configuration(name, settings)
     for name in plan.NAMES:
@@ -48,7 +48,7 @@ EVERY = [
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises the message where argparse would end the process."""
+    """Raises ValueError where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
     from sglang_qspec.engine.arguments import add_flags
 
-    # A prefix of a flag would be taken for the flag.
+    # Otherwise argparse accepts a prefix of a flag as the flag.
     parser = Parser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     if not any("--speculative-qspec-cores" in a.option_strings for a in parser._actions):

@@ -1,4 +1,4 @@
-"""`qspec complete` where there is no server, or another one: one sentence, and exit status 1."""
+"""`qspec complete` without a QSPEC server: one sentence, and exit status 1."""
 
 import http.server
 import re
@@ -13,7 +13,7 @@ from sglang_qspec.__main__ import main
 
 @contextmanager
 def something_else(body: bytes) -> Iterator[str]:
-    """A web server that answers everything with `body`."""
+    """A web server that answers every request with `body`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -22,7 +22,7 @@ def something_else(body: bytes) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *args: object) -> None:
-            """Nothing to stderr, which the test reads."""
+            """Writes nothing, because the test reads stderr."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""How drafted text looks."""
+"""The marks around drafted text."""
 
 from sglang_qspec.complete.marks import Brackets, Colours, summary
 from sglang_qspec.complete.stretches import Stretch

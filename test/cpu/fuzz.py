@@ -2,10 +2,10 @@
 
     python -m test.cpu.fuzz --operations 1000 --seed 1
 
-prints the number of operations, or the exception of the first that went wrong. A product is
-compared with numpy's; a decoder's pass over several rows with passes of the same tokens one at a
-time, which give the same bits. `test_native.py` compares the decoder with torch; here torch is not
-imported, so that a build with sanitizers runs fast.
+prints the number of operations, or the exception of the first that failed. It compares a product
+with numpy's. It compares a decoder pass over several rows with passes over one token each, which
+must give the same bits. `test_native.py` compares the decoder with torch. This file does not import
+torch, so that a build with sanitizers runs fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXTREMES = (-(1 << 80), -(1 << 31), -1, 0, 1 << 20, (1 << 31) - 1, 1 << 31, 1 <<
 
 @dataclass
 class Made:
-    """A decoder, and how many positions, slots and table rows there are."""
+    """A decoder, its hidden size, and its numbers of positions (`reach`) and KV slots."""
 
     decoder: Any
     hidden: int
@@ -45,7 +45,7 @@ class KernelFuzz:
         self.operations = 0
 
     def run(self, operations: int) -> None:
-        """Do so many operations; raises what the first wrong one raises."""
+        """Run this number of random operations; raises the first failure."""
         actions = (self.multiply, self.multiply, self.multiply_anything, self.decode)
         for _ in range(operations):
             self.random.choice((*actions, self.decode_anything, self.make_anything))()
@@ -81,7 +81,7 @@ class KernelFuzz:
         assert (np.abs(actual - expected) <= bound + 1e-4 * np.abs(expected) + 1e-25).all()
         odd = np.array([np.nan, np.inf, -np.inf, 3e38, 1e-40], np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            weight.multiply(np.resize(odd, x.shape), digits, threads)  # any values are safe
+            weight.multiply(np.resize(odd, x.shape), digits, threads)  # must not crash
 
     def multiply_anything(self) -> None:
         weight = self.packed(5, 8)
@@ -102,7 +102,7 @@ class KernelFuzz:
         hidden, heads, kv_heads, dim = (sizes[k] for k in ("hidden", "heads", "kv_heads", "dim"))
         made = []
         for keys, values in zip(pools[::2], pools[1::2], strict=True):
-            inner = 16 * self.random.randint(1, 12)  # of each layer its own
+            inner = 16 * self.random.randint(1, 12)  # differs between layers
             made.append(
                 (
                     self.packed((heads + 2 * kv_heads) * dim, hidden),
@@ -160,7 +160,9 @@ class KernelFuzz:
     def decode(self) -> None:
         made = self.make()
         if len(np.unique(made.table)) < made.table.size:
-            made.table = made.table[:1, : made.slots]  # rows that share slots would not repeat
+            made.table = made.table[
+                :1, : made.slots
+            ]  # rows that share slots would not be reproducible
         rows, reach = made.table.shape
         lengths = [self.random.randint(1, reach) for _ in range(rows)]
         texts = [self.floats(length, made.hidden) for length in lengths]

@@ -1,4 +1,4 @@
-"""The batched attention equals masked softmax written out, in float32."""
+"""The batched attention equals an explicit masked softmax in float32."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def cache() -> tuple[torch.Tensor, torch.Tensor]:
 def _naive(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """`query` [n, heads, d] over `keys` [T, kv_heads, d] with `seen` bool [n, T]."""
+    """Attention of `query` [n, heads, d] over `keys` [T, kv_heads, d]; mask `seen` bool [n, T]."""
     group = query.shape[1] // keys.shape[1]
     key, value = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = torch.einsum("nhd,thd->hnt", query, key) * query.shape[2] ** -0.5
@@ -27,7 +27,7 @@ def _naive(
 
 
 def _requests(lens: list[int]) -> torch.Tensor:
-    """Scattered slots of each request; columns past its length point anywhere."""
+    """Random slots of each request; columns past its length hold arbitrary slots."""
     random = torch.Generator().manual_seed(2)
     slots = torch.randint(0, _SLOTS, (len(lens), max(lens)), generator=random)
     for row, length in enumerate(lens):

@@ -1,4 +1,4 @@
-"""Packed products equal plain ones."""
+"""Products with packed weights equal torch's."""
 
 import pytest
 import torch

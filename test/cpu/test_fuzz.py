@@ -1,4 +1,4 @@
-"""Random shapes for the compiled kernels; `scripts/sanitize` repeats them with sanitizers."""
+"""Random shapes for the compiled kernels; `scripts/sanitize` runs them with sanitizers."""
 
 import pytest
 

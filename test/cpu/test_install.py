@@ -1,4 +1,4 @@
-"""The stand-in goes where SGLang finds it, and only where it is needed."""
+"""The stand-in kernels are importable by SGLang, and installed only where needed."""
 
 import os
 import subprocess

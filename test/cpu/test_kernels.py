@@ -1,4 +1,4 @@
-"""The stand-in kernels do what SGLang's device kernels do, shown by plain loops."""
+"""The stand-in kernels give the results of SGLang's device kernels, computed by plain loops."""
 
 import pytest
 import torch
@@ -161,7 +161,7 @@ def test_greedy_verification_walks_the_links(bs: int) -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_an_eagle_tree_is_built_from_the_selected_candidates(full: bool) -> None:
-    # topk 2: place 0 and 1 hang off the root, 2..5 are the children of 0 and 1 in turn.
+    # With topk 2, candidates 0 and 1 are children of the root; 2 to 5 are children of 0 and 1.
     topk, width, bs = 2, 5, 2
     selected = torch.tensor([[0, 1, 3, 4], [0, 1, 2, 3]])
     parent_list = torch.tensor([[-1, 0, 1], [-1, 0, 1]])

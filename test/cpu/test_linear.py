@@ -1,4 +1,4 @@
-"""Packed products against the float weight that their grid stands for."""
+"""Products with packed weights, compared with the float weights of their grid."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def weight(n: int = 48, k: int = 96) -> torch.Tensor:
 
 
 def inputs(m: int, k: int = 96) -> torch.Tensor:
-    """Rows of very different sizes, each with an outlier and a mean that is not zero."""
+    """Rows of very different magnitudes, each with an outlier and a nonzero mean."""
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)) + 0.5
     x[:, 3] *= 20
     return x * torch.logspace(-3, 3, m)[:, None]

@@ -1,4 +1,4 @@
-"""The compiled decoder against the same layers in torch."""
+"""The compiled decoder, compared with the same layers in torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +19,14 @@ HIDDEN, INNER, LAYERS, SLOTS, REACH, EPS = 96, 160, 2, 64, 32, 1e-5
 
 @dataclass
 class Layer:
-    """Grids of qkv, out, gate_up and down, and two norms."""
+    """Weight grids of qkv, out, gate_up and down, and two norms."""
 
     grids: list[Grid]
     norms: list[Tensor]
 
 
 class Model:
-    """A random Llama without embedding and head, and a pool of KV for it."""
+    """A random Llama without embedding and head, and its KV pool."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Model:
         self.decoder = self.make()
 
     def make(self, **changed: Any) -> Any:
-        """A decoder of these layers, but for the arguments that are given."""
+        """A decoder of these layers; `changed` replaces arguments."""
         arguments = {
             "layers": self.native_layers,
             "final_norm": self.norm.numpy(),
@@ -83,7 +83,7 @@ class Model:
         return native().Decoder(**{**arguments, **changed})
 
     def reference(self, hidden: Tensor) -> Tensor:
-        """What follows `hidden` [tokens, HIDDEN], all of one row, from its beginning."""
+        """The output in torch for `hidden` [tokens, HIDDEN], one row from its first position."""
         turned = self.heads + self.kv_heads
         cos, sin = self.cos_sin[: len(hidden), None].chunk(2, -1)
         group = self.heads // self.kv_heads
@@ -169,14 +169,14 @@ def test_layers_of_unequal_inner_widths_continue_as_in_torch(inner: tuple[int, .
 
 
 def test_rows_are_multiplied_when_their_number_squared_exceeds_32_bits() -> None:
-    """Rows are shared out by products of their number with itself: 93,000 squared is over 2**31."""
+    """Dividing rows among threads squares their number, and 93,000 squared exceeds 2**31."""
     weight = native().PackedInt8(np.ones((1, 1), np.int8), np.ones(1, np.float32))
     x = np.arange(93_000, dtype=np.float32)[:, None]
     assert np.array_equal(weight.multiply(x, 1, 1), x)
 
 
 def replaced(layers: list[Any], part: int, value: object) -> list[Any]:
-    """The layers with another part in the last one."""
+    """The layers, with one part of the last layer replaced."""
     *others, last = layers
     return [*others, (*last[:part], value, *last[part + 1 :])]
 
@@ -246,7 +246,7 @@ def test_a_weight_with_sums_beyond_32_bits_is_refused(shape: tuple[int, int], me
 
 
 def test_the_widest_allowed_weight_is_summed_exactly() -> None:
-    """The largest bytes times the smallest weights come closest to what 32 bits hold."""
+    """The largest inputs times the smallest weights come closest to the 32-bit limit."""
     inputs = 65_793
     weight = native().PackedInt8(np.full((1, inputs), -128, np.int8), np.ones(1, np.float32))
     x = np.full((1, inputs), 255, np.float32)
@@ -265,7 +265,7 @@ def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
 
 @pytest.mark.parametrize("slot", [-1, SLOTS, 1 << 30])
 def test_a_table_with_slots_outside_the_pool_is_refused(slot: int) -> None:
-    """Attention reads the slots of all earlier positions, not only that of the new token."""
+    """Attention reads the slots of all earlier positions, not only the slot of the new token."""
     model = Model(6, 2, 64, torch.float32)
     table = torch.arange(REACH).int()[None]
     table[0, 3] = slot

@@ -1,4 +1,4 @@
-"""Endpoints: private directories, and which addresses are allowed."""
+"""Endpoints: private directories and allowed addresses."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_symbolic_link_is_followed_to_a_directory_that_must_be_private(own: Pa
     shared.chmod(0o777)
     link.symlink_to(mine)
     check_bind(f"ipc://{link}/socket", None)
-    # Others can exchange a link that lies where they can write, at any step of the way.
+    # Others can replace a symbolic link in a directory that they can write, at any step.
     (shared / "link").symlink_to(mine)
     (own / "way").symlink_to(shared / "link")
     for path in (shared / "link", own / "way"):

@@ -1,4 +1,4 @@
-"""The server's end: what silence, absence and misbehaving sidecars do to it."""
+"""The server's end of the link: silent, absent and misbehaving sidecars."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_pause_of_the_scheduler_does_not_make_the_sidecar_lost(wire: Wire) -> 
         wire.clock.ahead_s += 60.0
         link.receive()
         assert link.state is LinkState.READY
-        # It asks as soon as it is back, and is answered.
+        # The link pings at its first poll after the pause, and the sidecar answers.
         until(partial(answered, heartbeat), link.receive, lambda: server.receive(0))
     assert link.session_count == 1
 
@@ -145,7 +145,7 @@ def test_a_link_that_the_sidecar_forgot_gets_a_new_session(wire: Wire) -> None:
     def poll() -> None:
         link.receive()
         server.receive(0)
-        # It asks at once, and need not take the sidecar for lost first.
+        # The link pings at once and does not become LOST first.
         assert link.state is LinkState.READY
 
     until(lambda: link.session_count == 2, poll)
@@ -188,7 +188,7 @@ def test_messages_before_the_welcome_are_ignored(wire: Wire) -> None:
 def test_only_an_answer_to_a_hello_opens_a_session(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each session has the server submit all its requests anew."""
+    """Each new session makes the server submit all its requests again."""
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint), caplog.at_level(logging.INFO):
         link = wire.link(endpoint=endpoint)
         frames: list[list[bytes]] = []
@@ -217,7 +217,7 @@ def test_the_time_of_a_poll_is_bounded_whatever_the_sidecar_sent(wire: Wire) -> 
         for _ in range(64):
             sidecar.send_multipart([peer, encode(LARGEST)])
         time.sleep(0.2)
-        # A clock that passes the whole budget with every message.
+        # Each reading of the clock uses up the time limit of a poll.
         wire.clock.step_s = POLL_BUDGET_S
         polls: list[int] = []
         until(lambda: sum(polls) == 64, lambda: polls.append(len(link.receive(64))))
@@ -253,7 +253,7 @@ def test_no_garbage_from_a_sidecar_reaches_the_caller(
         assert received == [DRAFT]
         assert link.malformed == len(GARBAGE)
         assert link.state is LinkState.READY
-        # Once a minute, not once a message.
+        # The link logs once a minute, not once per message.
         assert sum("malformed" in record.message for record in caplog.records) == 1
         sidecar.send_multipart([peer, OVERSIZED])
         until(lambda: link.state is LinkState.LOST, link.receive)
@@ -310,7 +310,7 @@ def test_the_bytes_sent_to_a_sidecar_that_does_not_read_are_bounded(wire: Wire) 
     while link.send(SUBMIT):
         pass
     assert link.send(Close(1))
-    # Once it reads again, there is room again.
+    # The window opens once the sidecar reads again.
     until(lambda: link.send(long), link.receive, lambda: server.receive(0))
 
 

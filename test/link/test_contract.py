@@ -1,4 +1,4 @@
-"""What any `Link` promises, over the fake and over real sockets."""
+"""The contract of `Link`, tested on the fake and on real sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test.link.wire import VOCAB_SIZE, open_wire, until
 
 
 def count_up(submit: Submit) -> list[list[int]]:
-    """Two completions that count on from the last token, upwards and downwards."""
+    """Two completions that count up and down from the last token."""
     last = submit.token_ids[-1]
     return [[last + 1, last + 2, last + 3, last + 4], [last - 1, last - 2]]
 

@@ -1,4 +1,4 @@
-"""The limit of open files, and what of it connections may take."""
+"""The limit of open files, and the share of it for connections."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_connections_may_take_half_of_the_free_descriptors() -> None:
 
 
 def test_at_least_one_connection_is_allowed() -> None:
-    # Listing the open descriptors takes one, too.
+    # Listing the open descriptors opens one more.
     _limit(len(os.listdir("/proc/self/fd")) + 1)
     assert descriptors.spare() == 1

@@ -1,4 +1,4 @@
-"""Only connections of the endpoint are ended, whatever their numbers have come to mean."""
+"""The disconnector ends only connections of the endpoint, even if a descriptor was reused."""
 
 from __future__ import annotations
 

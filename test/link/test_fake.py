@@ -1,4 +1,4 @@
-"""The fake's mishaps: each does what its name says, the same way every time."""
+"""The faults that the fake can inject."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def opened(**settings: int) -> FakeSidecarLink:
 
 
 def drafts(link: FakeSidecarLink) -> list[Drafted]:
-    """What a poll of the link returns, which must be drafts only."""
+    """Poll the link; its messages must all be drafts."""
     received = link.receive()
     drafted = [message for message in received if isinstance(message, Drafted)]
     assert drafted == received

@@ -1,4 +1,4 @@
-"""Counting and logging of what goes wrong, and the time that counts as silence."""
+"""Counting and logging of faults, measuring of silence, and the send window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of a tokenizer: equal where token ids mean the same text, and only there."""
+"""The digest of a tokenizer: equal exactly if token ids mean the same texts."""
 
 from __future__ import annotations
 

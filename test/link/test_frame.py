@@ -1,4 +1,4 @@
-"""What neither end believes of the other."""
+"""The codec: allowed messages pass, and each end refuses invalid ones."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ def refuse(error: LinkError) -> None:
 
 
 def from_server(frame: bytes) -> ToSidecar:
-    """What a sidecar reads; the test fails if anything is left out."""
+    """Decode as a sidecar; fails if any entry is left out."""
     return decode_to_sidecar(frame, VOCAB_SIZE, refuse, 1 << 20)
 
 

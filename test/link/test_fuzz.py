@@ -1,4 +1,4 @@
-"""The codec under mutated frames, and both ends of real sockets under a peer that sends them."""
+"""The codec under mutated frames, and both ends of real sockets with a peer that sends them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
 CONTEXT = 64
 MOST_BYTES = max_to_sidecar_bytes(CONTEXT)
 BYTES_EACH = 96
-"""Memory that decoding takes for each byte of a frame, at most. Lists of small lists take most."""
+"""Maximum bytes of memory per byte of a frame during decoding; lists of small lists take most."""
 SECONDS = 0.25
-"""Time that decoding one frame takes on a busy machine, at most."""
+"""Maximum time to decode one frame on a busy machine, in seconds."""
 
 seeds = st.integers(0, (1 << 32) - 1)
 
@@ -87,7 +87,7 @@ def test_any_bytes_are_a_message_or_a_link_error(frame: bytes) -> None:
 
 
 def test_every_message_of_the_generator_passes_and_most_mutated_ones_do_not() -> None:
-    """Otherwise the tests above would prove little."""
+    """Otherwise the tests above would test little."""
     refused = 0
     for seed in range(1000):
         frames = frames_of(seed)
@@ -102,7 +102,7 @@ def test_every_message_of_the_generator_passes_and_most_mutated_ones_do_not() ->
 
 
 def filled(head: bytes, item: bytes, tail: bytes = b"") -> bytes:
-    """A frame of nearly the largest size, most of which is one list of `item`."""
+    """A frame of nearly the maximum size that holds one long list of `item`."""
     count = (MOST_BYTES - len(head) - len(tail) - 5) // len(item)
     return head + b"\xdd" + count.to_bytes(4, "big") + item * count + tail
 
@@ -161,7 +161,7 @@ def costs(read: Callable[[], None], size: int) -> None:
 
 
 def flood_server(wire: Wire, count: int, seed: int) -> None:
-    """Three raw servers send frames to a sidecar's end; a fourth one is served all the while."""
+    """Three bare sockets send frames to the sidecar while a real link is served."""
     server = wire.serve()
     link = wire.link()
     until(lambda: link.state is LinkState.READY, lambda: server.receive(0), link.receive)
@@ -199,7 +199,7 @@ def receive_all(server: LinkServer) -> None:
 
 
 def flood_link(wire: Wire, count: int, seed: int) -> None:
-    """A raw sidecar sends frames to a server's end, and then behaves."""
+    """A bare socket sends frames to a link, then follows the protocol."""
     frames = frames_of(seed)
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
         link = wire.link(endpoint=endpoint)
@@ -221,7 +221,7 @@ def flood_link(wire: Wire, count: int, seed: int) -> None:
                     check_from_sidecar(message, VOCAB_SIZE)
                 waiting(sidecar)
         until(lambda: link.malformed > count // 20, link.receive)
-        # A refusal holds as long as the connection; a sidecar that is restarted is asked anew.
+        # A refusal holds for the connection; the link greets a restarted sidecar again.
         assert link.state in LinkState
         number = link._hellos
         if link.refusal is None and number:

@@ -1,4 +1,4 @@
-"""The gate's answers to ZMQ's questions, also to questions that ZMQ would not ask."""
+"""The gate's answers to ZMQ's authentication requests, including malformed ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_qspec.link.gate import Gate
 
 @pytest.fixture
 def asked(key_file: Keys) -> Iterator[tuple[Gate, zmq.Socket[bytes]]]:
-    """A gate, and the socket that asks it."""
+    """A gate, and the socket that sends requests to it."""
     context = zmq.Context()
     gate = Gate(context, key_file)
     asker = context.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""The key file: who may read it, and that without it nobody gets in."""
+"""The key file: its permissions, and that no peer connects without it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_server_with_other_keys_cannot_connect(
 ) -> None:
     others = keys.create(tmp_path / "other.key")
     if knows_the_sidecar:
-        # The sidecar's public key alone, without a pair that the sidecar admits.
+        # This peer knows the sidecar's public key but has no key pair that the sidecar admits.
         others = msgspec.structs.replace(others, sidecar_public=key_file.sidecar_public)
     with open_wire(transport, key_file) as wire:
         wire.keys = key_file
@@ -123,7 +123,7 @@ def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
 
 
 def names(monitor: zmq.Socket[bytes]) -> list[str]:
-    """The events that a ZMQ monitor has seen."""
+    """The names of the events that a ZMQ monitor has reported."""
     seen = []
     while monitor.poll(0):
         seen.append(zmq.Event(recv_monitor_message(monitor)["event"]).name or "")

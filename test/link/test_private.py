@@ -1,4 +1,4 @@
-"""Private directories: closed to others, removed with their owner, swept when it was killed."""
+"""Private directories: closed to others, removed with their owner, or swept after its death."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ time.sleep(600)
 
 
 def _owner() -> tuple[subprocess.Popen[str], Path]:
-    """A process with a private endpoint, and its directory."""
+    """A process with a private endpoint, and the directory of the endpoint."""
     process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip().removeprefix("ipc://")).parent
@@ -155,7 +155,7 @@ def test_the_directory_of_a_killed_server_is_swept_and_that_of_a_live_one_stays(
 
 
 def _abandoned(parent: Path, name: str = "qspec-abcd1234") -> Path:
-    """What a killed server leaves behind."""
+    """The directory that a killed server leaves behind."""
     directory = parent / name
     directory.mkdir(mode=0o700)
     (directory / "owner").touch(mode=0o600)
@@ -177,7 +177,7 @@ def test_a_directory_that_deviates_from_ours_is_not_swept(temporary: Path) -> No
     sweep_abandoned()
     assert len(list(directory.iterdir())) == 2
     (directory / "letter").unlink()
-    # A server that is just making its own has no owner yet.
+    # A directory that a server is creating has no owner file yet.
     (directory / "owner").rename(directory / "owner.new")
     sweep_abandoned()
     (directory / "owner.new").unlink()

@@ -1,4 +1,4 @@
-"""The sidecar's end: who is served, who is not, and that none can hold up the others."""
+"""The sidecar's end of the link: which servers it serves, and that none blocks the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draft(index: int = 0) -> Drafted:
 
 
 def ready(link: SidecarLink, server: LinkServer) -> Peer:
-    """Connect, and find out as whom the server knows the link."""
+    """Connect the link; returns its peer at the server."""
     before = set(server.peers)
     until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
     (peer,) = set(server.peers) - before
@@ -58,7 +58,7 @@ def next_draft(link: SidecarLink) -> FromSidecar:
 
 
 def drafts_reach(link: SidecarLink, server: LinkServer, peer: Peer) -> bool:
-    """Whether the server's drafts come out of the link, in order."""
+    """Whether the server's drafts arrive at the link in order."""
     wanted = [draft(index) for index in range(20)]
     received: list[FromSidecar] = []
     for drafted in wanted:
@@ -102,7 +102,7 @@ def test_a_peer_without_a_hello_is_neither_served_nor_answered(wire: Wire) -> No
         received: list[tuple[Peer, ToSidecar]] = []
         until(lambda: server.unserved == 3, lambda: received.extend(server.receive(1)))
         assert received == []
-        # What it gets is the answer to its Hello, and nothing came before.
+        # The first message that it gets is the answer to its Hello.
         peer.send(encode(HELLO))
         until(lambda: peer.poll(0), lambda: server.receive(1))
         (answer,) = waiting(peer)

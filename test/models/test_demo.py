@@ -16,7 +16,7 @@ from sglang_qspec.errors import QSpecError
 from sglang_qspec.models import DemoModels, demo
 from sglang_qspec.models.gguf_llama import convert
 
-# Digits one by one, a space before a word, accents, an emoji of several code points, code.
+# Digits, a space before a word, accents, an emoji of several code points, code.
 TEXT = "In 1969, the café cost $12.50.\n\n\tdef f(x):\n        return x**2  # naïve 👩‍🚀 日本語"
 
 
@@ -27,7 +27,7 @@ def reader() -> GGUFReader:
 
 @pytest.fixture(scope="module")
 def target(reader: GGUFReader, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Converted now: what the cache holds may be older than the code."""
+    """A new conversion, because the cached one may be older than the code."""
     folder = tmp_path_factory.mktemp("target")
     convert(reader, folder)
     return folder
@@ -46,7 +46,7 @@ def weight(target: Path, name: str) -> torch.Tensor:
 
 
 def q4_1_row(data: np.ndarray) -> torch.Tensor:
-    """One row of Q4_1: blocks of 32 weights, each scale, minimum, then 16 bytes of nibbles."""
+    """One row of Q4_1: blocks of 32 weights, each with scale, minimum and 16 bytes of nibbles."""
     values = []
     for block in data.reshape(-1, 20):
         scale, low = block[:4].view(np.float16).astype(np.float32)
@@ -78,7 +78,7 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_rotary_halves(
     data = tensor_data(reader, f"blk.3.attn_{kind}.weight")
     made = weight(target, f"model.layers.3.self_attn.{kind}_proj.weight")
     head, dimension = 2, 64
-    for pair in (0, 5, 31):  # the file has a pair's two rows side by side
+    for pair in (0, 5, 31):  # the file stores the two rows of a pair side by side
         first = head * dimension + 2 * pair
         half = head * dimension + pair
         assert torch.equal(made[half], q4_1_row(data[first]))

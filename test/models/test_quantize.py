@@ -1,4 +1,4 @@
-"""Quantized drafts: the nearest integers on a symmetric grid, everything else the source's own."""
+"""Quantized drafts: the nearest integers on a symmetric grid; all else equals the source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tiny(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unpacked(tensors: dict[str, torch.Tensor], bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A GPTQ layer's signed integers [out, in] and its scale for each of them."""
+    """The signed integers [out, in] of a GPTQ layer, and the scale of each."""
     packed, scales = tensors[f"{LAYER}.qweight"], tensors[f"{LAYER}.scales"].float()
     places = torch.arange(0, 32, bits, dtype=torch.int32)
     unsigned = (packed[:, None, :] >> places[None, :, None]) & (2**bits - 1)
@@ -48,7 +48,7 @@ def test_a_quantized_weight_is_the_nearest_point_of_its_grid(
     integers, scale = unpacked(made, bits)
     assert made[f"{LAYER}.scales"].shape == (scales, 64)
     distance = (integers * scale - source[f"{LAYER}.weight"].float()).abs() / scale
-    # Half a step, but a whole one at the end of the grid that a symmetric range lacks.
+    # The error is half a step, but a whole step where the symmetric range lacks a point.
     assert distance.max() <= 1.01
     assert distance[integers.abs() < 2 ** (bits - 1) - 1].max() <= 0.501
     config = json.loads((folder / "config.json").read_text())["quantization_config"]

@@ -1,4 +1,4 @@
-"""How much of a request's scores is believed."""
+"""The credit that scales the scores of a request's drafts."""
 
 import numpy as np
 import pytest

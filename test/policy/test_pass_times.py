@@ -1,4 +1,4 @@
-"""What passes take by their requests and width."""
+"""The estimated time of a pass by its number of requests and its width."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_each_width_and_each_order_of_magnitude_of_requests_has_its_own_level() 
     for (requests, width), seconds in sizes.items():
         assert times.seconds(requests, width) == pytest.approx(seconds, rel=0.1)
     assert times.seconds(15, 4) == times.seconds(8, 4)
-    assert times.seconds(1000, 6) == times.seconds(8, 4)  # the nearest that was seen
+    assert times.seconds(1000, 6) == times.seconds(8, 4)  # the nearest observed size
 
 
 def test_the_first_pass_of_a_further_size_is_ignored() -> None:
@@ -41,9 +41,9 @@ def test_a_slowdown_of_one_width_raises_the_estimate_of_the_others() -> None:
     for _ in range(4 * SETTLED):
         times.observe(2, 1, 0.1)
         times.observe(2, 4, 0.15)
-    for _ in range(4 * SETTLED):  # contexts have grown, and only one width is in use
+    for _ in range(4 * SETTLED):  # longer contexts, and only one width in use
         times.observe(2, 4, 0.30)
-    assert times.seconds(2, 1) == pytest.approx(0.2, rel=0.15)  # in their old relation
+    assert times.seconds(2, 1) == pytest.approx(0.2, rel=0.15)  # the ratio stays
     assert times.seconds(2, 4) == pytest.approx(0.3, rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Which pipeline is chosen."""
+"""The choice of the pipeline."""
 
 from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan, PipelineSelector
 from sglang_qspec.policy.pipeline_selector import PERIOD, VOTES
@@ -15,7 +15,7 @@ def times(cost: PassCost, one_row: float) -> PassTimes:
 
 FLAT = PassCost(cheap_row=0.0, row=0.0)
 STEEP = PassCost(cheap_rows=0, row=1.0)
-"""A pass's time is as its rows, nearly."""
+"""The time of a pass is nearly proportional to its rows."""
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""Which sources are paused, for how long, and what is said of it."""
+"""Pauses of draft sources: conditions, lengths and log messages."""
 
 import logging
 
@@ -18,7 +18,7 @@ GUESS, STEP = Source.GUESS, Source.STEP
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that the test sets."""
 
     now = 100.0
 
@@ -37,7 +37,7 @@ def sources(clock: Clock) -> Sources:
 
 
 def fail(sources: Sources, source: Source = GUESS, tokens: int = FEWEST_TOKENS) -> None:
-    """As many tokens as it is judged by, most of them wrong and dear."""
+    """Report enough tokens for a verdict, nine of ten wrong, with more cost than saving."""
     sources.observe(source, tokens, tokens // 10, saved=0.1, cost=0.2)
 
 

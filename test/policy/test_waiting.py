@@ -1,4 +1,4 @@
-"""How long a pass waits for step drafts."""
+"""The time that a pass waits for step drafts."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ NOW = Choice(4, tokens=2.0, seconds=0.04)
 
 
 def with_more(tokens: float, seconds: float = 0.0) -> Choice:
-    """The same with so many tokens more, in so many more seconds."""
+    """NOW with `tokens` more expected tokens and `seconds` more pass time."""
     return Choice(4, NOW.tokens + tokens, NOW.seconds + seconds)
 
 

@@ -1,4 +1,4 @@
-"""The common width of a pass."""
+"""The choice of the width that all requests of a pass share."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def reference(models: DemoModels) -> list[list[int]]:
 def _greedy(
     model: DraftModel, rows: list[int], logits: torch.Tensor, count: int
 ) -> list[list[int]]:
-    """The next `count` tokens of each row; the last of them is not in its KV yet."""
+    """The next `count` tokens of each row; the KV does not yet hold the last one."""
     told = [[token] for token in logits.argmax(-1).tolist()]
     for _ in range(count - 1):
         logits = model.step(rows, [tokens[-1] for tokens in told])
@@ -95,7 +95,7 @@ def test_a_truncated_row_continues_like_a_new_one(
     twin = model.fork(row, len(PROMPTS[0]) + 2)
     free = model.free_tokens
     model.truncate(row, len(PROMPTS[0]) - 1)
-    assert model.free_tokens == free + 2  # the twin still holds the other tokens
+    assert model.free_tokens == free + 2  # the forked row still holds the other tokens
     logits = model.step([row], PROMPTS[0][-1:])
     assert _greedy(model, [row], logits, 20)[0] == reference[0]
     model.check_integrity()

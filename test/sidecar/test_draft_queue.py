@@ -17,7 +17,7 @@ def queue(drafts: DraftQueue, name: str, place: Place | None, completions: int =
 
 
 def order(drafts: DraftQueue) -> list[str]:
-    """Each completion as its prompt's name and its own number."""
+    """The name of the prompt and the number of each completion, in order."""
     return [f"{completion.prompt.key[0]}{completion.index}" for completion in drafts.urgent()]
 
 
@@ -47,7 +47,7 @@ def test_the_next_prompt_gets_all_completions_before_distant_prompts_get_their_f
     assert order(drafts)[: lookahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
     finish(drafts, prompts[0].completions[1])
     assert order(drafts)[: lookahead + 1] == [*firsts, "i0"]
-    finish(drafts, prompts[0].completions[0])  # the prompt is done: the others move up
+    finish(drafts, prompts[0].completions[0])  # the prompt is complete: the others move up
     assert order(drafts)[: lookahead + 1] == [*firsts[1:], "i0", "b1"]
 
 

@@ -60,7 +60,7 @@ def test_a_prompt_counts_as_waiting_while_one_of_its_requests_waits() -> None:
     driver.submit("first", [1, 2, 3], completions=1)
     driver.submit("other", [4, 5, 6], completions=1)
     driver.admit("first")
-    driver.submit("second", [1, 2, 3], completions=1)  # in line again, behind the other
+    driver.submit("second", [1, 2, 3], completions=1)  # waits again, behind "other"
     driver.submit("third", [7, 8, 9], completions=1)
     driver.step(22)
     assert len(driver.told[ONE, "second", 0]) == len(driver.told[ONE, "other", 0]) == 10
@@ -118,12 +118,12 @@ def test_prompts_are_drafted_in_the_order_of_their_ranks() -> None:
 
 def test_without_greedy_first_all_completions_are_sampled() -> None:
     model = ScriptedModel()
-    model.certainty = 0.0  # all tokens are as likely
+    model.certainty = 0.0  # all tokens are equally likely
     driver = DrafterDriver(model)
     driver.submit("a", [1, 2, 3])
     driver.submit("b", [1, 2, 3], greedy_first=False)
     driver.run()
-    assert driver.told[ONE, "a", 0] == [0] * 10  # the lowest id of the likeliest
+    assert driver.told[ONE, "a", 0] == [0] * 10  # the lowest id wins a tie
     assert driver.told[ONE, "b", 0] != [0] * 10
     assert driver.told[ONE, "b", 0] != driver.told[ONE, "b", 1] == driver.told[ONE, "a", 1]
     driver.leave("a", "b")

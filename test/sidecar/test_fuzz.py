@@ -1,4 +1,4 @@
-"""The real drafter and its loop under any messages of three servers, departures, failing passes."""
+"""The real drafter and its loop under any messages of three servers, departures and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_sidecar_survives_any_messages_at_length(
 
 
 def test_the_runs_reach_drafts_failures_and_refusals() -> None:
-    """Otherwise the tests above would prove little."""
+    """Otherwise the tests above would test little."""
     end = SidecarEnd()
     for seed in range(20):
         rng = random.Random(seed)

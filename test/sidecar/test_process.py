@@ -20,12 +20,12 @@ from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.process import SidecarProcess
 
 START_S = 240.0
-"""Loading the model takes seconds, and many of them on a busy machine."""
+"""Time limit in seconds; loading the model is slow on a busy machine."""
 
 
 @dataclass
 class Served:
-    """A running sidecar, the link to it, and what it has said."""
+    """A running sidecar, the link to it, and its output."""
 
     process: SidecarProcess
     endpoint: PrivateEndpoint
@@ -133,7 +133,7 @@ def test_sigterm_ends_a_busy_sidecar_cleanly(served: Served) -> None:
 def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
     models: DemoModels,
 ) -> None:
-    # Its parent dies while the model is still being loaded, which takes the longest.
+    # The parent dies while the sidecar still loads the model, its longest step.
     program = (
         "import resource, sys, time\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, int(sys.argv[2])))\n"
@@ -158,7 +158,7 @@ def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
         time.sleep(0.05)
     assert child.nice() == 19
     assert child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit)
-    assert os.getsid(child.pid) == os.getsid(0)  # in another, niceness would not count
+    assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
     parent.kill()
     parent.wait()
     child.wait(timeout=30)

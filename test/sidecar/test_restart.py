@@ -1,4 +1,4 @@
-"""A sidecar that dies or cannot be started is started again; the program is a stand-in."""
+"""Restarts of a sidecar that dies or does not start; the program is a stand-in."""
 
 import signal
 import sys
@@ -46,7 +46,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def die(process: SidecarProcess, clock: Clock) -> None:
-    """Until it has, and that was seen."""
+    """Wait until the process has died and `keep_alive` has noticed."""
     until(lambda: not process.alive)
     clock.now += LOOK_S
     process.keep_alive()
@@ -173,6 +173,6 @@ def test_a_dismissed_sidecar_that_does_not_end_is_killed(clock: Clock, tmp_path:
     pid = process.pid
     assert pid is not None
     process.dismiss(grace_s=0.2)
-    process.stop(grace_s=60.0)  # as at the end of the server, which may come meanwhile
+    process.stop(grace_s=60.0)  # the server may end meanwhile and then calls stop
     assert process.exit_code == -signal.SIGKILL
     assert not psutil.pid_exists(pid)

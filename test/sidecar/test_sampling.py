@@ -105,15 +105,15 @@ def test_seeds_repeat_from_run_to_run_and_differ_between_completions_and_prompts
     assert len({seed_of([1, 2, 3], 1), seed_of([1, 2, 3], 2), seed_of([1, 2, 4], 1)}) == 3
 
 
-def told(temperature: float = 1.0, **filters: Any) -> SeededSampling:
-    """Dice of a target that wants to know what a token was drawn from."""
+def with_probabilities(temperature: float = 1.0, **filters: Any) -> SeededSampling:
+    """Sampling parameters of a target that asks for the probabilities of the candidates."""
     return SeededSampling(0, temperature, probabilities=True, **filters)
 
 
 def test_a_token_with_probabilities_is_drawn_from_the_reported_candidates() -> None:
     count = 20_000
     logits = (torch.arange(100) * 0.1).expand(count, -1)
-    chosen = choose(logits, [told(temperature=2.0)] * count, [0] * count, [0] * count)
+    chosen = choose(logits, [with_probabilities(temperature=2.0)] * count, [0] * count, [0] * count)
     candidates = chosen.candidates[0]
     assert sorted(chosen.candidates) == list(range(count))
     assert candidates.token_ids == list(range(99, 99 - MAX_CANDIDATES, -1))
@@ -128,7 +128,9 @@ def test_a_token_with_probabilities_is_drawn_from_the_reported_candidates() -> N
 def test_reported_candidates_are_those_that_pass_the_targets_filters() -> None:
     probs = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
     filters: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.45}, {}]
-    chosen = choose(probs.log().expand(4, -1), [told(**f) for f in filters], [0] * 4, [0] * 4)
+    chosen = choose(
+        probs.log().expand(4, -1), [with_probabilities(**f) for f in filters], [0] * 4, [0] * 4
+    )
     kept = [chosen.candidates[row] for row in range(4)]
     assert [len(candidates.token_ids) for candidates in kept] == [2, 3, 3, 5]
     for token, candidates in zip(chosen.token_ids, kept, strict=True):
@@ -143,14 +145,19 @@ def test_draws_with_probabilities_use_neither_the_seed_nor_torchs_generator() ->
     drawn = []
     for _ in range(2):
         torch.manual_seed(5)
-        drawn.append(tokens_of(logits, [told()] * 50, [3] * 50, list(range(50))))
+        drawn.append(tokens_of(logits, [with_probabilities()] * 50, [3] * 50, list(range(50))))
     assert drawn[0] != drawn[1]
 
 
 def test_rows_with_probabilities_mix_with_others_and_nan_logits_give_a_token() -> None:
     logits = torch.randn(4, 500)
     logits[3] = torch.nan
-    chosen = choose(logits, [GREEDY, told(), SeededSampling(7, 0.9), told()], [0] * 4, [9] * 4)
+    chosen = choose(
+        logits,
+        [GREEDY, with_probabilities(), SeededSampling(7, 0.9), with_probabilities()],
+        [0] * 4,
+        [9] * 4,
+    )
     assert sorted(chosen.candidates) == [1, 3]
     assert chosen.token_ids[0] == int(logits[0].argmax())
     assert chosen.token_ids[2] == tokens_of(logits[2:3], [SeededSampling(7, 0.9)], [0], [9])[0]

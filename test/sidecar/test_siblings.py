@@ -1,4 +1,4 @@
-"""Requests of one prompt with dice of their own, as the n answers to one request are."""
+"""Requests of one prompt with their own seeds, like the n answers to one request."""
 
 import pytest
 
@@ -11,14 +11,14 @@ NAMES = "abcd"
 
 
 def undecided() -> ScriptedModel:
-    """A model whose samples differ."""
+    """A model with enough entropy that samples differ."""
     model = ScriptedModel()
     model.certainty = 7.0
     return model
 
 
 def alone(seed: int) -> list[int]:
-    """The completion that a request with dice of this seed is likeliest to follow."""
+    """The seeded completion of a request with this seed that has no siblings."""
     driver = DrafterDriver(undecided())
     driver.submit("a", [1, 2, 3], completions=1, seeded=SeededSampling(seed, 1.0))
     driver.run()
@@ -62,7 +62,7 @@ def test_a_late_sibling_gets_its_own_completion_and_the_existing_ones(steps: int
     assert driver.told[ONE, "a", 0] == alone(0)
     assert driver.told[TWO, "b", 1] == driver.told[ONE, "a", 0]
     assert driver.told[TWO, "b", 2] == driver.told[ONE, "a", 1]
-    assert (ONE, "a", 3) not in driver.told  # it asked for three
+    assert (ONE, "a", 3) not in driver.told  # it requested three
     assert driver.drafter.drafted_tokens == 4 * 10
     driver.leave("a")
 

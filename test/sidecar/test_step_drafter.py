@@ -1,4 +1,4 @@
-"""Drafting for requests that are served, over the scripted model."""
+"""Step drafts for served requests, over the scripted model."""
 
 import random
 
@@ -16,12 +16,12 @@ FIRST, SECOND = MAX_COMPLETIONS, MAX_COMPLETIONS + 1
 
 
 def read(driver: DrafterDriver) -> int:
-    """Tokens that were prefilled so far."""
+    """Number of tokens prefilled so far."""
     return sum(tokens for verb, _, tokens in driver.model.passes if verb == "extend")
 
 
 def served(driver: DrafterDriver, rid: str = "a", prompt: list[int] | None = None) -> None:
-    """A request whose completions are drafted: 4, 5, ... behind the default prompt."""
+    """Submit a request, draft its completions (4, 5, ... after the default prompt), admit it."""
     driver.submit(rid, prompt or [1, 2, 3])
     driver.run()
     driver.admit(rid)
@@ -71,9 +71,9 @@ def test_a_draft_pauses_when_far_enough_ahead_and_continues_when_it_is_followed(
     driver.commit("a", 1, [51, 52], max_new_tokens=3)
     driver.run()
     assert driver.told[ONE, "a", FIRST] == [51, 52, 53, 54, 55]
-    driver.commit("a", 3, [53], max_new_tokens=1)  # far enough already
+    driver.commit("a", 3, [53], max_new_tokens=1)  # already far enough ahead
     assert driver.drafter.idle
-    driver.commit("a", 4, [54, 55], max_new_tokens=2)  # all of it, and no more
+    driver.commit("a", 4, [54, 55], max_new_tokens=2)  # exactly the whole draft
     driver.run()
     assert driver.told[ONE, "a", FIRST] == list(range(51, 58))
     assert read(driver) == before
@@ -99,9 +99,9 @@ def test_a_new_draft_replaces_one_that_diverged_or_fell_behind() -> None:
     served(driver)
     driver.commit("a", 0, [50])
     driver.step(3)
-    driver.commit("a", 1, list(range(51, 57)))  # outrun
+    driver.commit("a", 1, list(range(51, 57)))  # passes the draft
     driver.step(2)
-    driver.commit("a", 7, [90])  # left
+    driver.commit("a", 7, [90])  # diverges
     driver.run()
     assert len(driver.told[ONE, "a", FIRST]) < 10
     assert driver.told[ONE, "a", SECOND][:1] == [57]
@@ -128,7 +128,7 @@ def test_the_drafter_asks_for_missing_tokens_or_an_unknown_request() -> None:
     assert driver.gaps == [("unknown", None), ("a", 0)]
     assert driver.drafter.idle
     driver.commit("a", 0, [50, 51])
-    driver.commit("a", 0, [50, 51])  # sent again, as its first answer came late
+    driver.commit("a", 0, [50, 51])  # a repeated answer to the Gap
     driver.commit("a", 1, [51, 52])
     driver.run()
     assert len(driver.gaps) == 2
@@ -189,7 +189,7 @@ def test_completions_behind_the_output_of_all_subscribers_are_dropped() -> None:
     driver.step(3)
     driver.admit("a")
     driver.commit("a", 0, [4, 5, 6, 7, 8, 9])
-    assert not driver.finished  # for b they may still come in time
+    assert not driver.finished  # the completions can still help b
     driver.admit("b")
     driver.commit("b", 0, [4, 5, 6, 7, 8, 9])
     assert len(driver.finished) == 6
@@ -202,7 +202,7 @@ def test_completions_behind_the_output_of_all_subscribers_are_dropped() -> None:
 def alike(
     driver: DrafterDriver, seed: int, prompt: list[int], output: list[int], count: int
 ) -> list[int]:
-    """What a target with the model's logits draws after a prompt and its output."""
+    """The tokens that a target with the model's logits draws after a prompt and its output."""
     drawn: list[int] = []
     for _ in range(count):
         text = (*prompt, *output, *drawn)
@@ -216,7 +216,7 @@ def alike(
 
 def test_drafts_of_a_sampled_request_are_drawn_like_the_targets_tokens() -> None:
     driver = DrafterDriver(ScriptedModel())
-    driver.model.certainty = 7.0  # about as likely as all other tokens together
+    driver.model.certainty = 7.0  # the script's token is about as likely as all others together
     driver.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0))
     driver.submit("b", [1, 2, 3], seeded=SeededSampling(6, 1.0))
     driver.run()
@@ -236,12 +236,13 @@ def test_drafts_of_a_sampled_request_are_drawn_like_the_targets_tokens() -> None
 
 def test_step_drafts_carry_their_candidates_if_the_target_asks_for_probabilities() -> None:
     driver = DrafterDriver(ScriptedModel())
-    driver.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
+    driver.model.certainty = 2.0  # the likeliest token has a tenth of the candidates' probability
     driver.submit("a", [1, 2, 3], seeded=SeededSampling(0, 1.0, probabilities=True))
     driver.run()
-    assert driver.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
+    # Greedy, because the seed of such a target is unknown.
+    assert driver.told[ONE, "a", 0] == list(range(4, 14))
     driver.admit("a")
-    # A greedy draft agrees by chance, so that it is not relied on.
+    # A greedy draft agrees only by chance, so step drafts begin all the same.
     driver.drafter.follow(ONE, Commits([Commit(driver.number("a"), 0, [4, 5], 8)]))
     steps: list[Drafted] = []
     while not driver.drafter.idle:
@@ -249,7 +250,7 @@ def test_step_drafts_carry_their_candidates_if_the_target_asks_for_probabilities
         steps += [message for _, message in driver.drafter.take() if isinstance(message, Drafted)]
     text = [1, 2, 3, 4, 5]
     for step in steps:
-        (token,), (candidates,) = step.token_ids, step.candidates  # each at once
+        (token,), (candidates,) = step.token_ids, step.candidates  # each token is sent at once
         assert step.completion == FIRST
         assert token in candidates.token_ids
         assert candidates.token_ids[0] == text[-1] + 1
@@ -269,7 +270,7 @@ def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relie
     driver.run()
     driver.admit("a")
     driver.commit("a", 0, [4, 5], max_new_tokens=8)
-    # With greedy_first one of the drafts is drawn with the request's dice, otherwise none.
+    # With greedy_first one draft uses the request's seed; otherwise none does.
     assert driver.drafter.idle is greedy_first
     driver.run()
     assert driver.told[ONE, "a", FIRST] == ([] if greedy_first else list(range(6, 14)))
@@ -296,15 +297,15 @@ def test_rows_of_paused_drafts_give_way_to_waiting_prompts() -> None:
     for number in range(6):
         start = 100 * number + 12
         assert driver.told[ONE, f"w{number}", 2] == list(range(start, start + 10))
-    driver.commit("a", 1, [70])  # its rows are gone, and it is read again
+    driver.commit("a", 1, [70])  # its rows are gone, so it is prefilled again
     driver.run()
     assert driver.told[ONE, "a", SECOND] == list(range(71, 81))
     driver.leave("a", *(f"w{number}" for number in range(6)))
 
 
-@pytest.mark.parametrize("seed", [0, *range(2, 13)])  # those of 0 to 12 with a step draft
+@pytest.mark.parametrize("seed", [0, *range(2, 13)])  # seed 1 makes no step draft
 def test_random_events_leave_correct_drafts_and_free_all_kv(seed: int) -> None:
-    """Requests of any rank come, are served, go astray and end, with more or less KV."""
+    """Requests of any rank arrive, are served, diverge and end, with more or less KV."""
     rng = random.Random(seed)
 
     def mixed(sequence: tuple[int, ...]) -> int:
@@ -354,15 +355,15 @@ def test_the_server_learns_after_each_commit_when_its_step_draft_is_complete() -
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5], max_new_tokens=8)
-    assert driver.rests == {"a": 2}  # a queue draft is as far ahead
+    assert driver.rests == {"a": 2}  # a queue draft is far enough ahead
     driver.commit("a", 2, [50], max_new_tokens=2)
     assert driver.rests == {"a": 2}
     driver.step(2)
     assert driver.rests == {"a": 3}  # with the last token
     driver.commit("a", 3, [51], max_new_tokens=1)
-    assert driver.rests == {"a": 4}  # it is far enough already
+    assert driver.rests == {"a": 4}  # already far enough ahead
     driver.commit("a", 9, [60], max_new_tokens=1)
-    assert driver.rests == {"a": 4}  # with a gap, nothing is known
+    assert driver.rests == {"a": 4}  # a gap gives no information
     driver.commit("a", 4, [70], max_new_tokens=0)
-    assert driver.rests == {"a": 5}  # nothing is wanted
+    assert driver.rests == {"a": 5}  # no draft is requested
     driver.leave("a")

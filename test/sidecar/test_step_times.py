@@ -1,4 +1,4 @@
-"""What steps take."""
+"""The measured times of draft steps."""
 
 import pytest
 

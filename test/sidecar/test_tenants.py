@@ -1,4 +1,4 @@
-"""Several servers at one sidecar: nothing of one reaches another, and none takes another's turn."""
+"""Several servers at one sidecar: no data passes between them, and each gets its share of time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_operator_may_let_servers_share_drafts_and_kv() -> None:
 
 
 def greedy(driver: DrafterDriver, count: int, peer: Peer = ONE) -> None:
-    """A server that wants as much as it can get."""
+    """Submit `count` requests with as many drafts as possible."""
     for number in range(count):
         driver.submit(
             f"{peer}{number}",
@@ -89,7 +89,7 @@ def greedy(driver: DrafterDriver, count: int, peer: Peer = ONE) -> None:
 def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     servers: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock on which a pass takes a second, and with `apart` one more for each eight rows."""
+    """A pass takes one second on the test's clock; with `apart`, one more second per eight rows."""
     driver = DrafterDriver(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
     now = [0.0]
     monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", lambda: now[0])
@@ -116,14 +116,14 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     while len(driver.told[TWO, "light", 0]) < 40:
         driver.step()
     alone = 40 * (1 + (1 / 8 if apart else 0))
-    # One pass of a greedy server may be under way when the light one comes.
+    # One pass of a greedy server may be running when the light one arrives.
     assert now[0] - began <= servers * alone + 8 * (1 + 2)
 
 
 def test_a_late_server_gets_no_credit_for_the_time_before_it_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor has one that was idle for a moment less than one that was not."""
+    """A short idle time does not lower the share of a server either."""
     driver = DrafterDriver(ScriptedModel(tokens=1 << 16), slots=1, apart=True)
     now = [0.0]
 
@@ -133,7 +133,7 @@ def test_a_late_server_gets_no_credit_for_the_time_before_it_came(
 
     monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", clock)
     driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
-    driver.run()  # which is idle now, after a hundred passes
+    driver.run()  # idle now, after a hundred passes
     driver.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
     driver.step(4)
     driver.submit("b", [4, 5], completions=1, max_new_tokens=20)
@@ -163,7 +163,7 @@ def test_a_paused_draft_keeps_its_row_while_its_server_holds_less_kv() -> None:
     driver.run()
     driver.admit("a")
     driver.commit("a", 0, [50], max_new_tokens=4)
-    driver.run()  # its step draft rests
+    driver.run()  # its step draft pauses
     greedy(driver, 20, TWO)
     driver.step(80)
     assert driver.model.free_tokens < 80
@@ -228,7 +228,7 @@ def test_completions_over_a_servers_share_end_and_step_drafts_continue() -> None
     driver.submit("a", [1, 2, 3], completions=3, max_new_tokens=20)
     driver.run()
     told = [len(driver.told[ONE, "a", number]) for number in range(3)]
-    assert sum(told) == 30 + 2  # the others of the pass that reached the share
+    assert sum(told) == 30 + 2  # 2 more in the pass that reached the share
     driver.admit("a")
     driver.commit("a", 0, [50])
     driver.run()
@@ -238,7 +238,7 @@ def test_completions_over_a_servers_share_end_and_step_drafts_continue() -> None
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_messages_of_several_servers_leave_correct_drafts_and_free_all_kv(seed: int) -> None:
-    """Three servers send anything, valid or not, in any order, with much or little KV."""
+    """Three servers send messages, valid or not, in any order, with much or little KV."""
     rng = random.Random(seed)
     model = ScriptedModel(tokens=rng.choice([60, 200, 4096]), rows=rng.choice([4, 16, 64]))
     drafter = Drafter(

@@ -1,4 +1,4 @@
-"""Expected tokens of a pass."""
+"""Expected tokens per pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures in docs/theory.md are those that the model gives."""
+"""The figures in docs/theory.md match the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "theory.md"
 
 
 def table(heading: str) -> Iterator[list[str]]:
-    """The rows of a table, from its heading on, without the line below that."""
+    """The rows of a table, including its heading, without the separator line."""
     lines = PAGE.read_text().splitlines()
     for line in lines[lines.index(next(line for line in lines if line.startswith(heading))) :]:
         if not line.startswith("|"):

@@ -1,4 +1,4 @@
-"""Each pipeline's tokens and seconds, against simulations and at the limits."""
+"""Tokens and seconds of each pipeline, compared with simulations and at limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHAS = (0.0, 0.5, 0.9, 0.97, 1.0)
 
 
 def verify(b: int, width: int) -> float:
-    """Seconds of a pass, flat up to eight rows."""
+    """Seconds of a pass, constant up to eight rows."""
     return V + 0.0005 * max(0, b * width - 8)
 
 
@@ -29,7 +29,7 @@ def draft(b: int) -> float:
 def flat(
     alpha: float = 0.97, k: int = 4, b: int = 8, v: float = V, d: float = D, **more: float
 ) -> dict[str, Estimate]:
-    """Where V and D are the same for any number of requests."""
+    """Estimates with V and D constant over the number of requests."""
     return estimates(alpha, k, b, lambda *_: v, lambda _: d, again=more.get("again", 0.5))
 
 
@@ -71,7 +71,7 @@ def test_one_request_is_not_halved() -> None:
         (0.60, 4, 8, 0.0020, 0.03),
         (0.97, 15, 8, 0.0033, 0.03),
         (0.97, 4, 8, 0.0500, 0.02),
-        # Drafting is under way where these texts diverge, which the formula neglects.
+        # A draft step is running when these texts diverge; the formula neglects that.
         (0.90, 4, 8, 0.0090, 0.06),
         (0.80, 4, 4, 0.0127, 0.09),
     ],
@@ -91,11 +91,11 @@ def test_ahead_matches_the_simulation_with_the_best_wait(
 
 def test_a_draft_far_ahead_survives_a_pass_if_all_verified_tokens_agree() -> None:
     ahead = flat(0.97, b=1000, d=0.016)["ahead"]
-    assert ahead.seconds == V  # nothing is waited for
+    assert ahead.seconds == V  # no pass waits
     dies = 1 - 0.97**5
     assert dies == pytest.approx(1 - 0.86, abs=0.005)
-    # A dead draft's request has a pass without one. Meanwhile the next begins, with the guess of
-    # that pass's token, and lives on if that was right.
+    # After a rejection the request has one pass without a draft. Meanwhile the next draft begins
+    # with a guess of that pass's token, and survives if the guess was right.
     empty = dies / (dies + 0.97)
     assert ahead.tokens == pytest.approx(empty + (1 - empty) * expected_tokens(0.97, 4))
 
@@ -103,7 +103,7 @@ def test_a_draft_far_ahead_survives_a_pass_if_all_verified_tokens_agree() -> Non
 def test_without_agreement_each_pipeline_yields_one_token_per_pass() -> None:
     found = flat(0.0, again=0.0)
     assert {estimate.tokens for estimate in found.values()} == {1.0}
-    assert found["ahead"].seconds == V  # and it does not wait for drafts
+    assert found["ahead"].seconds == V  # it does not wait for drafts
 
 
 def test_with_full_agreement_and_fast_drafts_all_draft_tokens_are_accepted() -> None:

@@ -1,4 +1,4 @@
-"""What the compiled tries are given: errors name the argument, and nothing is read or written."""
+"""Invalid arguments of the compiled tries: errors name the argument, and nothing changes."""
 
 from __future__ import annotations
 

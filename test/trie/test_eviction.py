@@ -1,4 +1,4 @@
-"""What one request's trie drops at its caps."""
+"""Evictions from one request's trie at its caps."""
 
 from __future__ import annotations
 

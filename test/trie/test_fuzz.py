@@ -1,4 +1,4 @@
-"""Random operations on the tries; `scripts/sanitize` repeats them over a build with sanitizers."""
+"""Random operations on the tries; `scripts/sanitize` runs them on a build with sanitizers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Matching against a naive reference that searches all texts anew at every step."""
+"""Matching, compared with a naive reference that searches all texts at every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_qspec.trie import DraftTree, RequestTrie, Source, TrieLimits, Trust
 Path = tuple[int, ...]
 
 GENEROUS = TrieLimits(vocab_size=10, max_cursors=10_000, max_scan=10_000, min_score=1e-300)
-"""Caps that nothing below reaches, and no score too small."""
+"""Limits that no test below reaches."""
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 steps = st.lists(
@@ -29,14 +29,14 @@ steps = st.lists(
 
 @dataclass
 class NaiveRequest:
-    """What a request's trie should propose, from its definition."""
+    """The tokens that a request's trie should propose, by definition."""
 
     prompt: list[int]
     output: list[int] = field(default_factory=list)
     streams: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
     def followed(self) -> list[list[int]]:
-        """What follows in the streams that continue all that is committed."""
+        """The rests of the streams that agree with the whole committed output."""
         remains = []
         for base_len, draft in self.streams.values():
             committed = self.output[base_len:]
@@ -45,7 +45,7 @@ class NaiveRequest:
         return remains
 
     def after(self, size: int) -> list[list[int]]:
-        """What follows the occurrences of the last `size` tokens in drafts and in the own text."""
+        """The rests after each occurrence of the last `size` tokens in all texts."""
         text = self.prompt + self.output
         tail = text[-size:]
         remains = []

@@ -1,4 +1,4 @@
-"""Memory that one request's trie takes."""
+"""The memory of one request's trie."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def test_a_draft_token_takes_little_memory() -> None:
 
 
 def fill(size: int) -> tuple[int, int]:
-    """Tokens in an empty request, and their bytes, when streams of `size` tokens, all different,
-    have filled it to its cap."""
+    """Fill a request to its cap with streams of `size` new tokens; returns tokens, bytes."""
     trie = RequestTrie([1], TrieLimits(vocab_size=1 << 20))
     empty, tokens = trie.bytes, itertools.count()
     inserted = 0

@@ -1,4 +1,4 @@
-"""What one request's trie proposes."""
+"""The trees that one request's trie proposes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMITS = TrieLimits(vocab_size=1000)
 
 
 def accepted_path(tree: DraftTree, target: list[int]) -> list[int]:
-    """Nodes that greedy verification accepts when the target goes on with `target`."""
+    """Nodes that greedy verification accepts if the target continues with `target`."""
     path, node = [], 0
     for token in target:
         children = [
@@ -28,12 +28,12 @@ def accepted_path(tree: DraftTree, target: list[int]) -> list[int]:
 
 
 def serve(trie: RequestTrie, target: list[int], width: int) -> list[int]:
-    """Decode `target` with trees of `width`; tokens gained per pass."""
+    """Decode `target` with trees of `width`; returns the tokens of each pass."""
     return [len(sources) + 1 for sources in accepted_sources(trie, target, width)]
 
 
 def accepted_sources(trie: RequestTrie, target: list[int], width: int) -> list[list[Source]]:
-    """Decode `target` with trees of `width`; the sources of the accepted tokens of each pass."""
+    """Decode `target` with trees of `width`; returns the accepted tokens' sources, by pass."""
     passes, done = [], trie.output_len
     while done < len(target):
         tree = trie.propose(width)
@@ -156,7 +156,7 @@ def test_a_token_of_several_sources_belongs_to_the_highest_scored() -> None:
 
 @pytest.mark.parametrize("policy", [1, 2], ids=["frequency", "recency"])
 def test_equal_tokens_of_many_streams_share_one_branch(policy: int) -> None:
-    """More different next tokens than are searched one by one: each still has one branch."""
+    """With many distinct next tokens the trie does not search linearly; each has one branch."""
     trie = RequestTrie([1], LIMITS)
     tokens = [*range(10, 60), 12, 55, 55, 40]
     for number, token in enumerate(tokens):

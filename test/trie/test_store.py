@@ -1,4 +1,4 @@
-"""Many requests under one cap: eviction, isolation, reuse of rids."""
+"""Many requests under one cap: eviction, isolation, reuse of request ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = TrieLimits(
     max_match=4,
 )
 SPAN = 10
-"""Token ids of one request, so that every token tells whose it is."""
+"""Number of token ids per request; each id belongs to one request."""
 
 
 def ids(serial: int, values: list[int]) -> list[int]:
@@ -28,7 +28,7 @@ values = st.lists(st.integers(0, SPAN - 1), min_size=1, max_size=12)
 
 
 class ManyRequests(RuleBasedStateMachine):
-    """Anything may happen in any order; no request sees a token of another, nor of a former one."""
+    """Random operations; no request gets a token of another or an earlier request."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The flat tree and its padded batch."""
+"""The flat tree and a padded batch of trees."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_trust_in_a_source_changes_the_first_proposal() -> None:
 
 
 def guessing(trust: Trust, wrong: int) -> RequestTrie:
-    """A request whose guess has been wrong so often, and proposes one token behind its text."""
+    """A request with a guess that was wrong `wrong` times and now proposes a token."""
     trie = RequestTrie([1], LIMITS, trust=trust, sources=[Source.GUESS])
     trie.insert(Source.GUESS, 0, 0, 0, [9, 2, 3] * 60)
     for _ in range(wrong):

@@ -1,4 +1,4 @@
-"""The accepted path is the longest one whose tokens are those that the target has drawn."""
+"""The accepted path is the longest one that equals the target's draws."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def test_no_more_is_accepted_than_the_width_allows() -> None:
 
 
 def longest(draft: list[int], parents: list[int], targets: list[int], max_len: int) -> list[int]:
-    """From each node up to the root: the longest path that is right all the way, the first of
-    several."""
+    """The first of the longest paths that match the targets, by a search from each node upwards."""
     best: list[int] = []
     for leaf in range(len(draft)):
         path, right = [leaf], True

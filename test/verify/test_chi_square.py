@@ -1,4 +1,4 @@
-"""The statistic that other tests rely on has the distribution that it is judged by."""
+"""The statistics of `chi_square` have the distribution that other tests assume."""
 
 from collections import Counter
 
@@ -34,9 +34,9 @@ def test_p_is_uniform_for_two_samples_of_one_distribution() -> None:
 
 
 def test_a_biased_sample_is_detected() -> None:
-    bent = torch.tensor([0.46, 0.34, 0.15, 0.05, 0.0], dtype=torch.float64)
-    assert fit(counts(20_000, 1, bent), EXPECTED).p < 1e-9
-    ours, theirs = draws(20_000, 1, bent).tolist(), draws(20_000, 2).tolist()
+    biased = torch.tensor([0.46, 0.34, 0.15, 0.05, 0.0], dtype=torch.float64)
+    assert fit(counts(20_000, 1, biased), EXPECTED).p < 1e-9
+    ours, theirs = draws(20_000, 1, biased).tolist(), draws(20_000, 2).tolist()
     assert compare(Counter(ours), Counter(theirs)).p < 1e-9
 
 

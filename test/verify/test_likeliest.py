@@ -9,7 +9,7 @@ from sglang_qspec.verify.likeliest import likeliest
 def test_likeliest_is_the_argmax_with_the_lowest_of_equal_ids(
     rows: int, vocab: int, dtype: torch.dtype
 ) -> None:
-    # Few different values, so that most maxima are shared.
+    # Few distinct values, so that most maxima are ties.
     logits = torch.randint(-9, 4, (rows, vocab)).to(dtype)
     lowest = [row.index(max(row)) for row in logits.tolist()]
     assert likeliest(logits).tolist() == lowest

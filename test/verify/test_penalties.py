@@ -1,4 +1,4 @@
-"""Penalties at the nodes of a tree are those of plain decoding behind the same tokens."""
+"""Penalties at a tree node equal those of plain decoding after the same tokens."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ PARENTS = (0, 0, 0, 1, 1, 3, 5)
 
 
 def plainly(logits: list[float], penalty: Penalty, output: list[int]) -> list[float]:
-    """One token after the other, as the parameters are explained."""
+    """The penalties token by token, as SGLang's parameters define them."""
     after = []
     for token, logit in enumerate(logits):
         times = output.count(token)
@@ -35,7 +35,7 @@ def plainly(logits: list[float], penalty: Penalty, output: list[int]) -> list[fl
 
 
 def path(node: int) -> list[int]:
-    """The tokens behind the root on the way to a node."""
+    """The tokens on the path to a node, without the root."""
     return [] if node == 0 else [*path(PARENTS[node]), TOKENS[node]]
 
 

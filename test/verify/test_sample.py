@@ -1,4 +1,4 @@
-"""The draws have the filtered target distribution, and acceptance leaves it so."""
+"""The draws follow the filtered target distribution, and acceptance preserves it."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ _LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
 
 
 def _expected(temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """The filtered distribution, written out token by token."""
+    """The filtered distribution, computed token by token."""
     probs = torch.softmax(_LOGITS.double() / temperature, -1).tolist()
     order = sorted(range(len(probs)), key=lambda token: -probs[token])
     kept, mass = [], 0.0
@@ -44,7 +44,7 @@ def test_draws_follow_the_filtered_distribution(
     temperature: float, top_k: int, top_p: float, min_p: float, seeded: bool
 ) -> None:
     torch.manual_seed(7)
-    count = _DRAWS // 4 if seeded else _DRAWS  # which takes as long
+    count = _DRAWS // 4 if seeded else _DRAWS  # seeded draws take longer
     rows = torch.ones(count)
     drawn = sample_targets(
         _LOGITS.expand(count, -1),
@@ -95,7 +95,7 @@ def test_a_seed_repeats_its_draw_and_ignores_its_neighbours() -> None:
     seeds, positions = torch.tensor([9, 9, 4, 9]), torch.tensor([3, 3, 3, 8])
     same = logits.clone()
     same[1] = same[0]
-    # The last row is filtered, which the others must not notice.
+    # The filter of the last row must not change the others.
     draws = Draws(torch.tensor([64, 64, 64, 3]), seeds=seeds, positions=positions)
     drawn = sample_targets(same, torch.ones(4), draws)
     assert drawn[0] == drawn[1]
@@ -104,7 +104,7 @@ def test_a_seed_repeats_its_draw_and_ignores_its_neighbours() -> None:
 
 
 def _gumbel_maxima(weights: torch.Tensor, seeds: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """As SGLang's `multinomial_with_seed` draws: noise for every column, then the largest sum."""
+    """The draws of SGLang's `multinomial_with_seed`: the largest sum of noise and log weight."""
     noise = gumbel(murmur_hash32(seeds, at, torch.arange(weights.shape[1])))
     return (noise + weights.double().log()).argmax(-1)
 
@@ -173,7 +173,7 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
     """First two tokens of a toy language model whose next logits depend on the last token.
 
     The drafts are a fixed tree with a bad guess, a good one and a continuation of each. The
-    broken rule trusts a draft that the target finds likely instead of comparing it to the draw.
+    broken rule sometimes accepts a likely draft without comparing it to the draw.
     """
     table = torch.randn(4, 4, generator=torch.Generator().manual_seed(2)) * 1.5
     tree = torch.tensor([[0, 3, 1, 2, 0]]).expand(rows, -1)
@@ -191,7 +191,7 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
     children, siblings = links_from_parents(parents)
     paths = accept(tree.tolist(), children.tolist(), siblings.tolist(), targets.tolist(), 5)
     first = targets[:, 0]
-    # Where only the bonus token came out, the next step draws the second token plainly.
+    # If only the bonus token was accepted, the next pass draws the second token plainly.
     alone = torch.tensor([len(path) == 1 for path in paths])
     accepted = torch.tensor([path[1] if len(path) > 1 else 0 for path in paths])
     plain = sample_targets(table[first], torch.ones(rows), Draws())
@@ -216,7 +216,7 @@ def test_the_statistic_catches_a_broken_acceptance_rule() -> None:
 
 
 def _near(rows: int, known: torch.Tensor, drafter: torch.Tensor) -> Proposals:
-    """Draws from one distribution over all tokens, which count where `known` says."""
+    """Proposals drawn from one distribution over all tokens; `known` marks the valid rows."""
     token_ids = torch.multinomial(drafter, rows, replacement=True)
     everyone = torch.arange(len(drafter)).expand(rows, -1)
     return Proposals(known, token_ids, everyone, drafter.expand(rows, -1))

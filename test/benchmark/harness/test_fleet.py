@@ -1,4 +1,4 @@
-"""Which servers run, wait and end; the servers are made up."""
+"""Which servers run, wait and end; the servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmark.queueing.configurations import configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (0,), (1,))
 TARGET, SIDECAR = 3, 2
-"""Memory that a target and a sidecar hold."""
+"""Memory of a target and of a sidecar, in bytes."""
 
 
 class Machine:
-    """Servers that keep what was done to them, and the memory that they leave."""
+    """Stand-in servers that record each action, and the memory that they leave free."""
 
     def __init__(self, memory: float) -> None:
         self.done: list[str] = []
         self.available = memory
         self.refused: list[str] = []
-        """Servers that do not start while others wait."""
+        """Names of servers that fail to start while others wait."""
         self.running = 0
 
     def server(self, configuration: Configuration) -> FakeServer:
@@ -103,7 +103,7 @@ def test_a_sidecar_that_was_never_measured_counts_as_large_as_its_target(machine
     with Fleet(0.5) as running:
         run(running, "none", "qspec-8")
         assert machine.done == ["start none", "pause none", "stop none", "start qspec-8"]
-        # Its sidecar is measured now, and there is room for both.
+        # The sidecar has been measured by now, and both servers fit.
         run(running, "none", "qspec-8")
         assert machine.done[4:] == ["pause qspec-8", "start none", "pause none", "resume qspec-8"]
 

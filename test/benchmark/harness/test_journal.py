@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and what a later one takes up."""
+"""The journal that a run leaves on disk and a later run resumes."""
 
 from __future__ import annotations
 

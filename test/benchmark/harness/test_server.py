@@ -1,4 +1,4 @@
-"""The processes of a server, with a small program in SGLang's place."""
+"""The processes of a server; a small program stands in for SGLang."""
 
 from __future__ import annotations
 

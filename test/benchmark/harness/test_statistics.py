@@ -1,4 +1,4 @@
-"""Percentiles, and ratios that say what they are worth."""
+"""Percentiles, and ratios with their spread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def speed(tokens_per_s: float) -> Run:
 
 
 def test_a_ratio_uses_the_rounds_that_both_sides_served_and_shows_its_spread() -> None:
-    # The machine was twice as slow in the second round.
+    # In the second round the machine ran at half its speed.
     ours = {1: speed(101.0), 2: speed(49.0), 3: speed(120.0), 4: speed(1.0)}
     plain = {1: speed(100.0), 2: speed(50.0), 3: speed(100.0), 5: speed(1.0)}
     ratio = Ratio.of(ours, plain)

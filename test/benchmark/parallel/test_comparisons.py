@@ -1,4 +1,4 @@
-"""Pipelines against each other and their bound, and the targets."""
+"""Comparisons of the pipelines with each other and with their bound, and the targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells: in which order they are served, and what they ask."""
+"""The order of the cells, and the prompts and settings of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: complete, one file, and its figures show what they say."""
+"""The report: complete, one file, and the right cells in each figure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record(results: Results) -> dict[str, Any]:
 
 
 class Tags(HTMLParser):
-    """Whether the tags of a page are closed, and what they refer to."""
+    """Checks that the tags of a page are closed, and collects the addresses that they refer to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The servers: they differ in speculation and cores, and all pipelines share one."""
+"""The servers differ in speculation and cores; all pipelines share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving a cell: what is asked of the server, and what is read of its answers."""
+"""Serving a cell: the requests to the server, and the figures read from its answers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def counts(passes: int) -> dict[str, Any]:
 
 
 class FakeServer:
-    """Answers with eight tokens; every batch of prompts takes three passes and some drafting."""
+    """A stand-in server: answers have eight tokens, and a batch takes three passes with drafts."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.passes = 0
         self.silent = 0
-        """Batches for which the sidecar drafts nothing."""
+        """Number of next batches for which the sidecar drafts nothing."""
         self.updated = True
         self.processes: list[Any] = []
 

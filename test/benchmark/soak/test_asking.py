@@ -1,4 +1,4 @@
-"""A client of the soak, against a small server in SGLang's place."""
+"""A client of the soak; a small server stands in for SGLang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to a sidecar during a soak, and what counts as a leak after it."""
+"""The disturbances of a sidecar during a soak, and the check for leaks after it."""
 
 import itertools
 
@@ -9,7 +9,7 @@ HOUR_S = 3600.0
 
 
 def lives(seed: int, seconds: float) -> list[float]:
-    """Times from a kill to the next, as planned."""
+    """Planned seconds between one kill and the next."""
     found, life = [], 0.0
     for stroke in itertools.islice(strokes(seed, seconds), 2000):
         life += stroke.gap_s + stroke.stopped_s

@@ -1,4 +1,4 @@
-"""The mix of a soak: repeatable, of everything, and with names that cannot hit each other."""
+"""The request mix of a soak: repeatable, complete, and with request ids that never collide."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_mix_has_every_kind_of_request() -> None:
 
 
 def test_an_aborted_request_id_is_no_prefix_of_another() -> None:
-    """SGLang aborts every request that begins with the name that it is given."""
+    """SGLang aborts every request with an id that begins with the given one."""
     requests = drawn()
     names = [request.rid for request in requests if request.rid is not None]
     aborted = [request.rid for request in requests if request.fate is Fate.ABORT]

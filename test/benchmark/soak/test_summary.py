@@ -1,4 +1,4 @@
-"""Slopes of a soak's samples, and the lives of its sidecars."""
+"""Memory slopes of a soak's server and of its sidecars."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from benchmark.soak.summary import server_slopes, sidecar_lives, warm_up
 
 
 def rows(seconds: int, kill_at: int) -> list[dict[str, Any]]:
-    """The scheduler grows by 36 MiB an hour after a jump in the first minute, the front not.
+    """The scheduler jumps in the first minute, then grows by 36 MiB/h; the front is constant.
 
-    The sidecar that is killed grows by 72 MiB an hour, the next one stays.
+    The killed sidecar grows by 72 MiB/h; the next one is constant.
     """
     found = []
     for at in range(seconds):
@@ -43,7 +43,7 @@ def test_the_servers_slope_sums_its_processes_after_the_warm_up() -> None:
     assert round(rss.per_hour, 3) == 36.0
     assert slopes["front"] is not None
     assert round(slopes["front"].per_hour, 3) == 0.0
-    assert slopes["uss"] is None  # it was never measured
+    assert slopes["uss"] is None  # never measured
 
 
 def test_samples_after_the_load_do_not_count() -> None:

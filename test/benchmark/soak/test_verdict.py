@@ -1,4 +1,4 @@
-"""Whether a request ended as it must, of outcomes that are made up."""
+"""The verdict on a request, on made-up outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def item(
     reason: dict[str, Any] | None = LENGTH,
     index: int = 0,
 ) -> dict[str, Any]:
-    """An answer of /generate, or a piece of one."""
+    """An answer of /generate, or a streamed chunk of it."""
     meta = {"finish_reason": reason, "prompt_tokens": 4, "completion_tokens": len(ids)}
     return {"index": index, "text": text, "output_ids": list(ids), "meta_info": meta}
 
@@ -123,7 +123,7 @@ def test_a_client_that_hangs_up_has_a_correct_prefix() -> None:
     assert kind(asked, outcome([], hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([item("one", (1,), None)], hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([item("two", (2,), None)], hung_up=True)) is Kind.CHANGED
-    # The answer came before its client hung up.
+    # The answer arrived before the client hung up.
     assert kind(asked, outcome(item())) is Kind.WHOLE
     assert kind(asked, outcome(item("one two four"))) is Kind.CHANGED
     assert kind(asked, outcome("broken", status=500)) is Kind.FAILED

@@ -1,4 +1,4 @@
-"""What is served, in which order, and how guesses mislead."""
+"""The cases, their order, and the misleading guesses."""
 
 from __future__ import annotations
 

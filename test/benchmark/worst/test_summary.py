@@ -10,7 +10,7 @@ from benchmark.worst.summary import Summary
 
 
 def run_of(number: int, config: str, rate: float) -> Run:
-    """A hundred tokens; with speculation, in 50 passes with 3 draft tokens each."""
+    """A run of a hundred tokens; with speculation it takes 50 passes with 3 draft tokens each."""
     passes = 99 if config == BASELINE else 50
     drafts = 0 if config == BASELINE else passes
     one = Answer((7,) * 100, 1.0, 1.0, passes, 3 * drafts, {"guess": drafts})
@@ -26,7 +26,7 @@ def rounds(case: str, running: int, rates: dict[str, list[float]]) -> dict[Cell,
 
 
 def test_a_ratio_is_the_median_of_per_round_ratios_and_has_a_spread() -> None:
-    # The machine was twice as slow in the second round.
+    # In the second round the machine ran at half its speed.
     runs = rounds("random-text", 8, {BASELINE: [100, 50, 100], ADAPTIVE: [101, 49, 120]})
     plain, adaptive = Summary(runs).rows
     assert plain.ratio is None

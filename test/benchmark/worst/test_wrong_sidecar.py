@@ -1,4 +1,4 @@
-"""A sidecar that keeps to the protocol and is always wrong."""
+"""A sidecar that follows the protocol and drafts only wrong tokens."""
 
 from __future__ import annotations
 
