@@ -124,7 +124,7 @@ def test_the_table_has_a_line_for_each_configuration(summary: Summary) -> None:
     assert failed == "ngram: failed: no <kernel>"
 
 
-def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(summary: Summary) -> None:
+def test_every_line_of_a_markdown_table_has_the_same_number_of_cells(summary: Summary) -> None:
     overall, speedups, lengths = report_of(summary).markdown().strip().split("\n\n")
     for text in (overall, speedups, lengths):
         assert len({line.count("|") for line in text.splitlines()}) == 1

@@ -147,7 +147,7 @@ def test_int8_weights_are_multiplied_without_fbgemm_too(
         assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < 2e-2
 
 
-def test_packing_leaves_torchs_quantized_engine_as_it_was() -> None:
+def test_packing_does_not_change_torchs_quantized_engine() -> None:
     before = torch.backends.quantized.engine
     Int8Linear.quantize(weight())
     assert torch.backends.quantized.engine == before

@@ -81,7 +81,7 @@ class Frames:
         return self._sometimes_mutated(encode(self.from_a_sidecar()))
 
     def from_a_server(self) -> ToSidecar:
-        """A valid message of one end."""
+        """A valid message from a server."""
         rng = self._rng
         kind = rng.randrange(20)
         if kind < 8:
@@ -97,7 +97,7 @@ class Frames:
         return Hello(PROTOCOL, self._vocab_size, "f" * 64, rng.randrange(9))
 
     def from_a_sidecar(self) -> FromSidecar:
-        """A valid message of one end."""
+        """A valid message from a sidecar."""
         rng = self._rng
         kind = rng.randrange(20)
         if kind < 12:

@@ -49,7 +49,7 @@ def test_a_link_accepts_no_message_before_the_sidecar_answers(pair: LinkPair) ->
     assert pair.link.dropped == 1
 
 
-def test_a_ready_link_knows_its_sidecar(pair: LinkPair) -> None:
+def test_a_ready_link_has_the_welcome_of_its_sidecar(pair: LinkPair) -> None:
     ready(pair)
     assert pair.link.session_count == 1
     assert pair.link.refusal is None

@@ -139,7 +139,7 @@ def test_bytes_that_are_no_message_are_counted() -> None:
     assert link.malformed == 1
 
 
-def test_a_ping_brings_a_heartbeat() -> None:
+def test_a_heartbeat_answers_a_ping() -> None:
     link = opened()
     assert link.send(Ping(number=3))
     assert link.receive() == []

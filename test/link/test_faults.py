@@ -52,7 +52,7 @@ def test_listened_time_counts_gaps_up_to_a_cap_and_waiting_in_full() -> None:
     assert listening.look(waited_s=10.0) == 12.25
 
 
-def test_a_window_opens_with_the_newest_answer_only_up_to_what_was_asked() -> None:
+def test_an_answer_opens_the_window_only_for_bytes_sent_before_its_ping() -> None:
     window = Window(100)
     window.sent(60)
     window.asked(1)

@@ -166,7 +166,7 @@ def test_a_peer_that_never_reads_loses_its_own_drafts_only(wire: Wire) -> None:
         assert stalled in server.peers
 
 
-def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
+def test_garbage_does_not_harm_the_sidecar_or_other_servers(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     reader = ready(link, server)
@@ -210,7 +210,7 @@ def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
     assert link.state is LinkState.READY
 
 
-def test_bytes_that_are_not_zmq_harm_nobody(wire: Wire) -> None:
+def test_bytes_that_are_not_zmq_do_no_harm(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     reader = ready(link, server)

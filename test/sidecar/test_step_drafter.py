@@ -262,7 +262,7 @@ def test_step_drafts_carry_their_candidates_if_the_target_asks_for_probabilities
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])
-def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relied_on(
+def test_a_greedy_queue_draft_does_not_replace_step_drafts_of_a_sampled_request(
     greedy_first: bool,
 ) -> None:
     driver = DrafterDriver(ScriptedModel())

@@ -177,7 +177,7 @@ def test_a_paused_draft_keeps_its_row_while_its_server_holds_less_kv() -> None:
     driver.leave("a")
 
 
-def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
+def test_a_server_takes_kv_from_another_until_both_hold_the_same() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=400, rows=64), slots=32)
     greedy(driver, 10)
     driver.step(20)

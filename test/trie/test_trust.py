@@ -7,7 +7,7 @@ from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
 LIMITS = TrieLimits(vocab_size=1000)
 
 
-def test_a_completion_is_trusted_more_the_longer_it_has_been_right() -> None:
+def test_trust_in_a_completion_grows_while_it_is_right() -> None:
     trie = RequestTrie([1], LIMITS)
     trie.insert(Source.QUEUE, 0, 0, 0, list(range(100, 130)))
     fresh = trie.propose(2).scores[1]

@@ -31,7 +31,7 @@ def test_a_node_without_a_parent_is_never_accepted() -> None:
     assert paths([[5, 7, 7]], [[0, 1, 1]], [[7, 7, 7]], 3) == [[0]]
 
 
-def test_no_more_is_accepted_than_the_width_allows() -> None:
+def test_the_accepted_path_is_at_most_as_long_as_the_width() -> None:
     assert paths([[4] * 6], [[0, 0, 1, 2, 3, 4]], [[4] * 6], 3) == [[0, 1, 2]]
 
 

@@ -82,7 +82,7 @@ def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
     ]
 
 
-def test_all_numbers_of_completions_are_served_by_one_server(machine: Machine) -> None:
+def test_one_server_serves_all_numbers_of_completions(machine: Machine) -> None:
     with Fleet(1.0) as running:
         run(running, "qspec-1", "qspec-8", "qspec-2")
     assert machine.done == ["start qspec-1", "stop qspec-1"]
@@ -121,7 +121,7 @@ def test_on_a_gpu_no_server_waits(machine: Machine) -> None:
         assert machine.done == ["start none", "pause none", "stop none", "start lookup"]
 
 
-def test_a_dropped_server_is_started_anew(machine: Machine) -> None:
+def test_a_dropped_server_is_started_again(machine: Machine) -> None:
     with Fleet(1.0) as running:
         run(running, "none")
         running.drop(configuration("none", SETTINGS))

@@ -107,7 +107,7 @@ def test_without_data_there_is_a_report_that_says_so() -> None:
     assert "halves: failed: no memory" in reported(results, {"halves": "no memory"}).text()
 
 
-def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(results: Results) -> None:
+def test_every_line_of_a_markdown_table_has_the_same_number_of_cells(results: Results) -> None:
     tables = reported(results).markdown().strip().split("\n\n")
     assert len(tables) == 5
     for text in tables:

@@ -109,7 +109,7 @@ def test_a_request_id_is_reused_only_after_its_request_has_ended() -> None:
         assert request.rid is None or request.rid not in in_flight
 
 
-def test_guesses_leave_the_prompt_as_it_is_and_are_valid() -> None:
+def test_guesses_leave_the_prompt_unchanged_and_are_valid() -> None:
     right = 0
     for request in drawn():
         if request.fate is Fate.BAD:
