@@ -1,4 +1,4 @@
-"""The layers that docs/design.md lists hold in the source."""
+"""The source keeps to the layers that docs/design.md lists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENGINE = (
 # process needs other parts.
 START = {"plugin", "algorithm", "arguments", "compat", "hooks", "touched"}
 
-# Where a third-party package is at home, as paths below the package.
+# The only places that import each third-party package, as paths below the package.
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py"),
     "zmq": ("link/",),
@@ -94,7 +94,8 @@ def test_a_part_imports_only_from_its_own_layer_and_those_before_it() -> None:
         for target in sorted(imported(tree))
         for head, _, rest in [target.partition(".")]
         if head == "sglang_qspec"
-        and LAYER.get(rest.split(".")[0], 0) > LAYER.get(part, 0)  # a name of the package itself: 0
+        and LAYER.get(rest.split(".")[0], 0)
+        > LAYER.get(part, 0)  # a name of the package itself has layer 0
     ]
     assert not wrong
 
@@ -196,13 +197,13 @@ def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> Non
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("os", "environ"), ("os", "getenv")}
     }
-    # The cache has a variable of its own; the last two set SGLang's, for the process they are in.
+    # The cache has its own variable; the last two set SGLang's variables for their process.
     allowed = {"config.py", "models/cache.py", "cpu/install.py", "sidecar/__main__.py"}
     assert readers <= allowed
 
 
 def test_no_committed_file_names_a_package_registry_or_a_folder_of_one_machine() -> None:
-    # Written apart, so that this file does not find itself.
+    # The strings are split so that the test does not find this file.
     hosts = ["py" + "pi.org", "python" + "hosted.org", "/sim" + "ple/", "registry." + "npm"]
     folders = ["/wo" + "rk/", "/tm" + "p/w/", "/ro" + "ot/"]
     pattern = re.compile("|".join(map(re.escape, hosts + folders)))

@@ -2,7 +2,7 @@
 
 import re
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import pytest
 
 from benchmark.harness.server import Server
