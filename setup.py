@@ -1,4 +1,4 @@
-"""The compiled parts; all else about the package is in pyproject.toml."""
+"""The compiled extensions; pyproject.toml has the rest of the package's metadata."""
 
 import platform
 from pathlib import Path
@@ -10,7 +10,7 @@ PACKAGE = Path("python/sglang_qspec")
 
 
 def extension(part: str, *arguments: str, link: tuple[str, ...] = ()) -> Pybind11Extension:
-    """`sglang_qspec.PART._native`, from the sources in its folder `native`."""
+    """Return the extension `sglang_qspec.PART._native`, built from the folder `PART/native`."""
     sources = PACKAGE / part / "native"
     return Pybind11Extension(
         f"sglang_qspec.{part}._native",
@@ -24,9 +24,9 @@ def extension(part: str, *arguments: str, link: tuple[str, ...] = ()) -> Pybind1
 
 extensions = [extension("trie", "-O2")]
 if platform.machine() == "x86_64":
-    # `cpu.native` asks the processor before it imports this.
+    # `cpu/native.py` imports this only if the processor has these instructions.
     vectors = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")]
-    # GCC 12 warns of its own intrinsics.
+    # GCC 12 gives these warnings for its own intrinsics.
     quiet = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
     extensions.append(
         extension("cpu", "-O3", "-mfma", *vectors, *quiet, "-fopenmp", link=("-fopenmp",))

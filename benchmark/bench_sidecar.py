@@ -130,12 +130,13 @@ class Bench:
         """Draft `rows` completions of one prompt (8 of each of `rows` / 8 prompts over 8)."""
         from sglang_qspec.link import Peer
         from sglang_qspec.messages import Submit
-        from sglang_qspec.sidecar import drafter as module
+        from sglang_qspec.sidecar import pass_runner as module
+        from sglang_qspec.sidecar.drafter import Drafter
 
         model_s = Timed(self.model.step, self._clock)
         sample_s = Timed(module.choose, self._clock)
         self.model.step, module.choose = model_s, sample_s
-        drafter = module.Drafter(self.model, max_completion_tokens=self.tokens)
+        drafter = Drafter(self.model, max_completion_tokens=self.tokens)
         peer = Peer("bench", b"")
         completions = min(rows, 8)
         for place in range(-(-rows // 8)):

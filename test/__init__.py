@@ -1,1 +1,1 @@
-"""The tests, a package so that helpers are found as `test.link.wire`, before any other `test`."""
+"""The tests; a package, so that `test.link.wire` names a helper here and no other `test`."""

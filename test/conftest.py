@@ -1,4 +1,4 @@
-"""What all tests share: SGLang without a GPU, the demo models, and the choice of tests."""
+"""Shared by all tests: SGLang on a CPU, the demo models, and the choice of tests."""
 
 import os
 import shutil

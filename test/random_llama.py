@@ -1,4 +1,4 @@
-"""A checkpoint of random weights, small, with every part of a real one."""
+"""A small checkpoint of random weights with every part of a real one."""
 
 import shutil
 from pathlib import Path

@@ -20,7 +20,7 @@ def test_models_demo_prints_the_two_folders(
     assert capsys.readouterr().out == f"target {models.target}\ndraft {models.draft}\n"
 
 
-def test_an_error_of_ours_is_one_line_and_the_exit_status_is_one(
+def test_a_qspec_error_is_one_line_with_exit_status_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "quantize", "--model", str(tmp_path), "--bits", "5"]) == 1
@@ -49,7 +49,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert done.stdout == f"sglang-qspec {__version__}\n[]\n"
 
 
-def test_sidecar_is_the_sidecars_own_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sidecar_subcommand_runs_the_sidecar(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["sidecar", "--help"])
     assert stop.value.code == 0

@@ -9,14 +9,14 @@ from sglang_qspec.errors import RequestError
 SERVER = QSpecConfig(completions=4, temperature=0.8, top_p=0.9, max_completion_tokens=100)
 
 
-def test_a_request_that_asks_for_nothing_gets_what_the_server_has() -> None:
+def test_a_request_without_options_gets_the_servers_settings() -> None:
     for custom_params in (None, {}, {"other": 1, "qspec_guess_ids": [1], "qspec_guesses": "a"}):
         assert controls.read(custom_params, SERVER) == controls.of_server(SERVER)
     assert controls.of_server(SERVER).greedy_first
     assert not controls.of_server(QSpecConfig(disable_greedy_first=True)).greedy_first
 
 
-def test_a_request_may_have_less_of_everything() -> None:
+def test_a_request_may_lower_every_setting() -> None:
     wanted = controls.read(
         {
             "qspec_completions": 1,
@@ -67,13 +67,15 @@ def test_a_request_may_have_less_of_everything() -> None:
         ("qspec_sources", "queue", "one or more of"),
     ],
 )
-def test_a_bad_value_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+def test_an_error_names_the_bad_value_and_what_is_allowed(
+    key: str, value: Any, allowed: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         controls.read({key: value}, SERVER, 8)
     assert f"{key} in custom_params is {value!r}" in str(caught.value)
     assert allowed in str(caught.value)
 
 
-def test_an_unknown_key_with_our_prefix_is_an_error_that_names_those_there_are() -> None:
+def test_an_unknown_key_with_the_prefix_is_an_error_that_lists_the_known_keys() -> None:
     with pytest.raises(RequestError, match=r"qspec_tempreature .*qspec_temperature"):
         controls.read({"qspec_tempreature": 0.1}, SERVER)

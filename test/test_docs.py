@@ -27,7 +27,7 @@ def settings_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_settings_table_is_that_of_the_code() -> None:
+def test_the_settings_table_matches_the_code() -> None:
     assert settings_table() in (DOCS / "settings.md").read_text(), (
         f"the table in docs/settings.md must be:\n{settings_table()}"
     )
@@ -65,7 +65,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a page."""
-    # A line in a shell block may begin with "# ", too; those are indented.
+    # A line in a shell block can begin with "# " too, but those are indented.
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.replace(" ", "-") for heading in plain}

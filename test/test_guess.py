@@ -30,7 +30,7 @@ def tagged(guess: str) -> str:
 
 
 @given(st.lists(st.tuples(plain, plain.filter(str.strip)), max_size=4), plain)
-def test_tags_and_guesses_come_out_and_the_rest_stays(
+def test_tags_and_guesses_are_extracted_and_the_rest_stays(
     parts: list[tuple[str, str]], end: str
 ) -> None:
     limits = GuessLimits()
@@ -42,10 +42,10 @@ def test_tags_and_guesses_come_out_and_the_rest_stays(
 
 
 @given(st.lists(pieces, max_size=8).map("".join), places)
-def test_of_any_text_nothing_but_whole_pairs_is_taken_and_no_tag_is_left(
+def test_only_whole_pairs_are_extracted_from_any_text_and_no_tag_is_left(
     text: str, inserted: list[int]
 ) -> None:
-    """Guesses are inserted anywhere, also inside other tags."""
+    """The test inserts guesses anywhere, also inside other tags."""
     for place in inserted:
         text = text[:place] + tagged("x") + text[place:]
     try:
@@ -131,12 +131,12 @@ def test_flat_and_nested_ids_mean_the_same(value: list[list[int]]) -> None:
         (["x" * 500], r"x\.\.\."),
     ],
 )
-def test_anything_else_is_refused_as_guess_ids(value: object, message: str) -> None:
+def test_invalid_guess_ids_are_refused(value: object, message: str) -> None:
     with pytest.raises(GuessError, match=message):
         read_guess_ids(value, 100)
 
 
-def test_guesses_as_text_are_one_or_a_list() -> None:
+def test_guesses_as_text_are_a_string_or_a_list() -> None:
     assert read_guess_texts(" one ") == [" one "]
     assert read_guess_texts(["one", tagged("two")]) == ["one", tagged("two")]
     assert read_guess_texts([]) == []
@@ -153,7 +153,7 @@ def test_guesses_as_text_are_one_or_a_list() -> None:
         (["a", " \n"], "guess 1 in qspec_guesses is empty"),
     ],
 )
-def test_anything_else_is_refused_as_guesses(value: object, message: str) -> None:
+def test_invalid_guesses_are_refused(value: object, message: str) -> None:
     with pytest.raises(GuessError, match=message):
         read_guess_texts(value)
 

@@ -1,4 +1,4 @@
-"""The layers that docs/design.md lists hold in the source."""
+"""The source keeps to the layers that docs/design.md lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,24 @@ LAYERS = (
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
-# Where a third-party package is at home, as paths below the package.
+# The parts of `engine`. A part imports only from those before it.
+ENGINE = (
+    "telemetry",
+    "frontend",
+    "requests",
+    "sidecar",
+    "speculator",
+    "failsafe",
+    "guard",
+    "cpu",
+    "passes",
+    "scheduler",
+)
+# SGLang loads these first. They import other parts of `engine` only inside functions, since each
+# process needs other parts.
+START = {"plugin", "algorithm", "arguments", "compat", "hooks", "touched"}
+
+# The only places that import each third-party package, as paths below the package.
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py"),
     "zmq": ("link/",),
@@ -77,7 +94,8 @@ def test_a_part_imports_only_from_its_own_layer_and_those_before_it() -> None:
         for target in sorted(imported(tree))
         for head, _, rest in [target.partition(".")]
         if head == "sglang_qspec"
-        and LAYER.get(rest.split(".")[0], 0) > LAYER.get(part, 0)  # a name of the package itself: 0
+        and LAYER.get(rest.split(".")[0], 0)
+        > LAYER.get(part, 0)  # a name of the package itself has layer 0
     ]
     assert not wrong
 
@@ -92,6 +110,58 @@ def test_parts_of_one_layer_do_not_import_each_other_in_a_circle() -> None:
     while free := {part for part, others in needs.items() if not others & needs.keys()}:
         needs = {part: others for part, others in needs.items() if part not in free}
     assert not needs
+
+
+def engine_modules() -> Iterator[tuple[str, str, ast.Module]]:
+    """Every module of `engine`: its path, the part of `engine` it belongs to, its syntax tree."""
+    for name, part, tree in modules():
+        if part == "engine" and name != "engine/__init__.py":
+            yield name, name.split("/")[1].removesuffix(".py"), tree
+
+
+def engine_parts(tree: ast.Module) -> set[str]:
+    """The parts of `engine` that a module imports."""
+    names = [name.split(".") for name in imported(tree)]
+    return {name[2] for name in names if name[:2] == ["sglang_qspec", "engine"] and name[2:]}
+
+
+def test_every_part_of_the_engine_has_a_place_in_its_order() -> None:
+    assert {part for _, part, _ in engine_modules()} == {*ENGINE, *START}
+
+
+def test_a_part_of_the_engine_imports_only_from_the_start_itself_and_those_before_it() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, part, tree in engine_modules()
+        if part in ENGINE
+        for target in sorted(engine_parts(tree) - START)
+        if ENGINE.index(target) > ENGINE.index(part)
+    ]
+    assert not wrong
+
+
+def test_the_start_of_the_engine_imports_other_parts_only_inside_functions() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, part, tree in engine_modules()
+        if part in START
+        for target in sorted(engine_parts(without_functions(tree)) - START)
+    ]
+    assert not wrong
+
+
+def without_functions(tree: ast.Module) -> ast.Module:
+    """A module without the functions and classes at its top."""
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    kept = [statement for statement in tree.body if not isinstance(statement, definitions)]
+    return ast.Module(kept, [])
+
+
+def test_the_design_document_lists_the_order_of_the_engine() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    sentence = re.search(r"imports only from those before it in this order:([^.]+)\.", page)
+    assert sentence is not None
+    assert tuple(re.findall(r"`(\w+)`", sentence[1])) == ENGINE
 
 
 @pytest.mark.parametrize("package", HOMES)
@@ -127,13 +197,13 @@ def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> Non
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("os", "environ"), ("os", "getenv")}
     }
-    # The cache has a variable of its own; the last two set SGLang's, for the process they are in.
+    # The cache has its own variable; the last two set SGLang's variables for their process.
     allowed = {"config.py", "models/cache.py", "cpu/install.py", "sidecar/__main__.py"}
     assert readers <= allowed
 
 
 def test_no_committed_file_names_a_package_registry_or_a_folder_of_one_machine() -> None:
-    # Written apart, so that this file does not find itself.
+    # The strings are split so that the test does not find this file.
     hosts = ["py" + "pi.org", "python" + "hosted.org", "/sim" + "ple/", "registry." + "npm"]
     folders = ["/wo" + "rk/", "/tm" + "p/w/", "/ro" + "ot/"]
     pattern = re.compile("|".join(map(re.escape, hosts + folders)))

@@ -1,4 +1,4 @@
-"""docs/observability.md names what the code shows, all of it and nothing else."""
+"""docs/observability.md lists exactly the metrics, fields and settings of the code."""
 
 import re
 from pathlib import Path
@@ -8,16 +8,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests import runtime_settings, speculator
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.engine.scheduler import internal_state
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
 from sglang_qspec.trie import TrieLimits, TrieStore
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "observability.md"
 
 
-def test_the_documented_series_are_those_of_the_metrics() -> None:
+def test_the_documented_series_match_the_metrics() -> None:
     registry = CollectorRegistry()
     DraftMetrics({"model_name": "m"}, registry)
     suffixes = {"counter": "_total"}
@@ -27,7 +28,7 @@ def test_the_documented_series_are_those_of_the_metrics() -> None:
 
 
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a server shows of itself in its internal state."""
+    """The QSPEC part of a server's internal state."""
     active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), None)
     monkeypatch.setattr(speculator, "_latest", active)
     state: dict[str, Any] = {}
@@ -43,14 +44,14 @@ def first_column(heading: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
-def test_the_documented_fields_are_those_of_the_server_info(
+def test_the_documented_fields_match_the_server_info(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = first_column("| field | meaning |")
     assert fields == shown(monkeypatch).keys() - {"settings"}
 
 
-def test_the_documented_settings_are_those_that_can_be_changed(
+def test_the_documented_settings_match_the_runtime_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = first_column("| setting | in `server_args` | allowed |")

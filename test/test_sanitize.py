@@ -1,4 +1,4 @@
-"""The compiled parts under sanitizers: `scripts/sanitize` finds nothing."""
+"""`scripts/sanitize` reports no error in the compiled parts."""
 
 import re
 import subprocess

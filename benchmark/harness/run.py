@@ -11,7 +11,7 @@ from typing import Any
 from benchmark.harness.statistics import percentile
 from sglang_qspec.config import PIPELINES
 
-COUNTED = ("passes", "requests", "rows", "seconds", "waited_seconds")
+COUNTED = ("passes", "requests", "input_tokens", "seconds", "waited_seconds")
 """Counters of a pipeline: verify passes; requests and tokens (padding included) summed over them;
 their seconds without waits; seconds in which the target waited for drafts."""
 
@@ -221,8 +221,8 @@ class Run:
     @property
     def width(self) -> float | None:
         """Tokens of a request in a verify pass, its last committed one and padding included."""
-        rows, requests = self._per_pass("rows"), self._per_pass("requests")
-        return None if rows is None or not requests else rows / requests
+        tokens, requests = self._per_pass("input_tokens"), self._per_pass("requests")
+        return None if tokens is None or not requests else tokens / requests
 
     def _per_pass(self, counter: str) -> float | None:
         if self.counters is None or not (passes := self.counters.total("passes")):

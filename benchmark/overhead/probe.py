@@ -26,7 +26,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler"
 _TARGET = "sglang.srt.managers.tp_worker"
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _WORKER = "sglang_qspec.engine.passes.worker"
-_SPECULATOR = "sglang_qspec.engine.requests.speculator"
+_SPECULATOR = "sglang_qspec.engine.speculator"
 _LIFECYCLE = "sglang_qspec.engine.scheduler.lifecycle"
 
 CALLS = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Close, SeededSampling, Submit
-from sglang_qspec.sidecar import drafter as module
+from sglang_qspec.sidecar import pass_runner as module
+from sglang_qspec.sidecar.drafter import Drafter
 
 SUBMITS = 200
 """Timed submissions, each of which is closed again."""
@@ -30,7 +31,7 @@ def submissions(
     """
     passes, choose = TimedModel(model), module.choose
     module.choose = passes.timed(choose)
-    drafter = module.Drafter(passes, max_completion_tokens=tokens, apart=True)
+    drafter = Drafter(passes, max_completion_tokens=tokens, apart=True)
     peer, numbers = Peer("bench", b""), itertools.count(1)
 
     def submit() -> int:
@@ -110,7 +111,7 @@ def fair_share(
 
 def _light_seconds(model: Any, servers: int, size: int, tokens: int, requests: int) -> float:
     """Seconds from a light request's submission to its completion, on average."""
-    drafter = module.Drafter(model, max_completion_tokens=512, apart=model.device == "cpu")
+    drafter = Drafter(model, max_completion_tokens=512, apart=model.device == "cpu")
     numbers, rng = itertools.count(1), random.Random(servers)
     light, greedy = Peer("light", b"l"), [Peer(f"g{n}", bytes([n])) for n in range(servers - 1)]
 

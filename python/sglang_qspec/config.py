@@ -263,7 +263,7 @@ class QSpecConfig:
 
 
 def fields() -> tuple[dataclasses.Field[Any], ...]:
-    """All settings, in the order of the README table."""
+    """All settings, in the order of docs/settings.md."""
     return dataclasses.fields(QSpecConfig)
 
 
@@ -317,4 +317,4 @@ def to_environment(settings: Mapping[str, str]) -> None:
 
 
 _OWN = frozenset({ENV_PREFIX + "CACHE"})
-"""Variables with the prefix of QSPEC that are no server settings: the demo models' cache folder."""
+"""Variables with the prefix that are no server settings: CACHE is the folder of the demo models."""

@@ -18,7 +18,7 @@ def answer(
     service: float = 1.0,
     first_id: int = 0,
 ) -> Answer:
-    """`tokens` ids from `first_id` on; by default each after the first took a pass."""
+    """An answer of `tokens` ids from `first_id` on; by default one pass per token but the first."""
     return Answer(
         output_ids=tuple(range(first_id, first_id + tokens)),
         latency=latency,
@@ -35,7 +35,7 @@ def run(*answers: Answer, seconds: float = 2.0, drafted: int | None = None) -> R
 
 
 def round_of(number: int, names: Sequence[str]) -> dict[Cell, Run]:
-    """A round of two groups; all configurations but `none` are twice as fast."""
+    """A round of two groups; every configuration except `none` is twice as fast."""
     found = {}
     for name in names:
         plain = name.startswith("none")

@@ -1,4 +1,4 @@
-"""What the rules accept, on distributions made by hand."""
+"""The acceptance rates of the rules, on made-up distributions."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from benchmark.bench_acceptance import WIDTH, agreement, chances_of, tokens_per_pass
 
 
-def test_rules_accept_what_their_formulas_say_and_equal_models_always_agree() -> None:
+def test_rules_accept_at_the_rate_of_their_formulas_and_equal_models_always_agree() -> None:
     logits = torch.randn(30, 3000, generator=torch.Generator().manual_seed(1)) * 3
     p = torch.softmax(logits, -1)
     q = torch.softmax(logits + torch.randn(30, 3000) * 0.5, -1)
@@ -20,7 +20,7 @@ def test_rules_accept_what_their_formulas_say_and_equal_models_always_agree() ->
     assert agreement(p, p, 3).eq(1).all()
 
 
-def test_a_pass_gives_a_token_and_those_that_follow_without_a_miss() -> None:
+def test_a_pass_yields_one_token_and_the_draft_tokens_before_the_first_miss() -> None:
     assert tokens_per_pass([[0.0] * WIDTH]) == 1.0
     assert tokens_per_pass([[1.0] * WIDTH, [1.0] * WIDTH]) == WIDTH
     half = sum(0.5**count for count in range(WIDTH))

@@ -1,4 +1,4 @@
-"""The options of `bench_batch_parallel`, and what a run may be resumed with."""
+"""The options of `bench_batch_parallel`, and those that a resumed run may change."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFix
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_numbers_are_served_once_and_in_order() -> None:
+def test_repeated_numbers_are_served_once_and_in_order() -> None:
     options = parse(["--dataset", "d", "--k", "8", "2", "8", "--in-flight", "4", "1"])
     assert (options.k, options.in_flight) == ([2, 8], [1, 4])
 
 
-def test_a_dataset_that_cannot_be_read_ends_with_one_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_dataset_ends_the_command_with_one_sentence(tmp_path: Path) -> None:
     models = ["--model", "m", "--draft-model", "d"]
     with pytest.raises(SystemExit, match=r"bench_batch_parallel: error: .*absent\.jsonl"):
         bench_batch_parallel.main(["--dataset", str(tmp_path / "absent.jsonl"), *models])
 
 
-def test_a_run_can_go_on_with_other_numbers_but_not_with_other_lengths(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_with_other_numbers_but_not_with_other_lengths(tmp_path: Path) -> None:
     def opened(*arguments: str, resume: bool = True) -> None:
         models = ["--model", "m", "--draft-model", "d"]
         options = parse(["--dataset", "d", "--cpu", *models, *arguments])

@@ -40,13 +40,13 @@ def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFix
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_a_dataset_that_cannot_be_read_ends_with_one_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_dataset_ends_the_command_with_one_sentence(tmp_path: Path) -> None:
     models = ["--model", "m", "--draft-model", "d"]
     with pytest.raises(SystemExit, match=r"bench_queue: error: .*absent\.jsonl"):
         bench_queue.main(["--dataset", str(tmp_path / "absent.jsonl"), *models])
 
 
-def test_every_block_is_served_by_all_in_an_order_that_reverses() -> None:
+def test_every_configuration_serves_every_block_in_alternating_order() -> None:
     cells = cells_of(BLOCKS, ["none", "lookup", "qspec-8"], 1)
     assert [f"{cell.config} {cell.part}" for cell in cells] == [
         *("none 0", "lookup 0", "qspec-8 0"),
@@ -85,7 +85,7 @@ def queue(server: Any, name: str = "none") -> Queue:
 
 
 @pytest.mark.parametrize("error", [ServerError("HTTP 500"), ConnectionResetError(), "abort"])
-def test_a_request_that_fails_is_sent_once_more_and_counted(error: Exception | str) -> None:
+def test_a_failed_request_is_sent_once_more_and_counted(error: Exception | str) -> None:
     sent = queue(Flaky(error)).send()
     assert [raw["output_ids"] for raw in sent.raw] == [[1, 2]]
     assert sent.retried == 1
@@ -94,15 +94,15 @@ def test_a_request_that_fails_is_sent_once_more_and_counted(error: Exception | s
 
 
 class LostSidecar(Flaky):
-    """A server with a sidecar that drafts 7 tokens for each prompt, from the second warm-up on."""
+    """A server with a sidecar that drafts 7 tokens per prompt, starting with the second warm-up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.drafted = 0
 
     def get(self, path: str, timeout: float) -> dict[str, Any]:
-        state = {"drafted_tokens": self.drafted, "drafting_rows": 0}
-        state |= {"pipelines": {}, "step_seconds": 0.0, "step_passes": 0}  # type: ignore[dict-item]
+        state: dict[str, Any] = {"drafted_tokens": self.drafted, "drafting_rows": 0}
+        state |= {"pipelines": {}, "step_seconds": 0.0, "step_passes": 0}
         return {"internal_states": [{"qspec": state}]}
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> Any:
@@ -133,12 +133,12 @@ def test_requests_ask_for_their_number_of_completions() -> None:
     assert "custom_params" not in most.bodies[0]["sampling_params"]
 
 
-def test_an_answer_is_read_by_what_served_it() -> None:
+def test_an_answer_is_read_by_the_kind_of_server_that_gave_it() -> None:
     meta: dict[str, Any] = {"e2e_latency": 5.0, "queue_time": 3.5}
     body = {"output_ids": [1, 2, 3, 4, 5], "meta_info": meta}
     plain = read_answer(body, 6.0)
     assert (plain.passes, plain.proposed, plain.service, plain.latency) == (4, 0, 1.5, 6.0)
-    # SGLang fills these in for QSPEC as well, where its own record counts.
+    # SGLang fills these in for QSPEC too; there only QSPEC's own record counts.
     meta |= {"spec_verify_ct": 2, "spec_num_proposed_drafts": 22, "spec_num_correct_drafts": 2}
     ngram = read_answer(body, 6.0)
     assert (ngram.passes, ngram.proposed, ngram.accepted) == (2, 22, {"ngram": 2})
@@ -154,11 +154,11 @@ def test_the_reason_of_a_failure_is_the_last_line_that_names_an_error() -> None:
     assert reason(ConnectionResetError()) == "ConnectionResetError"
 
 
-def test_prompts_that_do_not_fit_are_left_out_and_counted(
+def test_prompts_longer_than_the_context_are_left_out_and_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Tokenizer:
-        """A token for each character."""
+        """One token per character."""
 
         input_ids: str
 

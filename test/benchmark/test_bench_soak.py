@@ -35,7 +35,7 @@ def test_a_bad_option_is_named_with_what_is_allowed(
 @pytest.mark.server
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_a_short_soak_finds_no_fault_and_tells_all(tmp_path: Path) -> None:
+def test_a_short_soak_finds_no_fault_and_reports_every_figure(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     command = [sys.executable, "-m", "benchmark.bench_soak", "--minutes", "0.8"]
     command += ["--templates", "9", "--in-flight", "4", "8", "--output", str(folder)]

@@ -9,7 +9,7 @@ import pytest
 from benchmark.queueing.load import Block, Load, arrival_times, blocks_of
 
 
-def test_groups_are_divided_into_few_parts_of_nearly_equal_size() -> None:
+def test_groups_are_divided_into_a_few_blocks_of_nearly_equal_size() -> None:
     blocks = blocks_of({"qa": [str(number) for number in range(7)], "rag": ["a"]}, 3)
     assert [(b.group, b.part, len(b.prompts)) for b in blocks] == [
         ("qa", 0, 2),
@@ -20,7 +20,7 @@ def test_groups_are_divided_into_few_parts_of_nearly_equal_size() -> None:
     assert [text for b in blocks[:3] for text in b.prompts] == [str(n) for n in range(7)]
 
 
-def test_a_digest_tells_loads_apart() -> None:
+def test_different_loads_have_different_digests() -> None:
     load = Load((Block("qa", 0, ("Who?",)),), 8, float("inf"))
     others = [
         replace(load, blocks=(Block("qa", 0, ("Who!",)),)),
@@ -31,7 +31,7 @@ def test_a_digest_tells_loads_apart() -> None:
     assert len({load.digest, *(other.digest for other in others)}) == 4
 
 
-def test_arrivals_are_at_once_or_at_the_given_rate_and_repeatable() -> None:
+def test_arrivals_are_immediate_or_at_the_given_rate_and_repeatable() -> None:
     assert arrival_times(3, float("inf")) == [0.0, 0.0, 0.0]
     times = arrival_times(2000, 4.0)
     assert times == sorted(times) == arrival_times(2000, 4.0)

@@ -28,7 +28,7 @@ def test_configurations_differ_only_in_speculation_and_cores(name: str) -> None:
     assert command == [*plain, *speculation]
 
 
-def test_the_baseline_at_equal_hardware_has_the_cores_of_both() -> None:
+def test_the_equal_hardware_baseline_has_the_cores_of_target_and_sidecar() -> None:
     assert configuration("none", SETTINGS).cores == (3,)
     assert configuration("qspec-8", SETTINGS).cores == (3,)
     for name in ("none", "ngram", "lookup"):
@@ -39,7 +39,7 @@ def test_the_baseline_at_equal_hardware_has_the_cores_of_both() -> None:
     assert speculation[speculation.index("--speculative-qspec-cores") + 1] == "5"
 
 
-def test_only_queue_speculation_has_a_sidecar_with_as_many_completions_as_its_name_says() -> None:
+def test_only_queue_configurations_have_a_sidecar_and_their_names_give_the_completions() -> None:
     for name in NAMES:
         command = flags(name)
         assert configuration(name, SETTINGS).has_sidecar == name.startswith("qspec")
@@ -50,7 +50,7 @@ def test_only_queue_speculation_has_a_sidecar_with_as_many_completions_as_its_na
             assert name == f"qspec-{asked}"
 
 
-def test_on_a_gpu_target_and_sidecar_share_the_first() -> None:
+def test_on_a_gpu_target_and_sidecar_share_the_first_device() -> None:
     command = flags("qspec-4", replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=()))
     assert command[command.index("--speculative-qspec-draft-device") + 1] == "cuda:0"
     assert "--device" not in command

@@ -1,4 +1,4 @@
-"""What is counted as added to a scheduler iteration, on records made by hand."""
+"""The time that the plugin adds to a scheduler iteration, on made-up records."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from benchmark.overhead.iterations import added, plain_decode, read
 
 
 def line(**changes: Any) -> str:
-    """A decode iteration of 20 ms: 12 in the model, 5 around it, 1 in a hook, 2 elsewhere."""
+    """A decode iteration of 20 ms: 12 ms in the model, 5 around it, 1 in a hook, 2 elsewhere."""
     row: dict[str, Any] = {
         "decode": True,
         "running": 4,
@@ -27,14 +27,14 @@ def test_iterations_that_do_not_decode_are_left_out() -> None:
     assert [i.running for i in read([line(), line(decode=False), line(running=2)])] == [4, 2]
 
 
-def test_an_iteration_is_split_into_model_what_is_ours_and_the_schedulers_own() -> None:
+def test_an_iteration_is_split_into_model_plugin_and_scheduler_time() -> None:
     (iteration,) = read([line()])
     assert iteration.around_model == pytest.approx(5.0)
     assert iteration.ours == pytest.approx(6.0)
     assert iteration.outside_model == pytest.approx(8.0)
 
 
-def test_added_is_what_is_ours_less_what_a_plain_step_spends_around_the_model() -> None:
+def test_added_time_is_the_plugins_time_minus_a_plain_steps_time_around_the_model() -> None:
     plain = plain_decode(read([line(worker=13_500_000, period=15_000_000, hooks={}, parts={})] * 3))
     assert plain.step == pytest.approx(13.5)
     found = added(read([line(), line(), line(hooks={"poll": 31_000_000})]), plain)
@@ -44,7 +44,7 @@ def test_added_is_what_is_ours_less_what_a_plain_step_spends_around_the_model() 
     assert (found.iterations, found.width) == (3, 3.0)
 
 
-def test_the_parts_add_up_to_the_mean_of_what_is_ours() -> None:
+def test_the_parts_add_up_to_the_mean_plugin_time() -> None:
     iterations = read([line(), line(parts={"propose": 1_000_000}, worker=14_000_000)])
     found = added(iterations, plain_decode(iterations))
     assert sum(found.parts.values()) == pytest.approx(sum(i.ours for i in iterations) / 2)

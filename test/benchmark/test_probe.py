@@ -1,4 +1,4 @@
-"""The stopwatch on a scheduler, a worker and a model that only count their turns."""
+"""The stopwatch on stand-ins for a scheduler, a worker and a model."""
 
 import importlib
 import json
@@ -14,14 +14,14 @@ from benchmark.overhead import probe
 
 
 class Batch:
-    """Two requests that decode."""
+    """A decode batch of two requests."""
 
     reqs = ("a", "b")
     forward_mode = SimpleNamespace(is_decode=lambda: True)
 
 
 class Worker:
-    """A worker whose call has another worker's, as QSPEC's has the target's."""
+    """A worker that calls another worker, as QSPEC's calls the target's."""
 
     def __init__(self, stopwatch: probe.Stopwatch) -> None:
         self.model = stopwatch.call("model", lambda: time.sleep(0.002))
@@ -46,7 +46,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_iteration_has_its_worker_once_its_parts_inside_and_its_hooks_outside(
+def test_an_iteration_counts_its_worker_once_with_its_parts_inside_and_hooks_outside(
     path: Path,
 ) -> None:
     stopwatch = probe.Stopwatch(str(path))
@@ -63,7 +63,7 @@ def test_an_iteration_has_its_worker_once_its_parts_inside_and_its_hooks_outside
     assert (row["running"], row["width"], row["decode"]) == (2, 3, True)
 
 
-def test_an_iteration_that_is_followed_by_none_is_not_written(path: Path) -> None:
+def test_an_iteration_followed_by_idle_time_is_not_written(path: Path) -> None:
     stopwatch = probe.Stopwatch(str(path))
     stopwatch.turn(Batch())
     stopwatch.idle()
@@ -92,8 +92,8 @@ def test_a_module_is_timed_as_soon_as_it_is_imported(
     sys.modules.pop("timed_module")
 
 
-def test_everything_that_is_to_be_timed_exists() -> None:
-    # Before SGLang, which cannot import its kernels on every CPU.
+def test_every_timed_function_exists() -> None:
+    # This comes before SGLang, which cannot import its kernels on every CPU.
     import sglang_qspec  # noqa: F401
 
     for home, path in (*probe.CALLS, *probe.HOOKS, *probe.PARTS):

@@ -1,4 +1,4 @@
-"""The report: complete, one file, and right about what it could not measure."""
+"""The report: complete, one file, and clear about missing measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def summary() -> Summary:
 
 
 class Tags(HTMLParser):
-    """The tags of a page, whether they are closed, and what they refer to."""
+    """Checks that the tags of a page are closed, and collects the addresses that they refer to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_has_all_figures_and_needs_nothing_else(summary: Summary) -> None:
+def test_the_page_has_all_figures_and_refers_to_no_other_file(summary: Summary) -> None:
     pytest.importorskip("matplotlib")
     facts = {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"}
     drawn = figures(summary)
@@ -65,7 +65,7 @@ def test_the_page_has_all_figures_and_needs_nothing_else(summary: Summary) -> No
         assert expected in text
 
 
-def test_figures_show_the_configurations_they_are_about(
+def test_each_figure_shows_its_own_configurations(
     summary: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: dict[str, dict[Any, Any]] = {}
@@ -98,7 +98,7 @@ def test_without_matplotlib_the_page_says_how_to_get_it(
     assert escape(charts.INSTALL) in report_of(summary).page()
 
 
-def test_a_figure_without_data_is_said_to_have_none() -> None:
+def test_a_figure_without_data_says_so() -> None:
     pytest.importorskip("matplotlib")
     summary = summarize(round_of(1, ("none",)), ("none",), {})
     drawn = figures(summary)
@@ -124,7 +124,7 @@ def test_the_table_has_a_line_for_each_configuration(summary: Summary) -> None:
     assert failed == "ngram: failed: no <kernel>"
 
 
-def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(summary: Summary) -> None:
+def test_every_line_of_a_markdown_table_has_the_same_number_of_cells(summary: Summary) -> None:
     overall, speedups, lengths = report_of(summary).markdown().strip().split("\n\n")
     for text in (overall, speedups, lengths):
         assert len({line.count("|") for line in text.splitlines()}) == 1

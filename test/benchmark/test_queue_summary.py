@@ -47,23 +47,23 @@ def test_acceptance_is_counted_over_all_requests() -> None:
     assert found.match_rates == [5 / 20, 3 / 5]
 
 
-def test_what_was_accepted_beyond_the_end_of_an_output_is_not_in_the_accept_length() -> None:
+def test_tokens_accepted_past_the_end_of_an_output_do_not_count_in_the_accept_length() -> None:
     one = run(answer(9, passes=2, proposed=30, accepted={"queue": 14}))
     assert one.accept_len == pytest.approx(8 / 2)
 
 
-def test_a_request_with_other_output_is_counted() -> None:
+def test_requests_with_different_output_are_counted() -> None:
     plain = run(answer(5), answer(5))
     assert row(run(answer(5), answer(5, first_id=1)), plain).identical == 0.5
 
 
-def test_the_speedup_of_a_request_is_by_token_and_leaves_the_queue_out() -> None:
+def test_the_speedup_of_a_request_is_per_token_and_leaves_out_queueing_time() -> None:
     plain = run(answer(10, service=2.0, latency=100.0))
     faster = run(answer(20, service=1.0, latency=50.0))
     assert row(faster, plain).request_speedups == [pytest.approx(4.0)]
 
 
-def test_figures_of_several_rounds_are_medians_with_spreads_and_the_least_identical_share() -> None:
+def test_several_rounds_give_medians_spreads_and_the_smallest_identical_share() -> None:
     rounds = {
         number: run(answer(6, first_id=first), seconds=float(number))
         for number, first in ((1, 0), (2, 1), (3, 0))
@@ -74,7 +74,7 @@ def test_figures_of_several_rounds_are_medians_with_spreads_and_the_least_identi
     assert (found.figures.tokens_per_s, found.identical) == (3.0, 0.0)
 
 
-def test_a_summary_compares_within_a_round_and_keeps_what_failed() -> None:
+def test_a_summary_compares_within_a_round_and_lists_failures() -> None:
     names = ("none", "none-equal", "ngram", "qspec-8")
     served = ("none", "none-equal", "qspec-8")
     runs = {**round_of(1, served), **round_of(2, served)}
@@ -101,7 +101,7 @@ def test_equal_hardware_gives_both_sides_all_cores() -> None:
     for cell, one in round_of(1, ("none",)).items():
         fast = Run(1.0, one.answers)
         runs[Cell(1, cell.group, cell.part, "lookup-equal")] = fast
-    # 8 s of no speculation against 4 s, and 2 s of lookup where it has all cores.
+    # No speculation takes 8 s, QSPEC 4 s, and lookup on all cores 2 s.
     assert equal_hardware(runs, names) == {
         "none": 1.0,
         "none-equal": 1.0,

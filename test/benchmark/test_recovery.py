@@ -1,4 +1,4 @@
-"""How soon throughput is back, computed from when tokens came."""
+"""The time until throughput recovers, computed from the arrival times of tokens."""
 
 from benchmark.faults.recovery import bins, rate, seconds_until
 
@@ -12,13 +12,13 @@ def test_a_rate_is_tokens_over_time() -> None:
     assert rate([(1.0, 3), (2.0, 5)], 1.0, 2.0) == 3.0
 
 
-def test_throughput_is_back_with_the_first_window_that_has_enough() -> None:
+def test_throughput_has_recovered_at_the_first_window_above_the_threshold() -> None:
     assert seconds_until(EVENTS, 1.0, wanted=9.9, window=1.0, limit=5.0) == 0.0
     assert seconds_until(EVENTS, 5.0, wanted=9.9, window=1.0, limit=5.0) == 1.0
     assert seconds_until(EVENTS, 5.0, wanted=19.9, window=1.0, limit=5.0) == 1.5
 
 
-def test_throughput_that_does_not_come_back_in_time_has_no_time() -> None:
+def test_throughput_that_does_not_recover_in_time_has_no_recovery_time() -> None:
     assert seconds_until(EVENTS, 5.0, wanted=25.0, window=1.0, limit=4.0) is None
 
 

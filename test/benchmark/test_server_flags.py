@@ -1,4 +1,4 @@
-"""Every benchmark's server flags, by the parser of the server itself."""
+"""The server's own parser accepts the flags of every benchmark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,7 +21,7 @@ GPU = replace(CPU, on_gpu=True, target_cores=(), sidecar_cores=())
 
 
 def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
-    """Configurations of every benchmark, with the benchmark's name."""
+    """The name of each benchmark with each of its configurations."""
     for name in configurations.NAMES:
         yield "queue", configurations.configuration(name, settings)
     for name in plan.NAMES:
@@ -47,9 +48,9 @@ EVERY = [
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises the message where argparse would end the process."""
+    """Raises ValueError where argparse would end the process."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
     from sglang_qspec.engine.arguments import add_flags
 
-    # A prefix of a flag would be taken for the flag.
+    # Otherwise argparse accepts a prefix of a flag as the flag.
     parser = Parser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     if not any("--speculative-qspec-cores" in a.option_strings for a in parser._actions):
@@ -76,6 +77,6 @@ def test_the_server_takes_every_flag(
     assert (parsed.speculative_algorithm == "QSPEC") >= configuration.has_sidecar
 
 
-def test_a_flag_that_does_not_exist_is_noticed(parser: argparse.ArgumentParser) -> None:
+def test_the_parser_rejects_a_flag_that_does_not_exist(parser: argparse.ArgumentParser) -> None:
     with pytest.raises(ValueError, match="--speculative-qspec-device"):
         parser.parse_args(["--model-path", "m", "--speculative-qspec-device", "cuda:0"])

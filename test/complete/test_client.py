@@ -1,4 +1,4 @@
-"""`qspec complete` where there is no server, or another one: one sentence, and exit status 1."""
+"""`qspec complete` without a QSPEC server: one sentence, and exit status 1."""
 
 import http.server
 import re
@@ -13,7 +13,7 @@ from sglang_qspec.__main__ import main
 
 @contextmanager
 def something_else(body: bytes) -> Iterator[str]:
-    """A web server that answers everything with `body`."""
+    """A web server that answers every request with `body`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -22,7 +22,7 @@ def something_else(body: bytes) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *args: object) -> None:
-            """Nothing to stderr, which the test reads."""
+            """Writes nothing, because the test reads stderr."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -38,7 +38,7 @@ def something_else(body: bytes) -> Iterator[str]:
         (b'{"internal_states": [{}]}', "does not speculate with QSPEC"),
     ],
 )
-def test_another_server_is_told_from_ours(
+def test_a_server_without_qspec_is_an_error_of_one_sentence(
     capsys: pytest.CaptureFixture[str], body: bytes, words: str
 ) -> None:
     with something_else(body) as url:
@@ -52,7 +52,7 @@ def test_another_server_is_told_from_ours(
     ("url", "words"),
     [("http://127.0.0.1:1", "no server answers at"), ("nonsense", "the address is 'nonsense'")],
 )
-def test_no_server_is_one_sentence_too(
+def test_a_missing_server_is_an_error_of_one_sentence(
     capsys: pytest.CaptureFixture[str], url: str, words: str
 ) -> None:
     assert main(["complete", "--url", url, "Hi"]) == 1

@@ -1,4 +1,4 @@
-"""How drafted text looks."""
+"""The marks around drafted text."""
 
 from sglang_qspec.complete.marks import Brackets, Colours, summary
 from sglang_qspec.complete.stretches import Stretch
@@ -24,7 +24,7 @@ def test_an_answer_that_ends_in_a_draft_closes_its_bracket() -> None:
     assert marks.mark(Stretch("guess", "x")) + marks.end() == "[guess:x]"
 
 
-def test_colours_are_those_of_the_sources_and_the_target_has_none() -> None:
+def test_each_source_has_its_colour_and_the_target_has_none() -> None:
     marks = Colours()
     assert marks.mark(Stretch("target", "The")) == "The"
     assert marks.mark(Stretch("queue", " cat")) == "\x1b[32m cat\x1b[0m"

@@ -1,4 +1,4 @@
-"""Text in stretches: nothing lost, no character torn, each piece told provenance it is."""
+"""Text in stretches: no text is lost, no character is split, each stretch has its draft source."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ from sglang_qspec.complete.stretches import Stretch, Stretches
 
 
 class Bytes:
-    """A tokenizer of which each token is some bytes, as in byte-level BPE."""
+    """A tokenizer with byte sequences as tokens, as in byte-level BPE."""
 
     def __init__(self, tokens: Sequence[bytes], *, drops_first_space: bool = False) -> None:
         self.tokens = tokens
@@ -47,11 +47,11 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
     ]
 
 
-def test_text_that_comes_later_than_its_tokens_keeps_its_source() -> None:
+def test_text_that_arrives_after_its_tokens_keeps_its_source() -> None:
     euro = "€".encode()
     stretches = Stretches(Bytes([b"a", b" caf", euro[:2], euro[2:]]).decode)
     provenance = ["target", "queue", "queue", "guess"]
-    # A server holds back the whole word that ends in half a character.
+    # A server holds back a word that ends in half a character.
     assert list(stretches.take("a ", [0, 1, 2], provenance[:3])) == [
         ("target", "a"),
         ("queue", " "),
@@ -70,8 +70,8 @@ def test_a_tokenizer_that_drops_the_first_space_shifts_nothing() -> None:
     ]
 
 
-def test_a_text_that_ends_before_its_tokens_ends_there() -> None:
-    """As at a stop string, or a token that is not shown."""
+def test_a_text_shorter_than_its_tokens_is_marked_up_to_its_end() -> None:
+    """A stop string or a hidden token can cut the text."""
     stretches = Stretches(Bytes([b"one", b" two", b"</s>"]).decode)
     provenance = ["target", "step", "target"]
     found = [
@@ -82,7 +82,7 @@ def test_a_text_that_ends_before_its_tokens_ends_there() -> None:
 
 
 @given(st.data())
-def test_all_text_comes_out_once_whatever_the_pieces_are(data: st.DataObject) -> None:
+def test_every_character_appears_once_however_the_text_is_split(data: st.DataObject) -> None:
     text = data.draw(st.text(alphabet="ab é€🙂", max_size=12))
     raw = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=8)) | {0, len(raw)})
@@ -95,12 +95,12 @@ def test_all_text_comes_out_once_whatever_the_pieces_are(data: st.DataObject) ->
     while known < len(tokens):
         known = data.draw(st.integers(known + 1, len(tokens)))
         whole = len(b"".join(tokens[:known]).decode(errors="ignore"))
-        # The last piece has it all.
+        # The last piece has the whole text.
         shown = whole if known == len(tokens) else data.draw(st.integers(shown, whole))
         found += stretches.take(text[:shown], list(range(known)), provenance[:known])
     found += stretches.finish(text, provenance)
     assert joined(found) == text
-    # Each character is its last token's.
+    # Each character belongs to its last token.
     ends = [len(b"".join(tokens[:n]).decode(errors="ignore")) for n in range(1, len(tokens) + 1)]
     expected = [
         provenance[next(n for n, end in enumerate(ends) if end > at)] for at in range(len(text))

@@ -2,10 +2,10 @@
 
     python -m test.cpu.fuzz --operations 1000 --seed 1
 
-prints the number of operations, or the exception of the first that went wrong. A product is
-compared with numpy's; a decoder's pass over several rows with passes of the same tokens one at a
-time, which give the same bits. `test_native.py` compares the decoder with torch; here torch is not
-imported, so that a build with sanitizers runs fast.
+prints the number of operations, or the exception of the first that failed. It compares a product
+with numpy's. It compares a decoder pass over several rows with passes over one token each, which
+must give the same bits. `test_native.py` compares the decoder with torch. This file does not import
+torch, so that a build with sanitizers runs fast.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_qspec.cpu import _native
 
@@ -25,7 +26,7 @@ EXTREMES = (-(1 << 80), -(1 << 31), -1, 0, 1 << 20, (1 << 31) - 1, 1 << 31, 1 <<
 
 @dataclass
 class Made:
-    """A decoder, and how many positions, slots and table rows there are."""
+    """A decoder, its hidden size, and its numbers of positions (`reach`) and KV slots."""
 
     decoder: Any
     hidden: int
@@ -44,14 +45,17 @@ class KernelFuzz:
         self.operations = 0
 
     def run(self, operations: int) -> None:
-        """Do so many operations; raises what the first wrong one raises."""
+        """Run this number of random operations; raises the first failure."""
         actions = (self.multiply, self.multiply, self.multiply_anything, self.decode)
         for _ in range(operations):
             self.random.choice((*actions, self.decode_anything, self.make_anything))()
             self.operations += 1
 
-    def floats(self, *shape: int) -> np.ndarray:
+    def floats(self, *shape: int) -> NDArray[np.float32]:
         return self.numbers.standard_normal(shape, np.float32)
+
+    def norm(self, hidden: int) -> NDArray[np.float32]:
+        return np.float32(1) + self.floats(hidden) / np.float32(10)
 
     def packed(self, outputs: int, inputs: int) -> Any:
         return _native.PackedInt8(*self.weight(outputs, inputs))
@@ -65,7 +69,7 @@ class KernelFuzz:
         inputs = self.random.choice((1, 3, 4, 16, 17, self.random.randint(1, 300)))
         rows = self.random.choice((0, 1, 2, 5, self.random.randint(1, 40)))
         q, scale = self.weight(outputs, inputs)
-        x = self.floats(rows, inputs) * self.random.choice((1, 1e-20, 1e10))
+        x = self.floats(rows, inputs) * np.float32(self.random.choice((1, 1e-20, 1e10)))
         expected = x.astype(np.float64) @ (q * scale[:, None].astype(np.float64)).T
         digits, threads = self.random.randint(1, 2), self.random.choice((1, 1, 2, 5))
         weight = _native.PackedInt8(q, scale)
@@ -77,12 +81,13 @@ class KernelFuzz:
         assert (np.abs(actual - expected) <= bound + 1e-4 * np.abs(expected) + 1e-25).all()
         odd = np.array([np.nan, np.inf, -np.inf, 3e38, 1e-40], np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            weight.multiply(np.resize(odd, x.shape), digits, threads)  # any values are safe
+            weight.multiply(np.resize(odd, x.shape), digits, threads)  # must not crash
 
     def multiply_anything(self) -> None:
         weight = self.packed(5, 8)
         shape = [self.random.randint(0, 9) for _ in range(self.random.randint(0, 3))]
-        x = self.floats(*shape).astype(self.random.choice((np.float32, np.float32, np.float64)))
+        dtype: Any = self.random.choice((np.float32, np.float32, np.float64))
+        x = self.floats(*shape).astype(dtype)
         digits = self.random.choice((1, 2, 0, 3, *EXTREMES))
         threads = self.random.choice((1, 2, 0, *EXTREMES))
         try:
@@ -93,19 +98,19 @@ class KernelFuzz:
         assert x.shape[1] == 8
         assert x.dtype == np.float32
 
-    def layers(self, sizes: dict[str, int], pools: list[np.ndarray]) -> list[tuple]:
+    def layers(self, sizes: dict[str, int], pools: list[np.ndarray]) -> list[_native.NativeLayer]:
         hidden, heads, kv_heads, dim = (sizes[k] for k in ("hidden", "heads", "kv_heads", "dim"))
         made = []
         for keys, values in zip(pools[::2], pools[1::2], strict=True):
-            inner = 16 * self.random.randint(1, 12)  # of each layer its own
+            inner = 16 * self.random.randint(1, 12)  # differs between layers
             made.append(
                 (
                     self.packed((heads + 2 * kv_heads) * dim, hidden),
                     self.packed(hidden, heads * dim),
                     self.packed(2 * inner, hidden),
                     self.packed(hidden, inner),
-                    1 + self.floats(hidden) / 10,
-                    1 + self.floats(hidden) / 10,
+                    self.norm(hidden),
+                    self.norm(hidden),
                     keys,
                     values,
                 )
@@ -128,15 +133,15 @@ class KernelFuzz:
         ]
         decoder = _native.Decoder(
             self.layers(sizes, pools),
-            1 + self.floats(sizes["hidden"]) / 10,
+            self.norm(sizes["hidden"]),
             self.floats(reach, sizes["dim"]),
             sizes["heads"],
             kv_heads,
             1e-5,
         )
         rows = max(1, min(3, slots // reach))
-        table = self.numbers.permutation(max(slots, rows * reach))[: rows * reach]
-        table = (table % slots).astype(np.int32).reshape(rows, reach)
+        order = self.numbers.permutation(max(slots, rows * reach))[: rows * reach]
+        table = (order % slots).astype(np.int32).reshape(rows, reach)
         return Made(decoder, sizes["hidden"], reach, slots, table, pools)
 
     def pass_of(self, made: Made, parts: list[tuple[int, int, np.ndarray]]) -> np.ndarray:
@@ -155,7 +160,9 @@ class KernelFuzz:
     def decode(self) -> None:
         made = self.make()
         if len(np.unique(made.table)) < made.table.size:
-            made.table = made.table[:1, : made.slots]  # rows that share slots would not repeat
+            made.table = made.table[
+                :1, : made.slots
+            ]  # rows that share slots would not be reproducible
         rows, reach = made.table.shape
         lengths = [self.random.randint(1, reach) for _ in range(rows)]
         texts = [self.floats(length, made.hidden) for length in lengths]
@@ -199,9 +206,11 @@ class KernelFuzz:
     def make_anything(self) -> None:
         """A decoder with one argument that may not fit."""
         pools = [np.zeros((8, 1, 64), np.float32) for _ in range(4)]
-        layers = self.layers({"hidden": 32, "heads": 2, "kv_heads": 1, "dim": 64}, pools)
+        layers: list[Any] = [
+            *self.layers({"hidden": 32, "heads": 2, "kv_heads": 1, "dim": 64}, pools)
+        ]
         part = self.random.randrange(8)
-        wrong = self.random.choice(
+        wrong: Any = self.random.choice(
             (
                 None,
                 self.packed(self.random.randint(1, 200), self.random.randint(1, 200)),
@@ -212,13 +221,14 @@ class KernelFuzz:
         )
         place = self.random.randrange(2)
         layers[place] = (*layers[place][:part], wrong, *layers[place][part + 1 :])
-        sizes = [2, 1, 1e-5]
+        sizes: list[Any] = [2, 1, 1e-5]
         if self.random.random() < 0.5:
             at = self.random.randrange(3)
             sizes[at] = self.random.choice((*EXTREMES, 3, float("nan")))
+        given: Any = self.random.choice((layers, layers[:1], [], [None], [()]))
         try:
             decoder = _native.Decoder(
-                self.random.choice((layers, layers[:1], [], [None], [()])),
+                given,
                 self.floats(self.random.choice((32, 32, 0, 16))),
                 self.floats(self.random.choice((9, 0)), self.random.choice((64, 64, 0, 96))),
                 *sizes,

@@ -1,4 +1,4 @@
-"""The batched attention equals masked softmax written out, in float32."""
+"""The batched attention equals an explicit masked softmax in float32."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def cache() -> tuple[torch.Tensor, torch.Tensor]:
 def _naive(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """`query` [n, heads, d] over `keys` [T, kv_heads, d] with `seen` bool [n, T]."""
+    """Attention of `query` [n, heads, d] over `keys` [T, kv_heads, d]; mask `seen` bool [n, T]."""
     group = query.shape[1] // keys.shape[1]
     key, value = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = torch.einsum("nhd,thd->hnt", query, key) * query.shape[2] ** -0.5
@@ -27,7 +27,7 @@ def _naive(
 
 
 def _requests(lens: list[int]) -> torch.Tensor:
-    """Scattered slots of each request; columns past its length point anywhere."""
+    """Random slots of each request; columns past its length hold arbitrary slots."""
     random = torch.Generator().manual_seed(2)
     slots = torch.randint(0, _SLOTS, (len(lens), max(lens)), generator=random)
     for row, length in enumerate(lens):
@@ -64,7 +64,7 @@ def test_decode_equals_softmax_over_each_requests_own_slots(
 )
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 @pytest.mark.parametrize("width", [1, 3, 5])
-def test_a_prefix_that_requests_share_is_read_once_and_counts_for_each(
+def test_a_shared_prefix_is_read_once_and_counts_for_each_request(
     prefixes: list[tuple[int, int]],
     lens: list[int],
     width: int,
@@ -102,7 +102,7 @@ def test_requests_with_little_in_common_are_planned_one_by_one(
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 @pytest.mark.parametrize("prefixes", [[6], [20, 3, 0, 11]])
-def test_a_draft_sees_the_prefix_and_its_ancestors_only(
+def test_a_draft_token_attends_only_to_the_prefix_and_its_ancestors(
     prefixes: list[int], width: int, cache: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     bs = len(prefixes)
@@ -122,7 +122,7 @@ def test_a_draft_sees_the_prefix_and_its_ancestors_only(
         torch.testing.assert_close(output[b], _naive(rows, cache[0][own], cache[1][own], seen))
 
 
-def test_a_window_hides_what_lies_further_back(
+def test_a_sliding_window_masks_older_positions(
     cache: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     lens, window = [30, 5], 6
@@ -142,7 +142,7 @@ def test_a_window_hides_what_lies_further_back(
 
 @pytest.mark.parametrize(("prefix", "new"), [(0, 1), (0, 9), (13, 4), (40, 1), (5, 60)])
 @pytest.mark.parametrize("window", [None, 7])
-def test_an_extend_is_causal_behind_its_cached_prefix(
+def test_an_extend_is_causal_after_its_cached_prefix(
     prefix: int, new: int, window: int | None, cache: tuple[torch.Tensor, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Packed products equal plain ones."""
+"""Products with packed weights equal torch's."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_a_packed_weight_gives_the_same_product(shape: tuple[int, ...], bias: bo
     torch.testing.assert_close(product, torch.nn.functional.linear(rows, weight, offset))
 
 
-def test_weights_that_are_no_matrices_or_no_floats_are_left_alone() -> None:
+def test_weights_that_are_not_float_matrices_are_left_unpacked() -> None:
     assert not can_pack(torch.zeros(3))
     assert not can_pack(torch.zeros(3, 3, dtype=torch.int8))
     assert not can_pack(torch.zeros(0, 3))

@@ -1,4 +1,4 @@
-"""Random shapes for the compiled kernels; `scripts/sanitize` repeats them with sanitizers."""
+"""Random shapes for the compiled kernels; `scripts/sanitize` runs them with sanitizers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.skipif(native() is None, reason="no AVX-512 with VNNI")
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_shapes_give_what_numpy_gives_or_are_refused(seed: int) -> None:
+def test_random_shapes_give_the_result_of_numpy_or_are_refused(seed: int) -> None:
     from test.cpu.fuzz import KernelFuzz
 
     KernelFuzz(seed).run(200)
@@ -16,7 +16,7 @@ def test_random_shapes_give_what_numpy_gives_or_are_refused(seed: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(100, 130))
-def test_many_random_shapes_give_what_numpy_gives_or_are_refused(seed: int) -> None:
+def test_many_random_shapes_give_the_result_of_numpy_or_are_refused(seed: int) -> None:
     from test.cpu.fuzz import KernelFuzz
 
     KernelFuzz(seed).run(2000)

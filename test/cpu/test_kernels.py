@@ -1,4 +1,4 @@
-"""The stand-in kernels do what SGLang's device kernels do, shown by plain loops."""
+"""The stand-in kernels give the results of SGLang's device kernels, computed by plain loops."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_new_slots_are_written_into_each_requests_row() -> None:
     assert torch.equal(table, expected)
 
 
-def test_slots_of_a_window_are_packed_and_the_rest_is_left_alone() -> None:
+def test_slots_of_a_window_are_packed_and_the_rest_stays_unchanged() -> None:
     table = _random(3, 12, high=500).int()
     out = torch.full((8,), 7)
     kernels.assign_extend_cache_locs_cpu(
@@ -160,8 +160,8 @@ def test_greedy_verification_walks_the_links(bs: int) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_an_eagle_tree_is_built_from_the_selected_places(full: bool) -> None:
-    # topk 2: place 0 and 1 hang off the root, 2..5 are the children of 0 and 1 in turn.
+def test_an_eagle_tree_is_built_from_the_selected_candidates(full: bool) -> None:
+    # With topk 2, candidates 0 and 1 are children of the root; 2 to 5 are children of 0 and 1.
     topk, width, bs = 2, 5, 2
     selected = torch.tensor([[0, 1, 3, 4], [0, 1, 2, 3]])
     parent_list = torch.tensor([[-1, 0, 1], [-1, 0, 1]])

@@ -1,4 +1,4 @@
-"""Packed products against the float weight that their grid stands for."""
+"""Products with packed weights, compared with the float weights of their grid."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def weight(n: int = 48, k: int = 96) -> torch.Tensor:
 
 
 def inputs(m: int, k: int = 96) -> torch.Tensor:
-    """Rows of very different sizes, each with an outlier and a mean that is not zero."""
+    """Rows of very different magnitudes, each with an outlier and a nonzero mean."""
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)) + 0.5
     x[:, 3] *= 20
     return x * torch.logspace(-3, 3, m)[:, None]
@@ -26,14 +26,14 @@ def row_errors(y: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("m", ROWS)
-def test_an_int8_product_is_close_to_its_float_weight_for_every_row_alone(m: int) -> None:
+def test_an_int8_product_is_close_to_the_float_product_for_each_row(m: int) -> None:
     grid = round_int8(weight())
     y = Int8Linear(grid)(inputs(m))
     tolerance = 1e-4 if m <= TWO_DIGIT_ROWS else 2e-2
     assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < tolerance
 
 
-def test_a_row_has_the_same_product_whatever_rows_are_beside_it() -> None:
+def test_the_product_of_a_row_does_not_depend_on_the_other_rows() -> None:
     product = Int8Linear.quantize(weight())
     x = inputs(40)
     assert torch.equal(product(x)[7:20], product(x[7:20]))
@@ -70,7 +70,7 @@ def test_no_rows_give_no_rows() -> None:
 
 @pytest.mark.parametrize("group_size", [32, 96, 48, 16])
 @pytest.mark.parametrize("m", [1, INT4_ROWS, INT4_ROWS + 1])
-def test_an_int4_product_is_close_to_its_float_weight_for_any_group(
+def test_an_int4_product_is_close_to_the_float_product_for_any_group_size(
     group_size: int, m: int
 ) -> None:
     grid = round_int4(weight(), group_size)
@@ -97,7 +97,7 @@ def test_rounding_to_int8_errs_by_half_a_step_at_most() -> None:
     assert grid.q.abs().max() == 127
 
 
-def test_rounding_to_int4_gives_back_weights_that_are_on_such_a_grid() -> None:
+def test_rounding_to_int4_keeps_weights_that_are_on_an_int4_grid() -> None:
     q = torch.randint(0, 16, (8, 64), dtype=torch.uint8)
     q[:, ::32], q[:, 1::32] = 0, 15
     zero = torch.randint(1, 15, (8, 2)).float()
@@ -117,7 +117,7 @@ def test_rounding_to_int4_beats_a_grid_that_keeps_the_largest_weight() -> None:
     assert error < 0.98 * (plain.view(64, 128) - w).norm()
 
 
-def test_a_grid_per_channel_keeps_its_integers_and_another_is_rounded() -> None:
+def test_a_grid_per_channel_keeps_its_integers_and_a_grouped_grid_is_rounded() -> None:
     q = torch.randint(0, 256, (4, 8), dtype=torch.uint8)
     symmetric = Grid(q, torch.rand(4, 1), torch.full((4, 1), 128.0))
     same = symmetric.per_channel()
@@ -137,7 +137,7 @@ def test_an_asymmetric_grid_per_channel_that_leaves_int8_is_rounded() -> None:
     torch.testing.assert_close(grid.dequantize(), torch.tensor([[0.0, 255.0]]))
 
 
-def test_without_fbgemm_int8_weights_are_multiplied_all_the_same(
+def test_int8_weights_are_multiplied_without_fbgemm_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear, "has_fbgemm", lambda: False)
@@ -147,7 +147,7 @@ def test_without_fbgemm_int8_weights_are_multiplied_all_the_same(
         assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < 2e-2
 
 
-def test_packing_leaves_torchs_quantized_engine_as_it_was() -> None:
+def test_packing_does_not_change_torchs_quantized_engine() -> None:
     before = torch.backends.quantized.engine
     Int8Linear.quantize(weight())
     assert torch.backends.quantized.engine == before

@@ -1,4 +1,4 @@
-"""The compiled decoder against the same layers in torch."""
+"""The compiled decoder, compared with the same layers in torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +19,14 @@ HIDDEN, INNER, LAYERS, SLOTS, REACH, EPS = 96, 160, 2, 64, 32, 1e-5
 
 @dataclass
 class Layer:
-    """Grids of qkv, out, gate_up and down, and two norms."""
+    """Weight grids of qkv, out, gate_up and down, and two norms."""
 
     grids: list[Grid]
     norms: list[Tensor]
 
 
 class Model:
-    """A random Llama without embedding and head, and a pool of KV for it."""
+    """A random Llama without embedding and head, and its KV pool."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Model:
         self.decoder = self.make()
 
     def make(self, **changed: Any) -> Any:
-        """A decoder of these layers, but for the arguments that are given."""
+        """A decoder of these layers; `changed` replaces arguments."""
         arguments = {
             "layers": self.native_layers,
             "final_norm": self.norm.numpy(),
@@ -83,7 +83,7 @@ class Model:
         return native().Decoder(**{**arguments, **changed})
 
     def reference(self, hidden: Tensor) -> Tensor:
-        """What follows `hidden` [tokens, HIDDEN], all of one row, from its beginning."""
+        """The output in torch for `hidden` [tokens, HIDDEN], one row from its first position."""
         turned = self.heads + self.kv_heads
         cos, sin = self.cos_sin[: len(hidden), None].chunk(2, -1)
         group = self.heads // self.kv_heads
@@ -135,7 +135,7 @@ def run(model: Model, parts: list[tuple[int, int, Tensor]], table: Tensor, **mor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (5, 1, 64), (2, 2, 128)])
-def test_rows_of_different_lengths_go_on_as_in_torch(
+def test_rows_of_different_lengths_continue_as_in_torch(
     heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:
     model = Model(heads, kv_heads, dim, dtype)
@@ -162,26 +162,26 @@ def test_more_threads_and_fewer_digits_change_only_the_rounding() -> None:
 
 
 @pytest.mark.parametrize("inner", [(32, 480, 96), (480, 32), (160, 176)])
-def test_layers_of_unequal_inner_widths_go_on_as_in_torch(inner: tuple[int, ...]) -> None:
+def test_layers_of_unequal_inner_widths_continue_as_in_torch(inner: tuple[int, ...]) -> None:
     model = Model(6, 2, 64, torch.float32, inner)
     prompt, table = torch.randn(24, HIDDEN), torch.arange(REACH).int()[None]
     assert error(run(model, [(0, 0, prompt)], table), model.reference(prompt)) < 2e-3
 
 
-def test_more_rows_than_fit_a_product_of_32_bits_are_multiplied() -> None:
-    """Rows are shared out by products of their number with itself: 93,000 squared is over 2**31."""
+def test_rows_are_multiplied_when_their_number_squared_exceeds_32_bits() -> None:
+    """Dividing rows among threads squares their number, and 93,000 squared exceeds 2**31."""
     weight = native().PackedInt8(np.ones((1, 1), np.int8), np.ones(1, np.float32))
     x = np.arange(93_000, dtype=np.float32)[:, None]
     assert np.array_equal(weight.multiply(x, 1, 1), x)
 
 
-def replaced(layers: list[tuple], part: int, value: object) -> list[tuple]:
-    """The layers with another part in the last one."""
+def replaced(layers: list[Any], part: int, value: object) -> list[Any]:
+    """The layers, with one part of the last layer replaced."""
     *others, last = layers
     return [*others, (*last[:part], value, *last[part + 1 :])]
 
 
-def test_a_layer_that_does_not_fit_is_refused_by_its_name() -> None:
+def test_a_layer_of_the_wrong_shape_is_refused_by_name() -> None:
     model = Model(6, 2, 64, torch.float32)
     layers = model.native_layers
     down = layers[0][3]
@@ -218,7 +218,7 @@ def test_a_layer_that_does_not_fit_is_refused_by_its_name() -> None:
         ({"cos_sin": np.ones((0, 64), np.float32)}, "cos_sin"),
     ],
 )
-def test_a_decoder_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_a_decoder_with_impossible_sizes_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Model(6, 2, 64, torch.float32).make(**changed)
 
@@ -240,13 +240,13 @@ def test_a_decoder_keeps_its_layers_when_the_caller_drops_them() -> None:
         ((1, 70_000), "is 70000, but must be from 1 to 65793"),
     ],
 )
-def test_a_weight_whose_sums_would_not_fit_is_refused(shape: tuple[int, int], message: str) -> None:
+def test_a_weight_with_sums_beyond_32_bits_is_refused(shape: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         native().PackedInt8(np.ones(shape, np.int8), np.ones(shape[0], np.float32))
 
 
-def test_the_widest_weight_adds_up_exactly() -> None:
-    """The largest bytes times the smallest weights come closest to what 32 bits hold."""
+def test_the_widest_allowed_weight_is_summed_exactly() -> None:
+    """The largest inputs times the smallest weights come closest to the 32-bit limit."""
     inputs = 65_793
     weight = native().PackedInt8(np.full((1, inputs), -128, np.int8), np.ones(1, np.float32))
     x = np.full((1, inputs), 255, np.float32)
@@ -257,15 +257,15 @@ def test_the_widest_weight_adds_up_exactly() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1 << 20])
-def test_a_number_of_threads_that_cannot_be_is_refused(threads: int) -> None:
+def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
     weight = native().PackedInt8(np.ones((4, 4), np.int8), np.ones(4, np.float32))
     with pytest.raises(ValueError, match=f"threads is {threads}, but must be from 1 to"):
         weight.multiply(np.ones((1, 4), np.float32), 1, threads)
 
 
 @pytest.mark.parametrize("slot", [-1, SLOTS, 1 << 30])
-def test_a_table_that_leads_out_of_the_pool_is_refused(slot: int) -> None:
-    """Attention reads the slots of all earlier positions, not only that of the new token."""
+def test_a_table_with_slots_outside_the_pool_is_refused(slot: int) -> None:
+    """Attention reads the slots of all earlier positions, not only the slot of the new token."""
     model = Model(6, 2, 64, torch.float32)
     table = torch.arange(REACH).int()[None]
     table[0, 3] = slot
@@ -274,7 +274,7 @@ def test_a_table_that_leads_out_of_the_pool_is_refused(slot: int) -> None:
     run(model, [(0, 0, torch.randn(2, HIDDEN))], table)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     model = Model(6, 2, 64, torch.float32)
     one, table = torch.randn(1, HIDDEN), torch.arange(REACH).int()[None]
     with pytest.raises(ValueError, match="position"):

@@ -1,9 +1,9 @@
-"""Requests that come, run and go while their sidecar does everything wrong, all by one seed.
+"""Random schedules of requests with a sidecar that misbehaves in every way; fixed by a seed.
 
-The speculator, the tries, the link's codec and the walk that accepts draft tokens are the real
-ones; the link is the library's fake; the target is a script. Every request has tokens of its own,
-so that a token in its tree tells whose draft it was: `FOREIGN` ones are only ever in messages that
-must not reach any tree.
+The speculator, the tries, the link's codec and the acceptance walk are the real ones. The link is
+the library's fake, and the target is a script. Each request has its own token ids, so a token in a
+tree shows for which request it was drafted. `FOREIGN` ids occur only in messages that must not
+reach any tree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.link.frame import encode
 from sglang_qspec.messages import Declined, Drafted, Gap, Submit
@@ -21,10 +21,10 @@ from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.accept import accept
 
 TOKENS_EACH = 16
-"""Token ids that belong to one request; few, so that its text repeats itself."""
+"""Number of token ids that belong to one request; few, so that its text repeats itself."""
 MAX_REQUESTS = 100
 FOREIGN = range(TOKENS_EACH)
-"""Ids that belong to no request."""
+"""Token ids that belong to no request."""
 VOCAB = TOKENS_EACH * (MAX_REQUESTS + 1)
 MAX_REQUEST_TOKENS = 192
 MAX_TOTAL_TOKENS = 768
@@ -35,18 +35,18 @@ HUGE = 1 << 40
 
 @dataclass
 class Request:
-    """One stay of a rid, and what the target answers to it."""
+    """One request and the target's answer to it."""
 
     rid: str
     own: range
-    """Its token ids."""
+    """Token ids that belong to this request alone."""
     prompt_ids: list[int]
     text: list[int]
-    """All of the target's answer."""
+    """The target's whole answer."""
     guess_ids: list[int]
-    """Its client's guess, possibly none."""
+    """The client's guess; may be empty."""
     output_ids: list[int] = field(default_factory=list)
-    """Committed so far."""
+    """Tokens committed so far."""
 
     @property
     def done(self) -> bool:
@@ -54,11 +54,11 @@ class Request:
 
 
 class Chaos:
-    """One random schedule. `step` does one thing and checks all that must hold after it."""
+    """One random schedule. `step` makes one random event happen, then checks the invariants."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        # Answers are a matter of the seed alone, whatever happens meanwhile.
+        # A separate generator: the answers must not depend on the events.
         self._texts = random.Random(f"texts {seed}")
         self.link = FakeSidecarLink(self._completions, vocab_size=VOCAB)
         config = QSpecConfig(
@@ -75,20 +75,21 @@ class Chaos:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[int, Request] = {}
-        """All requests that there have been, by number."""
-        self._of: dict[int, Request] = {}
-        """Which one each submission was for."""
+        """All requests so far, by number."""
+        self._request_of: dict[int, Request] = {}
+        """The request of each submission."""
         self.lying = True
-        """While false, the sidecar drafts what the target is going to say."""
+        """Whether the sidecar sends wrong drafts; if not, it drafts the target's own answer."""
         self._honesty = self.rng.choice([0.0, 0.02, 0.3])
-        """How often a lying sidecar does so nevertheless."""
-        self._steps_told = 0
+        """Probability that a lying sidecar drafts the target's answer."""
+        self._followed = 0
+        """Number of commit messages already answered with step drafts."""
         self._step_drafts = MAX_COMPLETIONS
-        self._sent = 0
-        """Submits that were looked at."""
+        self._checked = 0
+        """Number of submits already checked."""
 
     def step(self) -> None:
-        """Something happens, to the requests or to the sidecar."""
+        """Make one random event happen to the requests or the sidecar."""
         life: list[Callable[[], None]] = [self.enqueue, self.admit, self.retract, self.abort]
         passes: list[Callable[[], None]] = [self.serve_pass, self.active.poll]
         mishaps: list[Callable[[], None]] = [self.lie, self.lie, self.disturb, self.lose]
@@ -97,7 +98,7 @@ class Chaos:
         self.check()
 
     def calm(self) -> None:
-        """The mishaps are over: a good sidecar comes, and all that is live is served to its end."""
+        """End the faults: connect a good sidecar and serve all live requests to their end."""
         self.lying = False
         self.link.queue_full = self.link.drop_all = False
         self.link.delay = self.link.interval = 0
@@ -106,22 +107,22 @@ class Chaos:
         self.drain()
 
     def drain(self) -> None:
-        """Serve all that is live."""
+        """Serve all live requests to their end."""
         while self.waiting or self.running:
             self.active.poll()
             self.admit()
             self.serve_pass()
             self.check()
 
-    # What becomes of requests.
+    # Events of requests.
 
     def enqueue(self) -> None:
         if self.opened >= MAX_REQUESTS:
             return
         self.opened += 1
         rid = self.rng.choice([f"r{number}" for number in range(12)])
-        over = rid not in {request.rid for request in (*self.waiting, *self.running)}
-        rid = rid if over else f"only-{self.opened}"
+        free = rid not in {request.rid for request in (*self.waiting, *self.running)}
+        rid = rid if free else f"only-{self.opened}"
         own = range(self.opened * TOKENS_EACH, (self.opened + 1) * TOKENS_EACH)
         text = self._texts.choices(own, k=self._texts.randint(2, 60))
         prompt_ids = self._texts.choices(own, k=self._texts.randint(1, 30))
@@ -142,7 +143,7 @@ class Chaos:
         )
 
     def admit(self) -> None:
-        """The prompt's pass of the first that waits: it gives one token."""
+        """Prefill the first waiting request, which gives one token."""
         if self.waiting and len(self.running) < SLOTS:
             request = self.waiting.pop(0)
             self.active.admit(request.rid)
@@ -162,7 +163,7 @@ class Chaos:
             self.active.end(requests.pop(self.rng.randrange(len(requests))).rid)
 
     def serve_pass(self) -> None:
-        """One decode pass over all that run, as `engine.passes.worker` makes it."""
+        """One decode pass over all running requests, as `engine.passes.worker` makes it."""
         if not self.running:
             return
         batch = list(self.running)
@@ -185,7 +186,7 @@ class Chaos:
             self.follow()
 
     def _verify(self, batch: Sequence[Request], trees: DraftTrees) -> list[list[int]]:
-        """The accepted nodes of each tree, by the walk that serves on a CPU."""
+        """The accepted nodes of each tree, by the walk that a CPU server uses."""
         layout = trees.lay_out()
         targets = [[0] * trees.width for _ in batch]
         for row, request in enumerate(batch):
@@ -200,16 +201,16 @@ class Chaos:
         for request in [request for request in self.running if request.done]:
             self.running.remove(request)
             self.finished.append(request)
-            del request.output_ids[len(request.text) :]  # a pass may run over the end
+            del request.output_ids[len(request.text) :]  # a pass may accept tokens past the end
             self.active.end(request.rid, len(request.text))
 
-    # What the sidecar does.
+    # Events of the sidecar.
 
     def _completions(self, submit: Submit) -> list[list[int]]:
-        """The script of the fake: the target's own answer, or anything."""
-        # A token of its own tells which request a text belongs to.
+        """The fake's completions: the target's own answer, or random tokens of the request."""
+        # Token ids belong to one request each, so the first one identifies the request.
         request = self.requests[submit.token_ids[0] // TOKENS_EACH]
-        self._of[submit.submission] = request
+        self._request_of[submit.submission] = request
         rest = request.text[submit.base_len :]
         if not self.lying:
             return [rest]
@@ -221,10 +222,10 @@ class Chaos:
         ]
 
     def follow(self) -> None:
-        """Answer what was committed with step drafts, as an honest sidecar does."""
-        for commits in self.link.commits[self._steps_told :]:
+        """Answer new commits with step drafts, as an honest sidecar does."""
+        for commits in self.link.commits[self._followed :]:
             for commit in commits.requests:
-                request = self._of[commit.submission]
+                request = self._request_of[commit.submission]
                 base_len = commit.base_len + len(commit.token_ids)
                 draft = request.text[base_len : base_len + commit.max_new_tokens]
                 if draft:
@@ -232,17 +233,19 @@ class Chaos:
                     self.link.inject(
                         Drafted(commit.submission, self._step_drafts, base_len, 0, draft)
                     )
-        self._steps_told = len(self.link.commits)
+        self._followed = len(self.link.commits)
 
     def lie(self) -> None:
-        """One message of each wrong kind may be sent, about a request that is live or over."""
+        """Send messages of random wrong kinds, about a live or an ended request."""
         if not self.link.submits:
             return
         submit = self.rng.choice(self.link.submits[-20:])
-        request = self._of[submit.submission]
+        request = self._request_of[submit.submission]
         live = any(request is other for other in (*self.waiting, *self.running))
-        newest = next(s for s in reversed(self.link.submits) if self._of[s.submission] is request)
-        # Under the submission of a live request it is that request's sidecar that lies about it.
+        newest = next(
+            s for s in reversed(self.link.submits) if self._request_of[s.submission] is request
+        )
+        # Drafts under a live submission may reach its tree, so they use the request's own ids.
         ids = request.own if live and submit is newest else FOREIGN
         wrong = [submit.submission + HUGE, -submit.submission]
         if ids is FOREIGN:
@@ -253,7 +256,7 @@ class Chaos:
                 self.link.inject_frame(frame)
 
     def _foreign(self, submission: int, victim: Request) -> bytes:
-        """Under a number of no open submission: a draft that the target follows at first."""
+        """A draft under a number of no open submission; the target accepts its first tokens."""
         base_len = len(victim.output_ids)
         lookahead = victim.text[base_len : base_len + self.rng.randint(0, 4)]
         return encode(
@@ -300,7 +303,7 @@ class Chaos:
         ]
 
     def disturb(self) -> None:
-        """The link gets slower, full, lossy, repetitive or unordered, or well again."""
+        """Make the link slow, full, lossy, duplicating or reordering, or restore it."""
         link, rng = self.link, self.rng
         kind = rng.randrange(8)
         if kind == 0:
@@ -321,7 +324,7 @@ class Chaos:
             self.follow()
 
     def lose(self) -> None:
-        """The sidecar goes, or another comes; seldom the target's weights change instead."""
+        """Lose the sidecar or connect another; sometimes drop all drafts, as new weights do."""
         kind = self.rng.randrange(8)
         if kind < 2:
             self.link.die()
@@ -332,7 +335,7 @@ class Chaos:
         else:
             self.active.drop_drafts()
 
-    # What must hold.
+    # Invariants.
 
     def check(self) -> None:
         self.active.check_integrity()
@@ -341,12 +344,12 @@ class Chaos:
         assert described["live_requests"] <= live
         assert 0 <= described["requests_in_flight"] <= live
         assert described["trie_tokens"] <= MAX_TOTAL_TOKENS + 32 * live
-        for submit in self.link.submits[self._sent :]:
-            request = self._of[submit.submission]
+        for submit in self.link.submits[self._checked :]:
+            request = self._request_of[submit.submission]
             output_ids = submit.token_ids[len(request.prompt_ids) :]
             assert submit.token_ids[: len(request.prompt_ids)] == request.prompt_ids
             assert output_ids == request.text[: submit.base_len]
-        self._sent = len(self.link.submits)
+        self._checked = len(self.link.submits)
 
     def _check_tree(self, request: Request, trees: DraftTrees, row: int) -> None:
         tree = trees[row]
@@ -356,5 +359,5 @@ class Chaos:
 
 
 def _answer(request: Request, place: int) -> int:
-    """The target's token at a place of the output; behind the end it repeats itself."""
+    """The target's token at position `place` of the output; past its end, one fixed token."""
     return request.text[place] if place < len(request.text) else request.own[0]

@@ -1,4 +1,4 @@
-"""Puts faults into the processes of a running server, by another plugin of SGLang's."""
+"""Injects faults into the processes of a running server, through a second SGLang plugin."""
 
 import os
 from pathlib import Path
@@ -29,8 +29,8 @@ def meet(name, moment):
 
 
 def revive():
-    # Speculation goes on with the drafts that need no sidecar, so that it can fail once more.
-    from sglang_qspec.engine.requests import speculator
+    # Speculation resumes with the drafts that need no sidecar, so that it can fail again.
+    from sglang_qspec.engine import speculator
 
     if (FAULTS / "revive").exists():
         (FAULTS / "revive").unlink()
@@ -79,12 +79,13 @@ def load():
         setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
     process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
 """
-"""Each hook fails before or after its work while a file of its name says so, and says that it did.
-The first two times that a sidecar is started, the system has no process for it."""
+"""Source of the plugin. While a file with the name of a hook holds `before` or `after`, the hook
+fails before or after its work and adds a byte to NAME.met. The first two starts of a sidecar fail.
+"""
 
 
 def plugin(folder: Path, code: str) -> dict[str, str]:
-    """The environment of a server that loads `code` as a plugin, before that of this package."""
+    """Environment variables of a server that loads `code` as a plugin, before this package's."""
     (folder / "faulty.py").write_text(code)
     package = folder / "faulty-1.dist-info"
     package.mkdir()
@@ -103,7 +104,7 @@ class Faults:
         self.environment = plugin(folder, ARMED) | {"QSPEC_TEST_FAULTS": str(self._folder)}
 
     def arm(self, hook: str, moment: str = "before") -> None:
-        """Have it fail `before` or `after` its work, each time from now on."""
+        """Make the hook fail `before` or `after` its work at each call, until `disarm`."""
         whole = self._folder / f"{hook}.new"
         whole.write_text(moment)
         whole.rename(self._folder / hook)
@@ -112,12 +113,12 @@ class Faults:
         (self._folder / hook).unlink()
 
     def met(self, hook: str) -> int:
-        """How often it has failed."""
+        """Number of times that the hook has failed."""
         met = self._folder / f"{hook}.met"
         return len(met.read_text()) if met.exists() else 0
 
     def revive(self) -> None:
-        """Have speculation go on in the next iteration of the scheduler after it has failed."""
+        """Activate failed speculation again at the scheduler's next iteration."""
         (self._folder / "revive").touch()
 
     @property

@@ -1,8 +1,9 @@
-"""Two samples of a server's texts, with speculation and without: are they of one distribution?"""
+"""Compares a server's sampled texts with and without speculation: is it one distribution?"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 from benchmark.harness.server import Server
@@ -10,9 +11,9 @@ from test.verify.chi_square import Fit, compare
 
 TEXT = "The old house at the end of the road was"
 TOKENS = 4
-"""Of which the first comes from the prompt's pass, and the others from verified trees."""
+"""Length of each text. Its first token comes from prefill, the others from verified trees."""
 LEVEL = 1e-5
-"""The smallest p that passes. The seeds are secret, so that no two runs are alike."""
+"""Smallest p-value that passes. The server's seeds are random, so runs differ."""
 PARAMETERS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 0.5, "top_p": 0.9},
     "repetition": {"temperature": 0.5, "repetition_penalty": 1.5},
@@ -27,7 +28,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 def sample(
     server: Server, params: dict[str, Any], custom: dict[str, Any], count: int
 ) -> list[dict[str, Any]]:
-    """So many answers to one prompt."""
+    """`count` answers to one prompt."""
     sampling = {**params, "max_new_tokens": TOKENS, "ignore_eos": True, "custom_params": custom}
     answers: list[dict[str, Any]] = server.post(
         "/generate", {"text": [TEXT] * count, "sampling_params": sampling}
@@ -38,26 +39,25 @@ def sample(
 def compare_first_tokens(
     server: Server, params: dict[str, Any], custom: dict[str, Any], count: int
 ) -> list[Fit]:
-    """Of the first token, the first two, and so on; `custom` is what speculates."""
+    """Compare the first token, the first two, and so on. `custom` are options for the drafts."""
     ours = sample(server, params, custom, count)
     theirs = sample(server, params, {"qspec_enabled": False}, count)
     accepted = sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in ours)
     assert accepted > count / 4  # otherwise this would test plain decoding
     return [
-        compare(
-            *(
-                Counter(tuple(answer["output_ids"][:length]) for answer in answers)
-                for answers in (ours, theirs)
-            )
-        )
+        compare(count_starts(ours, length), count_starts(theirs, length))
         for length in range(1, TOKENS + 1)
     ]
+
+
+def count_starts(answers: list[dict[str, Any]], length: int) -> Counter[Hashable]:
+    return Counter(tuple(answer["output_ids"][:length]) for answer in answers)
 
 
 def check_first_tokens(
     server: Server, params: dict[str, Any], custom: dict[str, Any], count: int
 ) -> None:
-    """Fail unless both samples may be of one distribution."""
+    """Fail if texts with speculation have another distribution than texts without."""
     found = compare_first_tokens(server, params, custom, count)
     for length, one in enumerate(found, 1):
         line = f"chi2={one.statistic:.1f} df={one.freedom} p={one.p:.3g} n={count}"

@@ -1,10 +1,10 @@
-"""A sidecar that is slow and lies: a real process at the real wire, with no model behind it.
+"""A slow sidecar that sends wrong messages: a real process on a real socket, without a model.
 
     python -m test.engine.lying_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT SEED
 
-It takes the handshake and heartbeats seriously, so that its server goes on to believe it, and
-answers every Submit and Commits with drafts that are random, stale, ahead, too long, with gaps, out
-of the vocabulary, under foreign names, late, or no messages at all. On SIGTERM it ends.
+Handshake and heartbeats are right, so the server stays connected. It answers every Submit and
+Commits with drafts that are random, stale, ahead of the output, too long, out of the vocabulary,
+late, with gaps, of other requests, or not messages at all. It ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from test.link.sockets import GARBAGE, OVERSIZED
 
 LONGEST_DELAY_S = 0.4
 OVERSIZED_AFTER = 60
-"""Messages after which a frame comes that breaks the connection, once."""
+"""Number of messages after which it sends, once, a frame that breaks the connection."""
 
 
 class Liar:
-    """Makes up drafts for what it is asked, and mistakes submissions for each other."""
+    """Invents drafts for each message, some of them for another submission."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -58,11 +58,11 @@ class Liar:
         yield from self._lies(message.submission, base_len, 0)
         yield self._step(message.submission, base_len)
         if self._rng.random() < 0.02:
-            # Nothing new, over and over.
+            # A flood of empty drafts.
             yield from 300 * [encode(Drafted(message.submission, MAX_COMPLETIONS, 0, 0, []))]
 
     def _step(self, submission: int, base_len: int) -> bytes:
-        """What the protocol allows, and is hardly ever right."""
+        """A draft that the protocol allows, with random tokens."""
         self._steps += 1
         draft = Drafted(submission, MAX_COMPLETIONS + self._steps, base_len, 0, self._tokens(12))
         return encode(draft)
@@ -119,8 +119,8 @@ def serve(server: LinkServer, liar: Liar, rng: random.Random, stopping: threadin
 
 
 def _send(server: LinkServer, peer: Peer, frame: bytes) -> None:
-    """Any bytes as they are; a server that has gone is no matter."""
-    if frame is OVERSIZED and peer in server.peers:  # nothing honest would let it pass
+    """Send raw bytes; do nothing if the server has gone."""
+    if frame is OVERSIZED and peer in server.peers:  # `send` would refuse it
         server._router.send_multipart([peer.routing_id, frame])
     else:
         server.send(peer, msgspec.Raw(frame))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def main() -> None:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     welcome = Welcome(PROTOCOL, "liar", int(vocab_size), context_len=1 << 20)
-    # Its steps take eleven days.
+    # It claims that a draft step takes eleven days.
     heartbeat = Heartbeat(7, 7, 7, 7, step_times=[(1.0, 1e6)])
     server = LinkServer(endpoint, welcome, fingerprint, lambda: heartbeat)
     try:

@@ -1,4 +1,4 @@
-"""A speculator at one end of a real wire and the real drafter at its other, stepped by the test."""
+"""A speculator and the real drafter, connected by a real socket and stepped by the test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import LinkServer, PrivateEndpoint, SidecarLink
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
 from sglang_qspec.sidecar.drafter import Drafter
@@ -19,7 +19,7 @@ VOCAB = 1000
 
 
 class Pair:
-    """A server's speculator, and a sidecar that counts on from the last token."""
+    """A server's speculator, and a sidecar with drafts that count up from the last token."""
 
     def __init__(self, endpoint: str, max_text_tokens: int = 1 << 20) -> None:
         self.model = ScriptedModel(vocab_size=VOCAB, context_len=256)
@@ -36,7 +36,7 @@ class Pair:
         until(lambda: self.active.describe()["sidecar"] == "ready", self.poll)
 
     def poll(self) -> None:
-        """One round of each side."""
+        """One poll of each side."""
         self.active.poll()
         for peer, message in self.server.receive(0):
             self.drafter.handle(peer, message)
@@ -48,7 +48,7 @@ class Pair:
             self.server.send(peer, answer)
 
     def run(self, rounds: int = 60) -> None:
-        """So many rounds, and more until nothing has been drafted for a while."""
+        """Poll until nothing has been drafted for `rounds` polls."""
         quiet = 0
         while quiet < rounds:
             before = self.drafter.drafted_tokens
@@ -67,12 +67,12 @@ class Pair:
         )
 
     def begin(self, rid: str, first: int) -> None:
-        """The prompt's pass: the target says `first`, which no draft has."""
+        """Prefill: the target's first token is `first`, which no draft contains."""
         self.active.admit(rid)
         self.outputs[rid] = [first]
 
     def serve(self, rids: Sequence[str], width: int = 8) -> list[int]:
-        """A pass; the target counts on. How many tokens it gave each request."""
+        """One pass of a target that counts up. Returns the number of tokens for each request."""
         outputs = [self.outputs[rid] for rid in rids]
         trees = self.active.propose(rids, outputs, width)
         accepted, bonus_ids = [], []

@@ -1,4 +1,4 @@
-"""Passes of a target that is a script, by a clock that is set: the drafts' side is the real one."""
+"""Passes of a scripted target on a simulated clock; the code for drafts is the real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.accounting import PassAccounting
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Link
 from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
@@ -29,7 +29,7 @@ SAMPLING = SimpleNamespace(
 
 @dataclass
 class Clock:
-    """Time that passes when told."""
+    """Seconds that advance only when a test sets `now`."""
 
     now: float = 100.0
 
@@ -39,10 +39,10 @@ class Clock:
 
 @dataclass
 class Simulation:
-    """Serves requests whose answers are given, all of them at once."""
+    """Serves requests with given answers, all at the same time."""
 
     cost: Callable[[int, int], float]
-    """Seconds of a pass by requests and width."""
+    """Seconds that a pass takes, by number of requests and width."""
     width: int = 16
     link: Link | None = None
     clock: Clock = field(default_factory=Clock)
@@ -57,14 +57,14 @@ class Simulation:
             self.active, runtime_settings, self.accounting.times, on_cpu=True, clock=self.clock
         )
         self.rows = 0
-        """Tokens that passes had."""
+        """Tokens in the inputs of all passes."""
 
     def serve(
         self,
         answers: Mapping[str, Sequence[int]],
         custom_params: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> float:
-        """Serve each answer to its end under its name; the seconds that it took."""
+        """Serve each answer to its end under its rid. Returns the simulated seconds."""
         began, asked = self.clock.now, custom_params or {}
         outputs = {rid: [answer[0]] for rid, answer in answers.items()}
         for rid, answer in answers.items():
@@ -116,7 +116,7 @@ class Simulation:
 
 
 def walk(tree: DraftTree, text: Sequence[int]) -> list[int]:
-    """The nodes of a tree that are the text, in order."""
+    """The path of nodes that match `text`, as far as the tree has it."""
     nodes: list[int] = []
     at = 0
     for token in text:

@@ -1,6 +1,6 @@
-"""Guesses that are always wrong, on a running server: the source is paused, and answers are right.
+"""A running server pauses guesses that are always wrong, and they change no answer.
 
-The server has no draft model: what its clients guess is all that is drafted.
+The server has no draft model, and the requests use guesses as their only draft source.
 """
 
 import os
@@ -59,7 +59,7 @@ def test_guesses_that_are_always_wrong_are_paused_and_change_no_answer(
         }
         for answer in plain
     ]
-    deadline = time.monotonic() + 120  # only a bound for a broken build
+    deadline = time.monotonic() + 120  # only a broken build reaches it
     while True:
         answers = ask(server, prompts, misled)
         assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in plain]
@@ -68,5 +68,5 @@ def test_guesses_that_are_always_wrong_are_paused_and_change_no_answer(
         assert time.monotonic() < deadline, "guesses that are always wrong are never paused"
     assert "Drafts of source 'guess' cost more than they save: " in server.log
     proposed = ask(server, prompts[:1], misled[:1])[0]["meta_info"]["qspec"]["proposed_tokens"]
-    # The pause may have ended meanwhile on a machine that is very slow.
+    # On a very slow machine the pause may have ended already.
     assert proposed == 0 or not guesses(server)["paused"]

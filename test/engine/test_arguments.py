@@ -1,4 +1,4 @@
-"""What stops a start, and with which words. One real command line shows that it does."""
+"""Settings that stop a server's start, and the error messages; some by a real command line."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ LAUNCH = [sys.executable, "-m", "sglang.launch_server"]
 
 
 def server_args(**changes: Any) -> Any:
-    """Stands for SGLang's resolving view, with what a plain CPU server would have."""
+    """Stand-in for SGLang's resolved arguments, with the values of a plain CPU server."""
     plain: dict[str, Any] = {
         "device": "cpu",
         "tp_size": 1,
@@ -68,7 +68,7 @@ def test_a_plain_server_has_no_unsupported_mode() -> None:
     assert not any(row[0] for row in arguments._unsupported(server_args()))
 
 
-def test_the_server_in_rust_is_refused_as_it_passes_by_the_checks_of_requests(
+def test_sglangs_rust_server_is_refused_because_it_bypasses_the_checks_of_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
@@ -76,7 +76,7 @@ def test_the_server_in_rust_is_refused_as_it_passes_by_the_checks_of_requests(
     assert refused[1:] == ("SGLANG_RUST_SERVER", True, "false")
 
 
-def test_rejection_sampling_is_refused_on_a_gpu_alone() -> None:
+def test_rejection_sampling_is_refused_only_on_a_gpu() -> None:
     rejecting = QSpecConfig(acceptance="reject")
     arguments._check_acceptance(server_args(), rejecting)
     arguments._check_acceptance(server_args(device="cuda"), QSpecConfig())
@@ -85,18 +85,19 @@ def test_rejection_sampling_is_refused_on_a_gpu_alone() -> None:
 
 
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat.sglang, "__version__", "0.6.0")
+    monkeypatch.setattr("sglang.__version__", "0.6.0")
     with pytest.raises(ConfigError, match=r"sglang is 0\.6\.0.*0\.5\.23"):
         compat.check_version()
 
 
-def test_a_hook_that_is_not_in_place_is_named() -> None:
+def test_the_error_names_a_hook_that_is_not_installed() -> None:
     row = replace(hooks.scheduler()[0], target="sglang.srt.managers.scheduler.no_such_hook")
     with pytest.raises(ConfigError, match="no_such_hook is not wrapped"):
         compat.check_hooks([row])
 
 
 def hooked() -> list[str]:
+    """Names of all hooked functions."""
     return [row.target for row in (*hooks.front(), *hooks.scheduler())]
 
 
@@ -121,7 +122,7 @@ def test_our_algorithm_has_every_method_of_sglangs_own() -> None:
 
 
 def test_the_list_of_touched_names_is_complete() -> None:
-    """Every `from sglang... import name` outside a test is on it, or is a module of one."""
+    """It has each `from sglang... import NAME` of the package, or a name inside NAME."""
     import ast
 
     listed = {*hooked(), *touched.CALLED}
@@ -166,7 +167,7 @@ def test_a_draft_folder_without_a_model_is_named(models: DemoModels, tmp_path: P
 
 
 def copy_model(source: Path, target: Path) -> Path:
-    """The small files of a checkpoint: what the checks before the start look at."""
+    """Copy a checkpoint without its weights, which the checks before the start do not read."""
     target.mkdir()
     for path in source.iterdir():
         if path.suffix != ".safetensors":
@@ -234,8 +235,8 @@ def test_the_help_of_the_server_shows_every_setting() -> None:
         assert config.flag(field.name) in shown
 
 
-def said(stderr: str) -> list[str]:
-    """The sentences of an ended start that SGLang did not log; no traceback may be among them."""
+def errors_of(stderr: str) -> list[str]:
+    """The error lines of a failed start. Fails if there is a traceback."""
     assert "Traceback" not in stderr
     return [line for line in stderr.splitlines() if "error:" in line]
 
@@ -256,18 +257,18 @@ def test_a_bad_flag_stops_the_start_with_one_sentence(
     command += ["--speculative-algorithm", "QSPEC", *extra]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
-    assert [words in line for line in said(ended.stderr)] == [True]
+    assert [words in line for line in errors_of(ended.stderr)] == [True]
 
 
 def test_a_setting_without_the_algorithm_stops_the_start(models: DemoModels) -> None:
     command = [*LAUNCH, "--model-path", str(models.target), "--speculative-qspec-cores", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
-    assert ["it must be QSPEC" in line for line in said(ended.stderr)] == [True]
+    assert ["it must be QSPEC" in line for line in errors_of(ended.stderr)] == [True]
 
 
 def test_a_target_with_recurrent_layers_is_refused(models: DemoModels, tmp_path: Path) -> None:
-    """Their state is not rolled back behind a wrong draft."""
+    """Their state cannot be rolled back after a wrong draft."""
     from sglang.srt.configs.model_config import ModelConfig
     from transformers import FalconH1Config
 

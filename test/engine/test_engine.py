@@ -1,4 +1,4 @@
-"""`sgl.Engine` in a program of a user, which takes QSPEC's settings from the environment."""
+"""`sgl.Engine` in a user's program, with QSPEC's settings in environment variables."""
 
 import json
 import os
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.server
 
 PROGRAM = """
 import asyncio, sys, json
-import sglang_qspec  # first, for the stand-ins on a CPU
+import sglang_qspec  # first: it installs the CPU stand-ins
 import sglang as sgl
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import pytest
 from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.engine.scheduler import lifecycle
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
 from test.engine.server.running import COMMON, cores, generate, sidecar_processes, state, until
@@ -25,16 +25,16 @@ FAULTY = """
 from itertools import count
 
 def load():
-    from sglang_qspec.engine.requests.speculator import Speculator
+    from sglang_qspec.engine.speculator import Speculator
 
     calls, sound = count(), Speculator.record
 
-    def settle(*arguments):
+    def record(*arguments):
         if next(calls) == 12:
             raise KeyError("a fault")
         return sound(*arguments)
 
-    Speculator.record = settle
+    Speculator.record = record
 """
 
 
@@ -70,15 +70,15 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
 
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A speculator all of whose methods fail."""
-    broken = object.__new__(Speculator)  # without any of its attributes
+    """A speculator without attributes, so that each of its methods fails."""
+    broken = object.__new__(Speculator)
     speculator.activate(broken)
     yield
     speculator.deactivate()
 
 
 @pytest.mark.usefixtures("active")
-def test_a_hook_that_fails_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_repeatedly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         lifecycle.polled(None, None)
     assert speculator.active() is None

@@ -1,4 +1,4 @@
-"""Everything that a sidecar can do wrong, message by message, at random moments under load."""
+"""Every fault of a sidecar, message by message, at random moments under load."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import STREAMS_PER_SUBMISSION, Speculator
+from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
 from sglang_qspec.policy import PassTimes, PipelinePlan
-from sglang_qspec.trie import TrieLimits, TrieStore
 from test.engine.chaos import Chaos
+from test.engine.simulation import SAMPLING
+from test.engine.speculating import VOCAB, connect, enqueue, poll, tree_of
 
 SEEDS = 200
 STEPS = 200
@@ -38,7 +40,7 @@ def test_every_request_finishes_with_the_targets_text_whatever_the_sidecar_does(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_good_sidecar_is_of_use_again_after_the_chaos(seed: int) -> None:
+def test_a_good_sidecars_drafts_are_accepted_again_after_the_chaos(seed: int) -> None:
     chaos = Chaos(seed)
     for _ in range(STEPS):
         chaos.step()
@@ -54,8 +56,8 @@ def test_a_good_sidecar_is_of_use_again_after_the_chaos(seed: int) -> None:
     assert earned > tokens / 2
 
 
-def test_the_chaos_has_mishaps_of_every_kind() -> None:
-    """Otherwise the tests above would prove little."""
+def test_the_chaos_has_faults_of_every_kind() -> None:
+    """Without them the tests above would prove little."""
     totals: dict[str, int] = {}
     for seed in range(40):
         chaos = Chaos(seed)
@@ -74,39 +76,37 @@ def test_the_chaos_has_mishaps_of_every_kind() -> None:
 
 @pytest.fixture
 def link() -> FakeSidecarLink:
-    return FakeSidecarLink(vocab_size=1000)
+    return FakeSidecarLink(vocab_size=VOCAB)
 
 
 @pytest.fixture
 def active(link: FakeSidecarLink) -> Speculator:
     """Request "a" waits, and the sidecar was asked for two completions."""
-    limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, completions=2)
-    active = Speculator(config, 1000, TrieStore(limits), link)
-    active.poll()
-    active.enqueue("a", prompt_ids=[5, 6], output_ids=[], max_new_tokens=100, stop_token_ids=[])
+    active = connect(link, completions=2)
+    enqueue(active, prompt_ids=[5, 6], max_new_tokens=100)
     return active
 
 
-def tree_of(active: Speculator, output_ids: list[int]) -> tuple[int, ...]:
+def tokens_at(active: Speculator, output_ids: list[int]) -> tuple[int, ...]:
+    """The tokens of the tree after the next poll."""
     active.poll()
-    return active.propose(["a"], [output_ids], 8)[0].token_ids
+    return tree_of(active, "a", output_ids, 8).token_ids
 
 
 @pytest.mark.parametrize(
     "completion", [2, MAX_COMPLETIONS - 1, STREAMS_PER_SUBMISSION, (1 << 31) - 1]
 )
-def test_a_completion_that_was_not_asked_for_is_not_taken(
+def test_a_completion_that_was_not_requested_is_dropped(
     active: Speculator, link: FakeSidecarLink, completion: int
 ) -> None:
     link.inject(Drafted(1, completion, 0, 0, [8, 9, 10], True))
-    assert tree_of(active, [8]) == (8,)
+    assert tokens_at(active, [8]) == (8,)
     assert active.describe()["requests_in_flight"] == 1
     link.inject(Drafted(1, 1, 0, 0, [8, 9, 10]))
-    assert tree_of(active, [8]) == (8, 9, 10)
+    assert tokens_at(active, [8]) == (8, 9, 10)
 
 
-def test_a_completion_finishes_once_however_often_that_is_said(
+def test_a_completion_finishes_once_however_often_the_sidecar_says_so(
     active: Speculator, link: FakeSidecarLink
 ) -> None:
     for _ in range(3):
@@ -118,27 +118,25 @@ def test_a_completion_finishes_once_however_often_that_is_said(
     assert active.describe()["requests_in_flight"] == 0
 
 
-def test_what_was_under_way_when_drafts_were_dropped_comes_too_late(
+def test_a_message_that_was_sent_before_drafts_were_dropped_is_ignored(
     active: Speculator, link: FakeSidecarLink
 ) -> None:
     link.inject(Drafted(1, 0, 0, 0, [8, 9, 10]))
     active.drop_drafts()
-    assert tree_of(active, [8]) == (8,)
+    assert tokens_at(active, [8]) == (8,)
 
 
-def test_useless_steps_of_a_sidecar_do_not_grow_a_request(
-    active: Speculator, link: FakeSidecarLink
-) -> None:
+def test_useless_step_drafts_do_not_grow_a_trie(active: Speculator, link: FakeSidecarLink) -> None:
     for number in range(5000):
         link.inject(Drafted(1, MAX_COMPLETIONS + number, 0, 0, [8 + number % 7]))
         link.inject(Drafted(1, MAX_COMPLETIONS + number, 0, 5, []))
         active.poll()
     assert active.describe()["trie_tokens"] <= 256 + 2
-    assert set(tree_of(active, [8])) == {8}
+    assert set(tokens_at(active, [8])) == {8}
 
 
 class Flood(FakeSidecarLink):
-    """A sidecar that has another useless step draft whenever it is asked, a hundred thousand."""
+    """A sidecar that has an empty step draft at each poll, up to 100,000."""
 
     left = 100_000
 
@@ -150,29 +148,16 @@ class Flood(FakeSidecarLink):
 
 
 @pytest.mark.parametrize("pipeline", ["ahead", "sequential", "halves"])
-def test_a_flood_of_useless_steps_does_not_hold_up_a_pass(pipeline: str) -> None:
-    link = Flood(vocab_size=1000)
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096)
-    limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
-    active = Speculator(config, 1000, TrieStore(limits), link)
-    active.poll()
-    active.enqueue("a", prompt_ids=[5], output_ids=[], max_new_tokens=100, stop_token_ids=[])
-    active.poll()
-    active.poll()
-    proposer = Proposer(
-        active, RuntimeSettings.of(config, 8, graphs=False), PassTimes(), on_cpu=True
-    )
-    info = SimpleNamespace(
-        has_custom_logit_processor=False,
-        has_watermark_candidates=False,
-        need_min_p_sampling=False,
-        acc_additive_penalties=None,
-        acc_scaling_penalties=None,
-    )
+def test_a_flood_of_empty_step_drafts_does_not_delay_a_pass(pipeline: str) -> None:
+    link = Flood(vocab_size=VOCAB)
+    active = connect(link)
+    enqueue(active, max_new_tokens=100)
+    poll(active)
+    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    proposer = Proposer(active, runtime_settings, PassTimes(), on_cpu=True)
     # All that a proposer reads of SGLang's batch.
-    batch: Any = SimpleNamespace(
-        reqs=[SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)], sampling_info=info
-    )
+    req = SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)
+    batch: Any = SimpleNamespace(reqs=[req], sampling_info=SAMPLING)
     before = link.left
     assert proposer.propose(batch, PipelinePlan(pipeline, 8)).trees.width == 1
     assert 0 < link.left < before

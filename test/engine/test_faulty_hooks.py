@@ -1,7 +1,7 @@
-"""What an error in each hook costs on a running server: no request, and no right answer.
+"""After an error in a hook, a running server fails no request and gives no wrong answer.
 
-One server has a plugin beside ours that makes hooks fail when it is told to. Answers are compared
-with what the same server gives without drafts.
+A second plugin makes the server's hooks fail on demand. The tests compare the answers with those
+that the same server gives without drafts.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def prompts(models: DemoModels) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(server: Server, prompts: list[str]) -> list[list[int]]:
-    """What plain decoding gives."""
+    """Output ids of plain decoding."""
     plain = {"qspec_enabled": False}
     return [generate(server, p, custom_params=plain, **TOKENS)["output_ids"] for p in prompts]
 
@@ -86,8 +86,8 @@ def texts(value: object) -> list[object]:
     return []
 
 
-def said_by_all(server: Server) -> dict[str, object]:
-    """What the endpoints for text answer, without what differs from answer to answer."""
+def ask_all(server: Server) -> dict[str, object]:
+    """The answers of all text endpoints, without the fields that differ between answers."""
     model = server.get("/v1/models")["data"][0]["id"]
     messages = {"messages": [{"role": "user", "content": QUESTION}]}
     anthropic = {"model": model, "max_tokens": 16, "temperature": 0, **messages}
@@ -104,9 +104,9 @@ def said_by_all(server: Server) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def said(server: Server) -> dict[str, object]:
-    """What the endpoints answer without a fault."""
-    return said_by_all(server)
+def undisturbed(server: Server) -> dict[str, object]:
+    """The answers of all text endpoints without a fault."""
+    return ask_all(server)
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def armed(
     prompts: list[str],
     expected: list[list[int]],
 ) -> Iterator[None]:
-    """With requests that are served when the hook begins to fail, and others that come then."""
+    """A context in which a hook fails; requests begin before, during and after it."""
     before = faults.met(hook)
     with ThreadPoolExecutor(len(prompts)) as pool:
         served = [pool.submit(generate, server, prompt, **TOKENS) for prompt in prompts]
@@ -134,13 +134,13 @@ def armed(
     assert generate(server, prompts[1], **TOKENS)["output_ids"] == expected[1]
 
 
-def told(server: Server, hook: str) -> int:
-    """How often the log has told of an error in the hook."""
+def count_logged(server: Server, hook: str) -> int:
+    """Number of errors of the hook in the log."""
     method = ROWS[hook].target.rpartition(".")[2]
     return server.log.count(f"the hook {hook} on {method}")
 
 
-def test_a_sidecar_that_could_not_be_started_at_first_comes_later(
+def test_the_server_retries_a_sidecar_that_could_not_be_started(
     server: Server, prompts: list[str], expected: list[list[int]]
 ) -> None:
     until(lambda: state(server)["sidecar"] == "ready", 240)
@@ -152,8 +152,8 @@ def test_a_sidecar_that_could_not_be_started_at_first_comes_later(
 
 
 ELSEWHERE = {"start", "run_grpc", "engine_generate", "engine_async_generate"}
-"""Hooks that no request over HTTP meets: the start, native gRPC and `sgl.Engine`. What their guards
-do is in `test_hooks`, and for the start in `test_faulty_start`."""
+"""Hooks that no HTTP request reaches: the start, native gRPC and `sgl.Engine`. `test_hooks` tests
+their guards, and `test_faulty_start` the start."""
 SKIPPED = [
     name for name, row in ROWS.items() if row.on_error is OnError.SKIP and name not in ELSEWHERE
 ]
@@ -161,19 +161,19 @@ SKIPPED = [
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("hook", SKIPPED)
-def test_an_error_in_a_hook_of_one_answer_costs_no_more_than_its_own_part_of_that(
+def test_an_error_in_a_hook_of_one_answer_costs_only_what_the_hook_adds(
     server: Server,
     faults: Faults,
     prompts: list[str],
     expected: list[list[int]],
-    said: dict[str, object],
+    undisturbed: dict[str, object],
     hook: str,
     moment: str,
 ) -> None:
     with armed(server, faults, hook, moment, prompts, expected):
-        assert said_by_all(server) == said
+        assert ask_all(server) == undisturbed
         answer = generate(server, tagged(prompts[0], "a guess"), **TOKENS)
-        # Without the hook that reads tags, they are text as for a server without QSPEC.
+        # Without the hook that reads tags, they are text, as on a server without QSPEC.
         reads_tags = hook == "serve_generate" and moment == "before"
         assert (answer["output_ids"] == expected[0]) != reads_tags
         shown = server.get("/server_info")["internal_states"][0]
@@ -184,19 +184,19 @@ def test_an_error_in_a_hook_of_one_answer_costs_no_more_than_its_own_part_of_tha
             assert ("qspec" in shown) == (hook != "describe")
             assert updated == [hook != "add_handlers"]
         if (hook, moment) == ("check_update", "before"):
-            # The scheduler refuses what the front could not.
+            # The front process did not check the value, so the scheduler refuses it.
             wrong = {"server_args": {"qspec_completions": 400}}
             assert server.post("/set_internal_state", wrong) == [False]
         assert "sglang:qspec_live_requests" in server.get("/metrics")
-    assert told(server, hook) == 1
+    assert count_logged(server, hook) == 1
     assert not state(server)["failed"]
 
 
 LOST: dict[str, type] = {"complete_meta_info": list}
-"""What `meta_info.qspec` is where it is not a record, for lack of the hook that takes it out."""
+"""Type of `meta_info.qspec` after an error in a hook, where it is not the usual dict."""
 
 
-def test_a_request_that_is_refused_is_a_400_as_ever(server: Server, prompts: list[str]) -> None:
+def test_a_refused_request_is_still_a_400(server: Server, prompts: list[str]) -> None:
     wrong = {"custom_params": {"qspec_completions": -1}}
     openai = {"model": "m", "max_tokens": 2, **wrong}
     for path, body in (
@@ -222,7 +222,7 @@ def test_an_error_in_a_hook_that_follows_requests_ends_speculation_and_its_sidec
         if hook == "aborted":
             abort_in_queue(server, faults, prompts[0])
         until(lambda: state(server)["failed"])
-    assert told(server, hook) == 1
+    assert count_logged(server, hook) == 1
     until(lambda: not sidecar_processes(server))
     assert state(server)["sidecar"] == "lost"
     assert "qspec" not in generate(server, prompts[0], **TOKENS)["meta_info"]
@@ -232,8 +232,8 @@ def test_an_error_in_a_hook_that_follows_requests_ends_speculation_and_its_sidec
 
 
 def abort_in_queue(server: Server, faults: Faults, prompt: str) -> None:
-    """Abort a request that waits behind those that are served."""
-    rids = [f"long-{number}" for number in range(4)]  # of which two at most are served
+    """Abort a request that waits in the queue."""
+    rids = [f"long-{number}" for number in range(4)]  # at most two of them run
     body = {
         "text": [prompt] * len(rids),
         "rid": rids,
@@ -248,4 +248,4 @@ def abort_in_queue(server: Server, faults: Faults, prompt: str) -> None:
 
         until(lambda: abort(rids[-1]))
         until(lambda: [abort(rid) for rid in rids] and answers.done())
-        answers.exception()  # an error, as one of them never ran
+        answers.exception()  # the call fails, since one request never ran

@@ -28,7 +28,7 @@ def tiny(models: DemoModels, tmp_path: Path) -> Path:
     return write_random_llama(tmp_path / "tiny", models, max_position_embeddings=2048, **shape)
 
 
-def test_errors_when_the_output_and_the_metrics_are_set_up_cost_drafts_and_series(
+def test_errors_while_output_and_metrics_are_set_up_disable_drafts_and_metrics(
     tiny: Path, tmp_path: Path
 ) -> None:
     faults = Faults(tmp_path)
@@ -47,7 +47,7 @@ def test_errors_when_the_output_and_the_metrics_are_set_up_cost_drafts_and_serie
 
 
 @pytest.mark.parametrize("hook", STOPPING)
-def test_an_error_in_a_hook_without_which_a_server_would_do_wrong_stops_the_start(
+def test_an_error_in_a_hook_that_answers_depend_on_stops_the_start(
     tiny: Path, tmp_path: Path, hook: str
 ) -> None:
     faults = Faults(tmp_path)

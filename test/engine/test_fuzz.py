@@ -1,4 +1,4 @@
-"""Any frames of a sidecar, while requests come, are served, retracted and aborted."""
+"""Arbitrary frames from a sidecar, while requests arrive, run, are retracted and aborted."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_every_answer_is_the_targets_under_many_frames(run: list[Record], seed: 
     ServerEnd().run(run, seed)
 
 
-def test_the_runs_are_accepted_and_refused() -> None:
-    """Otherwise the tests above would prove little."""
+def test_the_runs_have_accepted_and_refused_frames() -> None:
+    """Without both, the tests above would prove little."""
     end = ServerEnd()
     for seed in range(20):
         rng = random.Random(seed)

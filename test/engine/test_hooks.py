@@ -1,4 +1,4 @@
-"""Each target of SGLang's has its own hook, and a guard that fits the hook."""
+"""Each hooked SGLang function has its own hook, with the guard that the hook needs."""
 
 import asyncio
 import inspect
@@ -12,11 +12,10 @@ import pytest
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType, _wrap_fn
 
-from sglang_qspec.engine import compat, hooks, plugin
+from sglang_qspec.engine import compat, hooks, plugin, speculator
 from sglang_qspec.engine.guard import guarded_hook
 from sglang_qspec.engine.hooks import Hook, OnError
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.errors import ConfigError, RequestError
 
 ROWS = (*hooks.front(), *hooks.scheduler())
@@ -28,8 +27,8 @@ def name(row: Hook) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
-def test_a_hook_says_which_target_it_is_for_and_takes_the_arguments_of_that(row: Hook) -> None:
-    """So the rows of a table that were mixed up would not pass."""
+def test_a_hooks_docstring_names_its_target_and_its_signature_fits(row: Hook) -> None:
+    """This finds rows of the table that are mixed up."""
     first_line = inspect.getdoc(row.function) or ""
     method = row.target.rpartition(".")[2]
     assert first_line.split(",")[0].startswith(row.kind.value.capitalize())
@@ -41,17 +40,17 @@ def test_a_hook_says_which_target_it_is_for_and_takes_the_arguments_of_that(row:
         given.insert(0, "result or target")
     inspect.signature(row.function).bind(*given)
     if row.kind is HookType.AROUND:
-        # Both or none of the two wait for the client.
+        # A hook is a coroutine exactly if its target is one.
         assert inspect.iscoroutinefunction(row.function) == inspect.iscoroutinefunction(target)
 
 
-def test_each_hook_has_a_row_of_its_own() -> None:
+def test_no_two_rows_share_a_hook() -> None:
     assert len({row.function for row in ROWS}) == len(ROWS)
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty registry of SGLang's, as a new process has."""
+    """SGLang's hook registry, empty as in a new process."""
     monkeypatch.setattr(HookRegistry, "_hooks", HookRegistry._hooks.copy())
     monkeypatch.setattr(HookRegistry, "_patched", set())
     HookRegistry._hooks.clear()
@@ -67,7 +66,7 @@ def test_the_plugin_registers_each_hook_on_its_target_and_the_start_checks_that(
     swapped = (replace(first, target=second.target), replace(second, target=first.target))
     for row in swapped:
         with pytest.raises(
-            ConfigError, match=f"is not wrapped by QSPEC with {row.function.__name__}"
+            ConfigError, match=f"is not wrapped with the hook {row.function.__name__} of"
         ):
             compat.check_hooks([row])
     HookRegistry._patched.discard(first.target)
@@ -85,7 +84,7 @@ class SglangError(Exception):
 
 @pytest.fixture
 def active() -> Iterator[Speculator]:
-    """A speculator without a sidecar; only whether it is active is of interest."""
+    """A speculator without attributes; the tests only ask whether it is active."""
     broken = object.__new__(Speculator)
     speculator.activate(broken)
     yield broken
@@ -93,7 +92,7 @@ def active() -> Iterator[Speculator]:
 
 
 def failing(row: Hook, error: Exception, *, calls: int = 0) -> Hook:
-    """The row with a hook that raises `error`, if it is around after `calls` of the target."""
+    """The row with a hook that raises `error`, an AROUND hook after `calls` calls of its target."""
     if inspect.iscoroutinefunction(row.function):
 
         async def function(target: Callable[..., Any], *args: Any) -> None:
@@ -112,7 +111,7 @@ def failing(row: Hook, error: Exception, *, calls: int = 0) -> Hook:
 
 
 class Target:
-    """What a hook is for; counts its calls."""
+    """A hooked function that counts its calls."""
 
     def __init__(self, row: Hook, error: Exception | None = None) -> None:
         self.calls = 0
@@ -136,7 +135,7 @@ class Target:
 
 
 def run(row: Hook, target: Target) -> Any:
-    """Call the target as SGLang does once the row's hook is in place."""
+    """Call the target with the row's hook installed, as SGLang does."""
     wrapped = _wrap_fn(target.__call__, guarded_hook(row), row.kind)
     answer = wrapped(5, "a")
     return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
@@ -144,7 +143,7 @@ def run(row: Hook, target: Target) -> Any:
 
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("row", GUARDED, ids=name)
-def test_an_error_in_a_hook_leaves_sglang_what_it_would_have_had_without(
+def test_an_error_in_a_hook_leaves_sglangs_own_result(
     row: Hook, caplog: pytest.LogCaptureFixture
 ) -> None:
     for calls in (0, 1, 2) if row.kind is HookType.AROUND else (0,):
@@ -162,7 +161,7 @@ def test_an_error_in_a_hook_leaves_sglang_what_it_would_have_had_without(
 
 
 @pytest.mark.parametrize("row", GUARDED, ids=name)
-def test_an_error_of_sglangs_passes_a_hook_unchanged(row: Hook) -> None:
+def test_an_error_of_sglang_passes_through_a_hook_unchanged(row: Hook) -> None:
     error = SglangError("its own")
     target = Target(row, error)
     if row.kind is HookType.AROUND:
@@ -176,7 +175,7 @@ def test_an_error_of_sglangs_passes_a_hook_unchanged(row: Hook) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.kind is HookType.AROUND], ids=name)
-def test_an_error_of_sglangs_is_not_hidden_by_one_of_ours(row: Hook) -> None:
+def test_an_error_of_ours_does_not_hide_one_of_sglang(row: Hook) -> None:
     row = replace(row, on_error=OnError.SKIP)
     error = SglangError("its own")
 
@@ -201,7 +200,7 @@ def test_an_error_of_sglangs_is_not_hidden_by_one_of_ours(row: Hook) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.deliberate], ids=name)
-def test_a_refusal_of_a_request_passes(row: Hook) -> None:
+def test_a_refusal_of_a_request_passes_through_its_guard(row: Hook) -> None:
     (kind,) = row.deliberate
     error = HTTPException(400, "a wrong value") if kind is HTTPException else kind("a wrong value")
     with pytest.raises(kind) as raised:
@@ -231,7 +230,7 @@ def test_an_error_at_the_start_stops_it(row: Hook) -> None:
         assert raised.value is error
 
 
-def test_a_hook_that_fails_with_each_request_is_told_of_once(
+def test_a_hook_that_fails_at_each_request_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     row = next(row for row in ROWS if row.function.__name__ == "correct_rates")
@@ -245,7 +244,9 @@ def test_a_hook_that_fails_with_each_request_is_told_of_once(
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-def test_what_ends_a_program_or_a_task_passes(kind: type[BaseException]) -> None:
+def test_exceptions_that_end_a_program_or_a_task_pass_through_the_guard(
+    kind: type[BaseException],
+) -> None:
     def ended(*_: Any) -> None:
         raise kind
 

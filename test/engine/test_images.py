@@ -1,4 +1,4 @@
-"""Prompts that are more than tokens, images and embeddings, are decoded plainly beside others."""
+"""Requests with images or embeddings are decoded without drafts, beside other requests."""
 
 import base64
 import io
@@ -35,7 +35,7 @@ def path(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(path: Path) -> list[list[int]]:
-    """What the model says of each image, and of a text."""
+    """Output ids for each image and for a text, by transformers."""
     reference = Reference(path)
     of_images = [reference.generate(LOOK, image, TOKENS) for image in IMAGES]
     assert of_images[0] != of_images[1]
@@ -84,7 +84,7 @@ def test_images_are_answered_as_without_speculation_and_text_beside_them_too(
     assert all("qspec" not in answer.result()["meta_info"] for answer in seen)
 
 
-def test_text_is_drafted_for_once_no_image_is_beside_it(
+def test_text_gets_drafts_when_no_image_is_in_its_batch(
     server: Server, expected: list[list[int]]
 ) -> None:
     answer = ask(server, {**LONG, "custom_params": guessing(expected[2])})
@@ -92,7 +92,7 @@ def test_text_is_drafted_for_once_no_image_is_beside_it(
     assert answer["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 0
 
 
-def test_a_guess_is_taken_out_of_a_prompt_with_an_image(
+def test_a_guess_is_removed_from_a_prompt_with_an_image(
     server: Server, expected: list[list[int]]
 ) -> None:
     answer = look(server, IMAGES[0], f"{LOOK}<NGRAMGUESS>and goodbye</NGRAMGUESS>")
@@ -100,10 +100,10 @@ def test_a_guess_is_taken_out_of_a_prompt_with_an_image(
 
 
 @pytest.mark.thorough
-def test_embeddings_are_answered_and_nothing_is_drafted_for_them(models: DemoModels) -> None:
-    """SGLang takes them in bfloat16, and without a cache of prefixes.
+def test_embeddings_are_answered_without_drafts(models: DemoModels) -> None:
+    """SGLang takes embeddings only in bfloat16 and without the radix cache.
 
-    They go through the stock layers, which round elsewhere: the first token alone is compared.
+    They go through the stock layers, which round differently, so only the first token is compared.
     """
     arguments = [
         *("--device", "cpu", "--dtype", "bfloat16", "--log-level", "warning"),

@@ -1,8 +1,8 @@
-"""Greedy answers are the target's own, token for token, however they are scheduled.
+"""Greedy answers equal the target's, token for token, however requests are scheduled.
 
-A hundred prompts of 5 to 400 tokens, answers of up to 128, float32. One server answers without
-speculation, the other with it: prompts in chunks of 64 tokens, prefixes from the radix cache, a KV
-pool so small that requests are retracted, and others that come and are aborted beside them.
+100 prompts of 5 to 400 tokens, answers of up to 128 tokens, float32. One server answers without
+speculation. The other speculates, prefills in chunks of 64 tokens, reuses prefixes from the radix
+cache, and retracts requests because its KV pool is small. Meanwhile other requests are aborted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -31,14 +31,14 @@ PROMPTS = 100
 MAX_NEW_TOKENS = 128
 SHORTEST, LONGEST = 5, 400
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
-"""Without `ignore_eos`: for such requests SGLang sets all that they may take aside, so that none is
-ever retracted."""
+"""`ignore_eos` is not set: with it SGLang reserves all KV slots of a request and never retracts it.
+"""
 COMMON = [
     *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "16"),
     *("--context-length", "2048", "--log-level", "warning", "--enable-metrics"),
 ]
 POOL = 2400
-"""KV slots: less than 16 of the longer requests take."""
+"""KV slots, fewer than 16 long requests need."""
 
 PREFACE = (
     "The following notes were taken by a traveller who walked along the coast from one harbour to "
@@ -56,7 +56,7 @@ WORDS = ("wind", "rope", "lamp", "harbour", "bread", "stone", "winter", "road", 
 
 
 def prompts() -> list[str]:
-    """Some share a long beginning; some have the same words over and over, as drafts like them."""
+    """Some share a long prefix; some repeat words, which makes drafts likely to be accepted."""
     rng = random.Random(11)
     texts = []
     for number in range(PROMPTS):
@@ -79,7 +79,7 @@ def prompts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(models: DemoModels) -> list[list[int]]:
-    """What the target alone answers, with room for all."""
+    """Output ids of a server without speculation, with KV slots for all requests."""
     with Server(models.target, [*COMMON, "--max-total-tokens", "16384"], cores=cores(0)) as server:
         answers = server.post("/generate", {"text": prompts(), "sampling_params": GREEDY})
     lengths = [answer["meta_info"]["prompt_tokens"] for answer in answers]
@@ -104,7 +104,7 @@ def server(models: DemoModels, expected: list[list[int]]) -> Iterator[Server]:
 
 
 def total(server: Server, name: str) -> float:
-    """One of SGLang's counters."""
+    """Value of one of SGLang's counters."""
     return sum(
         sample.value
         for family in text_string_to_metric_families(server.get("/metrics/"))
@@ -115,24 +115,24 @@ def total(server: Server, name: str) -> float:
 
 @contextmanager
 def chaos(server: Server) -> Iterator[None]:
-    """Requests beside the others that are aborted, or whose client goes, after a random time."""
+    """Send other requests, each aborted or left by its client after a random time."""
     over = threading.Event()
     rng = random.Random(3)
 
-    def blow() -> None:
+    def send() -> None:
         for number in itertools.count():
             if over.is_set():
                 return
-            rid = f"burst-{number}"
-            body = {"text": f"Gust {number} {PREFACE}", "rid": rid, "sampling_params": GREEDY}
-            patience = rng.uniform(0.05, 2.0)
+            rid = f"aborted-{number}"
+            body = {"text": f"Note {number} {PREFACE}", "rid": rid, "sampling_params": GREEDY}
+            seconds = rng.uniform(0.05, 2.0)
             if number % 2:
-                threading.Timer(patience, abort, [server, rid]).start()
+                threading.Timer(seconds, abort, [server, rid]).start()
             with contextlib.suppress(ServerError, OSError):
-                server.post("/generate", body, timeout=60.0 if number % 2 else patience)
+                server.post("/generate", body, timeout=60.0 if number % 2 else seconds)
             time.sleep(rng.uniform(0.0, 0.5))
 
-    thread = threading.Thread(target=blow)
+    thread = threading.Thread(target=send)
     thread.start()
     try:
         yield
@@ -155,7 +155,7 @@ def test_every_answer_is_the_targets(
     server: Server,
     expected: list[list[int]],
     concurrency: int,
-    record_property: Any,
+    record_property: Callable[[str, object], None],
 ) -> None:
     server.post("/flush_cache?timeout=30", {})
     retracted = total(server, "sglang:num_retracted_requests_total")

@@ -1,44 +1,21 @@
-"""What the sidecar is asked, and what is proposed, while sources are paused."""
+"""A paused draft source is not proposed, and the sidecar is not asked to draft for it."""
 
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted
 from sglang_qspec.policy.sources import FEWEST_TOKENS, FIRST_PAUSE_S
 from sglang_qspec.trie import Source
-from test.engine.requests.test_speculator import (
-    VOCAB,
-    Clock,
-    counting,
-    enqueue,
-    make,
-    poll,
-    tree_of,
-)
-from test.engine.sidecar.test_commit_reporter import commits, decode
-
-
-@pytest.fixture
-def link() -> FakeSidecarLink:
-    return FakeSidecarLink(counting, vocab_size=VOCAB)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from test.engine.simulation import Clock
+from test.engine.speculating import commits, decode, enqueue, poll, serve, tree_of
 
 
 @pytest.fixture
 def active(link: FakeSidecarLink, clock: Clock) -> Speculator:
-    """One request, "a", that is served and has drafts."""
-    active = make(link, clock)
-    poll(active)
-    enqueue(active)
-    poll(active)
-    active.admit("a")
-    return active
+    """A speculator with one running request, "a", which has drafts."""
+    return serve(link, clock)
 
 
 def pause(active: Speculator, *sources: Source) -> None:
@@ -47,7 +24,7 @@ def pause(active: Speculator, *sources: Source) -> None:
     poll(active)
 
 
-def test_a_paused_source_is_not_proposed_and_is_again_after_its_pause(
+def test_a_paused_source_is_not_proposed_until_its_pause_ends(
     active: Speculator, clock: Clock
 ) -> None:
     assert len(tree_of(active, "a", [8], 4)) == 4
@@ -57,7 +34,7 @@ def test_a_paused_source_is_not_proposed_and_is_again_after_its_pause(
     assert len(tree_of(active, "a", [8], 4)) == 4
 
 
-def test_a_request_is_drafted_for_from_its_first_step_on_and_not_while_steps_are_paused(
+def test_a_request_counts_as_stepping_after_its_first_step_draft_unless_steps_are_paused(
     active: Speculator, link: FakeSidecarLink, clock: Clock
 ) -> None:
     assert active.sidecar.stepping(["a", "unknown"]) == 0
@@ -70,7 +47,7 @@ def test_a_request_is_drafted_for_from_its_first_step_on_and_not_while_steps_are
     assert active.sidecar.stepping(["a", "unknown"]) == 1
 
 
-def test_while_steps_are_paused_nothing_is_reported_and_then_all_that_was_missed(
+def test_tokens_committed_while_steps_are_paused_are_reported_after_the_pause(
     active: Speculator, link: FakeSidecarLink, clock: Clock
 ) -> None:
     pause(active, Source.STEP)
@@ -83,7 +60,7 @@ def test_while_steps_are_paused_nothing_is_reported_and_then_all_that_was_missed
     assert [commit.token_ids for commit in commits(link)] == [[8, 300, 301], [302]]
 
 
-def test_while_queue_drafts_are_paused_a_request_asks_for_steps_alone(
+def test_while_queue_drafts_are_paused_a_request_asks_for_steps_only(
     active: Speculator, link: FakeSidecarLink
 ) -> None:
     pause(active, Source.QUEUE)
@@ -91,7 +68,7 @@ def test_while_queue_drafts_are_paused_a_request_asks_for_steps_alone(
     assert [submit.completions for submit in link.submits] == [8, 0]
 
 
-def test_a_sidecar_whose_drafts_are_all_paused_is_left_alone_and_asked_anew(
+def test_while_all_its_drafts_are_paused_a_sidecar_has_no_submissions(
     active: Speculator, link: FakeSidecarLink, clock: Clock
 ) -> None:
     pause(active, Source.QUEUE, Source.STEP)
@@ -107,7 +84,7 @@ def test_a_sidecar_whose_drafts_are_all_paused_is_left_alone_and_asked_anew(
     active.check_integrity()
 
 
-def test_what_a_source_costs_and_saves_is_described(active: Speculator) -> None:
+def test_the_description_says_which_sources_are_paused(active: Speculator) -> None:
     pause(active, Source.GUESS)
     described = active.describe()["sources"]
     assert described["guess"]["paused"] is True

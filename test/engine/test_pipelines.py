@@ -17,7 +17,7 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES, PIPELINES
 from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens
-from test.engine.server.running import cores
+from test.engine.server.running import cores, state
 
 pytestmark = pytest.mark.server
 
@@ -48,7 +48,7 @@ def server(models: DemoModels) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def expected(server: Server, prompts: list[str]) -> list[list[int]]:
-    """What the target says without any draft."""
+    """Output ids without drafts."""
     off = {"custom_params": {"qspec_enabled": False}}
     return [answer["output_ids"] for answer in generate(server, prompts, **off)]
 
@@ -64,13 +64,8 @@ def turn(server: Server, **runtime: int) -> None:
     assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 
-def state(server: Server) -> dict[str, Any]:
-    described: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
-    return described
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_every_pipeline_gives_what_the_target_gives(
+def test_every_pipeline_gives_the_targets_tokens(
     server: Server, prompts: list[str], expected: list[list[int]], mode: str
 ) -> None:
     turn(server, mode=MODES.index(mode), draft_token_num=6, fixed_width=0)
@@ -86,7 +81,7 @@ def test_every_pipeline_gives_what_the_target_gives(
     if mode == "auto":
         assert passes["queue"] == 0 < sum(passes.values())
     else:
-        # The last request left has no half, and is drafted ahead.
+        # A last request alone cannot be halved, so it is drafted ahead.
         allowed = {mode, "ahead"} if mode == "halves" else {mode}
         assert passes[mode] > 0
         assert all(name in allowed for name, count in passes.items() if count)
@@ -107,13 +102,13 @@ def test_step_drafts_alone_are_accepted_in_every_pipeline(
     records = [answer["meta_info"]["qspec"] for answer in answers]
     passes = sum(record["passes"] for record in records)
     accepted = sum(record["accepted_by_source"]["step"] for record in records)
-    assert accepted > passes  # at least one of four a pass; it is nearly three where undisturbed
+    assert accepted > passes  # at least one of four per pass; nearly three on an idle machine
     if mode != "ahead":
         assert state(server)["pipelines"][mode]["waited_seconds"] > 0
 
 
 def seeded(number: int) -> dict[str, Any]:
-    """Parameters of a sampled request: filters and penalties for some, a seed for each."""
+    """Parameters of a sampled request: a seed, and by its number a filter or a penalty."""
     return {
         "temperature": 0.5 + number % 3 / 2,
         "top_p": 0.9 if number % 2 else 1.0,
@@ -168,7 +163,7 @@ def test_first_tokens_are_as_frequent_whatever_the_parameters(server: Server, na
     check_first_tokens(server, PARAMETERS[name], {}, 1000)
 
 
-def test_a_custom_processor_costs_its_own_request_alone_the_drafts(
+def test_a_custom_logit_processor_disables_drafts_for_its_own_request_only(
     server: Server, prompts: list[str], expected: list[list[int]]
 ) -> None:
     turn(server, mode=MODES.index("ahead"), draft_token_num=6, fixed_width=0)
@@ -190,7 +185,7 @@ def test_a_custom_processor_costs_its_own_request_alone_the_drafts(
 def test_log_probabilities_are_the_same_while_others_are_served_in_halves(
     server: Server, prompts: list[str]
 ) -> None:
-    """A batch with them is not split; the ones before and after it are."""
+    """A batch with log probabilities is not split; batches before and after it are."""
 
     def logprobs() -> list[list[float]]:
         body = {"text": prompts[:2], "sampling_params": GREEDY, "return_logprob": True}
@@ -208,15 +203,15 @@ def test_log_probabilities_are_the_same_while_others_are_served_in_halves(
         assert one == pytest.approx(other, abs=1e-3)
 
 
-def test_clients_that_hang_up_leave_balanced_halves_that_go_on(
+def test_requests_in_halves_continue_when_other_clients_hang_up(
     server: Server, prompts: list[str], expected: list[list[int]]
 ) -> None:
     turn(server, mode=MODES.index("halves"), draft_token_num=6, fixed_width=0)
-    seeded = random.Random(7)
+    rng = random.Random(7)
     with ThreadPoolExecutor(8) as pool:
         staying = [pool.submit(generate, server, [text]) for text in prompts]
         for text in prompts:
-            pool.submit(hang_up, server, text, seeded.uniform(0.05, 0.6))
+            pool.submit(hang_up, server, text, rng.uniform(0.05, 0.6))
         answers = [future.result()[0]["output_ids"] for future in staying]
     assert answers == expected
 
@@ -229,17 +224,17 @@ def hang_up(server: Server, text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knob", "value", "message"),
+    ("name", "value", "message"),
     [
         ("qspec_mode", 9, "qspec_mode is 9, but must be a whole number from 0 to 4"),
         ("qspec_draft_token_num", 7, "qspec_draft_token_num is 7, but must be .* from 1 to 6"),
-        ("qspec_sped", 1, "qspec_sped cannot be set"),
+        ("qspec_sped", 1, "qspec_sped is not a runtime setting"),
     ],
 )
 def test_a_wrong_setting_is_a_400_and_changes_nothing(
-    server: Server, knob: str, value: int, message: str
+    server: Server, name: str, value: int, message: str
 ) -> None:
     before = state(server)["settings"]
     with pytest.raises(ServerError, match=f"HTTP 400.*{message}"):
-        server.post("/set_internal_state", {"server_args": {"qspec_step_tokens": 3, knob: value}})
+        server.post("/set_internal_state", {"server_args": {"qspec_step_tokens": 3, name: value}})
     assert state(server)["settings"] == before

@@ -1,4 +1,4 @@
-"""Rejection sampling on a running server: real target, real sidecar, drafts by probability."""
+"""Rejection sampling on a running server: real target, real sidecar, drafted probabilities."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_fre
 
 pytestmark = pytest.mark.server
 
-# The target waits for each step, so that most tokens are drawn near a drafted one.
+# The server waits for step drafts, so most tokens have a drafted one to accept or reject.
 STEPS = {"custom_params": {"qspec_sources": ["step"]}}
 
 
@@ -31,7 +31,7 @@ def server(models: DemoModels) -> Iterator[Server]:
         yield running
 
 
-def test_texts_drawn_near_drafts_are_as_frequent_as_without_speculation(server: Server) -> None:
+def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server) -> None:
     texts = {}
     for enabled, custom_params in ((True, STEPS["custom_params"]), (False, {})):
         sampling = {**SAMPLED, "custom_params": {"qspec_enabled": enabled, **custom_params}}
@@ -57,14 +57,14 @@ def test_first_tokens_are_as_frequent_whatever_the_parameters(server: Server, na
     check_first_tokens(server, PARAMETERS[name], STEPS["custom_params"], 1000)
 
 
-def test_long_samples_follow_most_of_what_is_drafted_and_differ(server: Server) -> None:
+def test_long_samples_accept_most_draft_tokens_and_differ(server: Server) -> None:
     answers = [
         generate(server, SAMPLED_TEXTS[0], temperature=0.7, ignore_eos=True, **STEPS)
         for _ in range(2)
     ]
     assert answers[0]["output_ids"] != answers[1]["output_ids"]
     records = [answer["meta_info"]["qspec"] for answer in answers]
-    # A token drawn apart from the draft's would equal it in every second place.
+    # Independent draws would equal the draft token at about every second position.
     assert sum(r["accepted_tokens"] for r in records) > 2 * sum(r["passes"] for r in records)
 
 

@@ -1,7 +1,7 @@
-"""A server as `sglang serve` starts it, with options of SGLang's that change how answers come.
+"""A server that `sglang serve` starts, with SGLang options that change how answers arrive.
 
-It streams only what is new in each piece, and takes running requests back to the queue all the
-time, as SGLang does when memory runs out.
+It streams only the new text in each piece, and retracts running requests every few passes, as
+SGLang does when memory runs out.
 """
 
 import secrets
@@ -68,7 +68,7 @@ def test_the_start_removes_what_a_killed_server_left_behind(
     assert not abandoned.exists()
 
 
-def test_with_the_parsing_turned_off_a_tag_is_text_like_any_other(server: Server) -> None:
+def test_with_tag_parsing_off_a_tag_is_plain_text(server: Server) -> None:
     lengths = [
         generate(server, text, max_new_tokens=1)["meta_info"]["prompt_tokens"]
         for text in ("a b", "a <NGRAMGUESS>b</NGRAMGUESS>", "a <NGRAMGUESS> b")
@@ -76,7 +76,7 @@ def test_with_the_parsing_turned_off_a_tag_is_text_like_any_other(server: Server
     assert lengths[0] < lengths[2] < lengths[1]
 
 
-def test_requests_that_are_taken_back_are_told_of_each_token_piece_by_piece(
+def test_retracted_requests_stream_the_label_of_each_token_once(
     server: Server, models: DemoModels
 ) -> None:
     prompts = render(models.target, PROMPTS[:3])
@@ -92,19 +92,17 @@ def test_requests_that_are_taken_back_are_told_of_each_token_piece_by_piece(
         answers = list(pool.map(ask, prompts))
     assert sum(pieces[-1]["meta_info"]["num_retractions"] for pieces in answers) > 0
     for pieces, expected in zip(answers, plain, strict=True):
-        words = [word for piece in pieces for word in piece["meta_info"]["qspec_provenance"]]
+        labels = [label for piece in pieces for label in piece["meta_info"]["qspec_provenance"]]
         for piece in pieces:
             assert len(piece["meta_info"]["qspec_provenance"]) == len(piece["output_ids"])
         assert [i for piece in pieces for i in piece["output_ids"]] == expected["output_ids"]
-        assert len(words) == len(expected["output_ids"])
+        assert len(labels) == len(expected["output_ids"])
         record = pieces[-1]["meta_info"]["qspec"]
-        drafted = Counter(word for word in words if word != "target")
+        drafted = Counter(label for label in labels if label != "target")
         assert drafted == {name: n for name, n in record["accepted_by_source"].items() if n}
 
 
-def test_complete_puts_the_pieces_together(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_complete_joins_the_pieces(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     text = "one two three one two three one two"
     answer = generate(server, text, max_new_tokens=12)
     expected, size = answer["text"], answer["meta_info"]["completion_tokens"]
@@ -119,7 +117,7 @@ def test_complete_puts_the_pieces_together(
 
 
 def test_it_leaves_no_process_and_no_socket(server: Server) -> None:
-    """The last one here: it stops the server."""
+    """Runs last in this file, because it stops the server."""
     process = sidecar_process(server)
     command = process.cmdline()
     (endpoint,) = (part for part in command if part.startswith("--endpoint="))

@@ -1,12 +1,11 @@
-"""Real processes that fail under load: sidecars killed, stopped, replaced, and one that lies.
+"""Sidecar processes that are stopped, killed, replaced or send wrong messages, under load.
 
-One server, float32, greedy. Its sidecars are the test's own, at one endpoint, so that it can do to
-them what it likes; that a server starts its own anew is tested in `server/test_sidecar`.
+One server, float32, greedy. The tests start its sidecars, all at one endpoint. How a server
+restarts its own sidecar is tested in `server/test_sidecar`.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +24,7 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES
 from sglang_qspec.link import PrivateEndpoint, fingerprint
 from sglang_qspec.models import DemoModels
+from test.engine.server.running import cores, of_sidecar, state, until
 
 pytestmark = pytest.mark.server
 
@@ -45,7 +44,7 @@ class Sidecars:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """One that drafts."""
+        """Start a sidecar that drafts."""
         self._start(
             "sglang_qspec",
             "sidecar",
@@ -60,6 +59,7 @@ class Sidecars:
         )
 
     def start_lying(self, seed: int) -> None:
+        """Start a sidecar that sends wrong messages."""
         from transformers import AutoTokenizer
 
         digest = fingerprint(AutoTokenizer.from_pretrained(self._models.target).get_vocab())
@@ -83,12 +83,6 @@ class Sidecars:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL
         )
-
-
-def cores(index: int) -> tuple[int, ...]:
-    """One processor for the target, another for the sidecar, where there are two."""
-    available = sorted(os.sched_getaffinity(0))
-    return (available[index % len(available)],)
 
 
 @pytest.fixture(scope="module")
@@ -120,33 +114,19 @@ def prompts(models: DemoModels) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(server: Server, prompts: list[str]) -> list[list[int]]:
-    """What plain decoding gives, all prompts at once."""
+    """Output ids of plain decoding, with all prompts in one call."""
     answers = server.post("/generate", {"text": prompts, "sampling_params": PLAINLY})
     assert not any("qspec" in answer["meta_info"] for answer in answers)
     return [answer["output_ids"] for answer in answers]
 
 
-def state(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
-    return found
-
-
-def until(condition: Any, seconds: float = 120.0) -> None:
-    """Wait for a condition; the time is only a bound for a broken build."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.05)
-
-
 def from_sidecar(server: Server) -> int:
-    """Tokens of the output so far that a sidecar drafted."""
-    accepted = state(server)["accepted_tokens"]
-    return int(accepted["queue"] + accepted["step"])
+    """Number of output tokens so far that a sidecar drafted."""
+    return of_sidecar(state(server)["accepted_tokens"])
 
 
 class Load:
-    """Requests without a pause, over all prompts in turn, until told to stop."""
+    """Clients that send requests one after the other, until `going` is False."""
 
     def __init__(self, server: Server, prompts: Sequence[str], pool: ThreadPoolExecutor) -> None:
         self.going = True
@@ -157,7 +137,7 @@ class Load:
         ]
 
     def _client(self, number: int) -> list[tuple[int, list[int]]]:
-        answers = []
+        answers: list[tuple[int, list[int]]] = []
         while self.going or not answers:
             index = number % len(self._prompts)
             number += 3
@@ -166,14 +146,14 @@ class Load:
         return answers
 
     def answers(self) -> list[tuple[int, list[int]]]:
-        """All of them, by number of the prompt. Raises what a client met."""
+        """Number of the prompt and output ids of each answer. Raises the error of a client."""
         self.going = False
         return [answer for client in self._clients for answer in client.result()]
 
 
 @contextmanager
 def loaded(server: Server, prompts: Sequence[str], expected: list[list[int]]) -> Iterator[None]:
-    """Under load; at the end every request must have finished with the target's tokens."""
+    """A context under load. At its end every request must have the target's tokens."""
     with ThreadPoolExecutor(2 * SLOTS) as pool:
         load = Load(server, prompts, pool)
         try:
@@ -190,14 +170,14 @@ def drafts_are_accepted(server: Server) -> None:
     until(lambda: from_sidecar(server) > before + 50)
 
 
-def test_a_sidecar_that_is_stopped_goes_on_killed_and_replaced_changes_no_output(
+def test_stopping_resuming_and_killing_a_sidecar_changes_no_output(
     server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
 ) -> None:
     until(lambda: state(server)["sidecar"] == "ready")
     rng = random.Random(11)
     with loaded(server, prompts, expected):
         drafts_are_accepted(server)
-        for longest in (0.1, 0.5, 4.5):  # 3 s of silence are a loss
+        for longest in (0.1, 0.5, 4.5):  # after 3 s of silence it is lost
             time.sleep(rng.uniform(0.0, 0.5))
             sidecars.signal(signal.SIGSTOP)
             time.sleep(rng.uniform(0.8, 1.0) * longest)
@@ -209,7 +189,7 @@ def test_a_sidecar_that_is_stopped_goes_on_killed_and_replaced_changes_no_output
         until(lambda: state(server)["sidecar"] == "lost")
 
 
-def test_a_sidecar_that_is_slow_and_lies_changes_no_output(
+def test_a_slow_sidecar_that_sends_wrong_messages_changes_no_output(
     server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
 ) -> None:
     sidecars.close()
@@ -219,8 +199,7 @@ def test_a_sidecar_that_is_slow_and_lies_changes_no_output(
         until(lambda: state(server)["sidecar"] == "ready")
         for mode in MODES.index("sequential"), MODES.index("halves"), MODES.index("auto"):
             assert all(server.post("/set_internal_state", {"server_args": {"qspec_mode": mode}}))
-            heard = malformed(server)
-            until(lambda heard=heard: malformed(server) > heard + 100)
+            wrong_messages_arrive(server)
         sidecars.signal(signal.SIGSTOP)
         time.sleep(0.3)
         sidecars.signal(signal.SIGCONT)
@@ -231,11 +210,16 @@ def test_a_sidecar_that_is_slow_and_lies_changes_no_output(
     assert proposed["step"] > before["proposed_tokens"]["step"]
 
 
+def wrong_messages_arrive(server: Server) -> None:
+    before = malformed(server)
+    until(lambda: malformed(server) > before + 100)
+
+
 def malformed(server: Server) -> int:
     return int(state(server)["dropped_messages"]["malformed"])
 
 
-def test_an_honest_sidecar_is_of_use_again(
+def test_drafts_of_the_next_honest_sidecar_are_accepted(
     server: Server, sidecars: Sidecars, prompts: list[str], expected: list[list[int]]
 ) -> None:
     sidecars.close()

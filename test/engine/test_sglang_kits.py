@@ -1,8 +1,8 @@
 """SGLang's own test kits (`sglang.test.kits`, in its wheel) on a server with QSPEC.
 
-The kits ask for more than a model of 135 M parameters knows. So what fails with QSPEC is run
-without it too: if it fails there as well it is no failure of QSPEC, and is reported as skipped.
-Kits that fetch data sets or a GPU's timers, or need models of another kind, are left out.
+A model of 135 M parameters cannot pass all tests of the kits. So a test that fails with QSPEC runs
+again without it, and is skipped if it fails there too. Kits that download data sets, use GPU timers
+or need models of another kind are left out.
 """
 
 import importlib
@@ -28,13 +28,13 @@ ARGUMENTS = [
 ]
 ATTRIBUTES: dict[str, Any] = {
     "api_key": "none",
-    # Of speculation: that it does speculate. How fast is for benchmarks to say.
+    # The server must speculate. How fast it is, the benchmarks measure.
     "acc_length_thres": 1.0,
     "batch_accept_len_thres": 1.0,
     "accept_length_thres": 1.0,
     "bs_1_speed_thres": 0.0,
     "bs_1_speed_attempts": 1,
-    # A core serves tens of tokens a second, where the kits expect a GPU's thousands.
+    # A core serves tens of tokens a second; the kits expect a GPU's thousands.
     "abort_all_num_requests": 8,
     "abort_all_max_new_tokens": 4000,
     "pause_num_requests": 8,
@@ -63,8 +63,8 @@ KITS = {
 
 
 def cases() -> list[Any]:
-    """One for each test of each kit, named as there."""
-    import sglang_qspec  # noqa: F401, I001  first, for the stand-ins on a CPU
+    """The parameters of `test_kit` for each test of each kit."""
+    import sglang_qspec  # noqa: F401, I001  first: it installs the CPU stand-ins
     from sglang.test.kits import radix_cache_server_kit
 
     # 400 prompts with answers of up to 256 tokens would take an hour here.
@@ -80,7 +80,7 @@ def cases() -> list[Any]:
 
 @dataclass
 class Servers:
-    """One with QSPEC and one without; each is started when it is needed, and rests in between."""
+    """A server with QSPEC and one without. Each starts at first use; only one runs at a time."""
 
     models: DemoModels
     running: dict[bool, Server] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def servers(models: DemoModels) -> Iterator[Servers]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Importing SGLang's kits takes half a minute: only where they are going to run."""
+    """Import SGLang's kits only if their tests will run, since that takes half a minute."""
     if "mixin" in metafunc.fixturenames:
         found = cases() if metafunc.config.getoption("--thorough") else []
         metafunc.parametrize(("mixin", "name"), found)
@@ -131,7 +131,7 @@ def test_kit(servers: Servers, mixin: type, name: str) -> None:
 
 
 def run(servers: Servers, mixin: type, name: str, *, qspec: bool) -> str | None:
-    """Run one test of a kit on one of the servers; the traceback if it fails."""
+    """Run one test of a kit on one of the servers. Returns the traceback if it fails."""
     server = servers.of(qspec)
     outcome = unittest.TestResult()
     signal.signal(signal.SIGALRM, give_up)
@@ -155,7 +155,7 @@ def last_line(traceback: str) -> str:
 
 
 def attributes(models: DemoModels, server: Server) -> dict[str, Any]:
-    """What kits expect of the class that they are mixed into."""
+    """The class attributes that the kits read."""
     import openai
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
@@ -172,7 +172,7 @@ def attributes(models: DemoModels, server: Server) -> dict[str, Any]:
 
 
 class Host(unittest.TestCase):
-    """The helpers that `spec_server_kits` expect of SGLang's fixture for its EAGLE tests."""
+    """The methods of SGLang's EAGLE test fixture that `spec_server_kits` call."""
 
     server: Server
 

@@ -1,6 +1,6 @@
-"""A small model that sees: the demo target behind a vision tower of random weights.
+"""A small vision model: the demo target with a vision tower of random weights.
 
-What it says of an image means nothing, but follows from it.
+Its answer to an image has no meaning, but depends on the image.
 """
 
 import json
@@ -17,7 +17,7 @@ from transformers import (
     PixtralVisionModel,
 )
 
-# Tokens of the demo vocabulary that no text has.
+# Tokens of the demo vocabulary that occur in no text.
 IMAGE, IMAGE_BREAK, IMAGE_END = "<gh_stars>", "<file_sep>", "<issue_closed>"
 IMAGE_ID = 7
 SIDE, PATCH = 64, 16
@@ -94,7 +94,7 @@ class Reference:
         self._processor = AutoProcessor.from_pretrained(path)
 
     def generate(self, text: str, image: Image | None, tokens: int) -> list[int]:
-        """So many tokens behind the prompt, greedily, past any end of text."""
+        """`tokens` greedy output ids; an end-of-text token does not end the output."""
         images = None if image is None else [image]
         prompt = self._processor(text=[text], images=images, return_tensors="pt")
         end = {"do_sample": False, "max_new_tokens": tokens, "eos_token_id": []}

@@ -1,16 +1,17 @@
-"""Fuzzes one end of the wire until so many frames have been read; `scripts/fuzz` runs both.
+"""Fuzzes one end of the link for a number of frames; `scripts/fuzz` runs both ends.
 
     python -m test.fuzz to_sidecar --frames 1000000
     python -m test.fuzz from_sidecar --frames 1000000 --guided --corpus folder
 
-`to_sidecar` is the sidecar's end: codec, loop and drafter. `from_sidecar` is the server's: codec,
-courier, speculator and tries. With `--guided` atheris (libFuzzer), which must be installed, varies
-the runs in the folder and adds to it those that reach new code. Otherwise the runs of a pool are
-varied at random; the pool begins with the runs in the folder, if one is given. The last line has
-the figures. A run that fails is kept in a file, and `--replay FILE` repeats it.
+`to_sidecar` fuzzes the sidecar's end: codec, loop and drafter. `from_sidecar` fuzzes the server's
+end: codec, sidecar client, speculator and tries. With `--guided`, atheris (libFuzzer; install it
+first) varies the runs in the corpus folder and adds those that reach new code. Otherwise the fuzzer
+varies the runs of a pool at random; the pool starts with the runs in the folder, if one is given.
+The last line of output has the figures. A run that fails is written to a file, and `--replay FILE`
+repeats it.
 
-Only a random fuzzer checks memory: under atheris the process grows by about 10 KB with each run,
-and the same runs leave it as it was without atheris.
+Only the random fuzzer checks memory. Under atheris itself the process grows by about 10 KB per run;
+the same runs without atheris do not grow it.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOST_BYTES = 12_000
-"""Of one run: about 150 frames."""
+"""Maximum bytes of one run, about 150 frames."""
 MOST_GROWTH = 192 << 20
-"""Growth of the process's memory after the first tenth of the frames, in bytes."""
+"""Maximum growth of the process's memory after the first tenth of the frames, in bytes."""
 POOL = 512
-"""Runs that a random fuzzer varies."""
+"""Number of runs in the pool of the random fuzzer."""
 
 
 class Fuzz:
-    """One end, its figures, and what a fuzzer needs of it."""
+    """One end of the link with its figures, for either fuzzer."""
 
     def __init__(self, target: str, frames: int, crashes: Path, *, guided: bool) -> None:
-        # Imported here so that atheris has instrumented the package before.
+        # These imports come after atheris has instrumented the package.
+        from test.engine.chaos import VOCAB as SERVER_VOCAB
         from test.fuzz.frames import Frames, unpack, vary
         from test.fuzz.server_end import TEXT_LEN, ServerEnd
-        from test.fuzz.server_end import VOCAB as SERVER_VOCAB
         from test.fuzz.sidecar_end import CONTEXT, SidecarEnd
         from test.fuzz.sidecar_end import VOCAB as SIDECAR_VOCAB
 
@@ -78,7 +79,7 @@ class Fuzz:
 
     @property
     def growth(self) -> int:
-        """Most bytes of memory above those after the first tenth of the frames."""
+        """Largest growth of memory after the first tenth of the frames, in bytes."""
         return max(0, self._peak - (self._at_first or self._peak))
 
     @property
@@ -86,8 +87,9 @@ class Fuzz:
         return self.frames >= self._wanted
 
     def run(self, data: bytes) -> None:
-        """One run, on an end that its size chooses."""
-        # Serving requests out takes as long as a hundred frames, so every 16th run alone does.
+        """Run `data` on one of the ends, chosen by its size."""
+        # Serving requests to their end takes as long as a hundred frames, so only every 16th run
+        # does it.
         end = self._ends[len(data) % len(self._ends)]
         if self._target == "from_sidecar":
             end = self._ends[len(data) % 16 == 0]
@@ -103,7 +105,7 @@ class Fuzz:
             self._measure()
 
     def vary(self, data: bytes, most_bytes: int, seed: int) -> bytes:
-        """Another run like this one."""
+        """A variant of this run."""
         self._rng.seed(seed)
         return self._vary(data, self._rng, self._fresh, most_bytes)
 
@@ -143,7 +145,7 @@ def fuzz_at_random(fuzz: Fuzz, corpus: Path | None, seed: int) -> None:
 
 
 def fuzz_guided(start: Callable[[], Fuzz], corpus: Path, crashes: Path, seed: int) -> None:
-    """Have libFuzzer choose what to vary by the code that it reaches. Ends the process."""
+    """Let libFuzzer vary the runs, guided by code coverage. Ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["sglang_qspec"]):

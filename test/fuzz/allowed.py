@@ -1,6 +1,6 @@
-"""What the protocol allows, written from the field descriptions in `messages`.
+"""The messages that the protocol allows, written from the field descriptions in `messages`.
 
-Independent of `link.frame`, which it judges.
+This file does not use `link.frame`, because it tests it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_TEXT = 4096
 
 
 def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
-    """Raise AssertionError unless a server may send this."""
+    """Raise AssertionError unless a server may send this message."""
     if isinstance(message, Submit):
         assert 0 <= message.submission < INT64
         assert message.token_ids
@@ -73,7 +73,7 @@ def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
 
 
 def check_from_sidecar(message: FromSidecar, vocab_size: int) -> None:
-    """Raise AssertionError unless a sidecar may send this."""
+    """Raise AssertionError unless a sidecar may send this message."""
     if isinstance(message, Drafted):
         _check_drafted(message, vocab_size)
     elif isinstance(message, Gap):

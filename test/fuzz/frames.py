@@ -1,4 +1,4 @@
-"""Frames for both ends of the wire, valid and mutated, drawn from one random generator.
+"""Frames for both ends of the link, valid and mutated, drawn from one random generator.
 
 A run is a list of records, each an operation (0 to 255) and a frame. `pack` and `unpack` turn the
 list into the bytes that a coverage-guided fuzzer mutates, and back.
@@ -42,9 +42,9 @@ Record = tuple[int, bytes]
 """An operation and its frame."""
 
 SUBMISSIONS = 12
-"""Submissions are numbered below this, so that most messages meet an open one."""
+"""Submission numbers stay below this, so that most messages name an open submission."""
 TEMPERATURES = (1e-6, 1e-3, 0.6, 1.0, 40.0, 1e6, 3e38, 1e39, 1.7e308)
-"""Temperatures that the protocol allows, out to its bounds."""
+"""Temperatures that the protocol allows, including its bounds."""
 EXTREMES: tuple[object, ...] = (
     *(-(1 << 63), -(1 << 31), -1, 0, 1, 64, (1 << 31) - 1, 1 << 31, (1 << 63) - 1, (1 << 64) - 1),
     *TEMPERATURES,
@@ -55,10 +55,10 @@ EXTREMES: tuple[object, ...] = (
 )
 """Values that replace a field, of every msgpack type."""
 HEADS = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xdc\xff\xff")
-"""Heads of lists, maps and strings that announce far more than follows."""
+"""Headers of lists, maps and strings that announce far more items than follow."""
 
 REPEATED_TO = 64
-"""Records of a run that is to be varied, at least."""
+"""Minimum number of records in a run to be varied."""
 
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,15 +73,15 @@ class Frames:
         self._text_len = text_len
 
     def to_sidecar(self) -> bytes:
-        """A valid frame of a server, or, for two in five, a mutated one."""
+        """A frame from a server, valid in three of five cases, otherwise mutated."""
         return self._sometimes_mutated(encode(self.from_a_server(), 1 << 24))
 
     def from_sidecar(self) -> bytes:
-        """A valid frame of a sidecar, or, for two in five, a mutated one."""
+        """A frame from a sidecar, valid in three of five cases, otherwise mutated."""
         return self._sometimes_mutated(encode(self.from_a_sidecar()))
 
     def from_a_server(self) -> ToSidecar:
-        """A message that the protocol allows."""
+        """A valid message from a server."""
         rng = self._rng
         kind = rng.randrange(20)
         if kind < 8:
@@ -97,7 +97,7 @@ class Frames:
         return Hello(PROTOCOL, self._vocab_size, "f" * 64, rng.randrange(9))
 
     def from_a_sidecar(self) -> FromSidecar:
-        """A message that the protocol allows."""
+        """A valid message from a sidecar."""
         rng = self._rng
         kind = rng.randrange(20)
         if kind < 12:
@@ -114,7 +114,7 @@ class Frames:
         return Heartbeat(1, 1, 1, 0, rng.randrange(9), step_times=times)
 
     def mutate(self, frame: bytes) -> bytes:
-        """The frame with one thing wrong, or with several."""
+        """The frame with one or several mutations."""
         rng = self._rng
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             frame = rng.choice(_MUTATORS)(frame, rng)
@@ -127,7 +127,7 @@ class Frames:
         return self._rng.randrange(SUBMISSIONS)
 
     def _tokens(self, most: int) -> list[int]:
-        """Mostly the beginning of one text, so that texts share prefixes and drafts agree."""
+        """Usually a prefix of one text, so that texts share prefixes and drafts agree."""
         count = self._rng.randint(1, most)
         if self._rng.random() < 0.6:
             return [place % self._vocab_size for place in range(count)]
@@ -148,10 +148,10 @@ class Frames:
             top_p=rng.choice((1.0, 1.0, 0.0, 0.5, 1e-300)),
             greedy_first=rng.random() < 0.7,
             rank=rng.choice(((0, 0), (-3, 7), ((1 << 63) - 1, -(1 << 63)))),
-            seeded=self._dice() if rng.random() < 0.4 else None,
+            seeded=self._seeded_sampling() if rng.random() < 0.4 else None,
         )
 
-    def _dice(self) -> SeededSampling:
+    def _seeded_sampling(self) -> SeededSampling:
         rng = self._rng
         return SeededSampling(
             rng.choice((0, 1, 2, -(1 << 63), (1 << 63) - 1)),
@@ -193,7 +193,7 @@ class Frames:
 def records(
     vocab_size: int, text_len: int, *, to_sidecar: bool, most: int = 60
 ) -> st.SearchStrategy[list[Record]]:
-    """Lists of records; a failing list shrinks to the records that matter."""
+    """Lists of records; a failing list shrinks to the records that cause the failure."""
 
     def record(drawn: tuple[int, int]) -> Record:
         operation, seed = drawn
@@ -205,13 +205,13 @@ def records(
 
 
 def pack(run: list[Record]) -> bytes:
-    """Records as bytes; a frame is cut to 65,535 bytes."""
+    """The records as bytes; each frame is cut to 65,535 bytes."""
     cut = ((operation, frame[:0xFFFF]) for operation, frame in run)
     return b"".join(struct.pack("<BH", op, len(frame)) + frame for op, frame in cut)
 
 
 def unpack(data: bytes) -> list[Record]:
-    """The records in any bytes."""
+    """The records in `data`, which may be any bytes."""
     run = []
     place = 0
     while place + 3 <= len(data):
@@ -224,7 +224,7 @@ def unpack(data: bytes) -> list[Record]:
 def vary(data: bytes, rng: random.Random, fresh: Callable[[], bytes], most_bytes: int) -> bytes:
     """A packed run with an eighth of its records changed; `fresh` draws a frame for a new one.
 
-    A short run is repeated first: what it costs to begin and end a run is spent on more frames.
+    A short run is repeated first, so that the cost of starting and ending a run covers more frames.
     """
     run = unpack(data)
     if run:
@@ -267,7 +267,7 @@ def _truncate(frame: bytes, rng: random.Random) -> bytes:
 
 
 def _splice(frame: bytes, rng: random.Random) -> bytes:
-    """A piece of the frame in another place of it."""
+    """The frame with one piece copied to another place."""
     start, at = rng.randint(0, len(frame)), rng.randint(0, len(frame))
     piece = frame[start : start + rng.randint(0, 20)]
     return frame[:at] + piece + frame[at + rng.choice((0, len(piece))) :]
@@ -317,7 +317,7 @@ def _swap_type(frame: bytes, rng: random.Random) -> bytes:
 
 
 def _repeat_key(frame: bytes, rng: random.Random) -> bytes:
-    """A key of the outermost map once more, with another value."""
+    """The message with one key of the outermost map repeated, with another value."""
     try:
         message = _decode(frame)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):

@@ -1,8 +1,8 @@
-"""The server's end of the wire under any frames: codec, courier, speculator and tries.
+"""The server's end of the link under any frames: codec, sidecar client, speculator and tries.
 
-A `Chaos` makes the requests and serves them; what the sidecar sends is the frames of a run. The
-operation of a record, modulo 16, says what happens: up to 9 the sidecar sends the frame, 10 the
-server polls, 11 to 15 something happens to the requests or to the link.
+A `Chaos` creates and serves the requests; the frames of a run are the sidecar's messages. The
+operation of a record, modulo 16, selects the event: up to 9 the sidecar sends the frame, at 10 the
+server polls, and at 11 to 15 a request or the link changes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from test.fuzz.frames import Record
 
 TEXT_LEN = 40
 MOST_UNDER_WAY = 200
-"""Frames under way at which the link is disturbed, at most."""
+"""Number of frames in flight from which on the link is no longer disturbed."""
 
 
 class FrameChaos(Chaos):
-    """Chaos that looks for tokens that do not exist: a frame may name any request's tokens."""
+    """A `Chaos` that only checks that tokens exist; a frame may name any request's tokens."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.handed_over = 0
-        """Times that a request began or was retracted, or had its drafts dropped."""
+        """Number of times that a request was submitted: new, retracted, or with dropped drafts."""
 
     def _hand_over(self, request: Request) -> None:
         self.handed_over += 1
-        # Every other request takes step drafts with the candidates that they were drawn from.
+        # Every other request asks for the candidates of its step drafts.
         drawn = request.own.start // TOKENS_EACH % 2 == 0
         self.active.enqueue(
             request.rid,
@@ -52,7 +52,7 @@ class FrameChaos(Chaos):
         assert all(0 <= token < VOCAB for token in tree.token_ids), "a token that does not exist"
 
     def disturb(self) -> None:
-        # To shuffle and double all that is under way takes the longer, the more of it there is.
+        # Shuffling and duplicating takes longer, the more frames are in flight.
         if len(self.link._pending) < MOST_UNDER_WAY:
             super().disturb()
 
@@ -61,7 +61,7 @@ class FrameChaos(Chaos):
         self.active.drop_drafts()
 
     def end_all(self) -> None:
-        """All requests are aborted."""
+        """Abort all requests."""
         for request in (*self.waiting, *self.running):
             self.active.end(request.rid)
         self.waiting.clear()
@@ -69,22 +69,22 @@ class FrameChaos(Chaos):
 
 
 class ServerEnd:
-    """One server after another, each for one run."""
+    """Runs each list of records on a new server."""
 
     def __init__(self, *, check_every: int = 1, serve_out: bool = True) -> None:
-        """`check_every`: operations after which all invariants are checked. `serve_out`: the
-        requests of a run are served to their end; otherwise they are aborted."""
+        """Check all invariants after every `check_every` operations. At the end of a run, serve
+        its requests to their end with `serve_out`, otherwise abort them."""
         self.frames = 0
         self.malformed = 0
         self.finished = 0
-        """Requests that were served to their end."""
+        """Number of requests that were served to their end."""
         self.accepted = 0
-        """Tokens of the frames' drafts and the chaos's own that were accepted."""
+        """Number of accepted draft tokens, of the frames and of the chaos's own drafts."""
         self._check_every = check_every
         self._serve_out = serve_out
 
     def run(self, run: Iterable[Record], seed: int = 0) -> None:
-        """Serve under all records; raises what went wrong."""
+        """Serve requests under all records; raises the first failure."""
         chaos = FrameChaos(seed)
         chaos.active.poll()
         for _ in range(3):
@@ -99,7 +99,7 @@ class ServerEnd:
             chaos.end_all()
             chaos.link.queue_full = False
             chaos.link.revive()
-        chaos.active.poll()  # what could not be closed before, is now
+        chaos.active.poll()  # closes the submissions that the link did not take before
         self._check(chaos)
         self._check_empty(chaos)
         self.finished += len(chaos.finished)
@@ -125,7 +125,7 @@ class ServerEnd:
             mishaps[choice % 4]()
 
     def _read(self, frame: bytes) -> None:
-        """What passes the codec is allowed; the link decodes the frame again."""
+        """Check that the codec passes only allowed messages; the link decodes the frame again."""
         self.frames += 1
         try:
             message = decode_from_sidecar(frame, VOCAB)
@@ -135,16 +135,16 @@ class ServerEnd:
         check_from_sidecar(message, VOCAB)
 
     def _poll(self, chaos: FrameChaos) -> None:
-        """A poll reports no commits, whatever it reads."""
+        """Poll, and check that a poll reports no commits."""
         commits = len(chaos.link.commits)
         chaos.active.poll()
         assert len(chaos.link.commits) == commits, "a poll reported commits"
 
     def _serve(self, chaos: FrameChaos) -> None:
-        """A pass reports commits once before it and once after it, whatever was read."""
+        """Serve a pass, and check that the number of commit reports is bounded."""
         commits = len(chaos.link.commits)
         running = chaos.running
-        proposals = chaos.active.drawn.proposals(
+        proposals = chaos.active.step_proposals.proposals(
             [request.rid for request in running], [request.output_ids for request in running]
         )
         if proposals is not None:
@@ -156,13 +156,13 @@ class ServerEnd:
     def _check(self, chaos: FrameChaos) -> None:
         chaos.check()
         trees = len(chaos.requests)
-        # Each sidecar is asked once for a request, and again as often as it may ask for repairs.
+        # The server submits each request once per session, and again for each allowed repair.
         repairs = chaos.link.session_count * trees * (MAX_REPAIRS + 1)
-        assert len(chaos.link.submits) <= chaos.handed_over + repairs, "asked without an end"
+        assert len(chaos.link.submits) <= chaos.handed_over + repairs, "too many submissions"
         assert all(request.output_ids == request.text for request in chaos.finished), "other text"
 
     def _check_empty(self, chaos: FrameChaos) -> None:
-        """Nothing is kept of requests that are over."""
+        """Check that nothing is kept of ended requests."""
         described = chaos.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0
         assert described["requests_in_flight"] == 0
@@ -171,6 +171,6 @@ class ServerEnd:
         assert not sidecar_client._rids
         assert not sidecar_client._unsent
         assert not sidecar_client._unclosed
-        assert not sidecar_client._reporter._told
+        assert not sidecar_client._reporter._reported
         assert sidecar_client._open_tokens == 0
-        assert not len(chaos.active.drawn)
+        assert not len(chaos.active.step_proposals)

@@ -1,8 +1,8 @@
-"""The sidecar's end of the wire under any frames: codec, loop and drafter over a scripted model.
+"""The sidecar's end of the link under any frames: codec, loop and drafter over a scripted model.
 
-The operation of a record, modulo 16, says what happens: 13 ends a round of the loop and adds up to
-three rounds without messages, 14 may have a server depart or passes fail, and at any other value a
-server sends the frame. The upper bits choose the server, and what happens at 13 and 14.
+The operation of a record, modulo 16, selects the event. 13 ends a round of the loop and adds up to
+three rounds without messages. 14 can make a server depart or passes fail. At any other value a
+server sends the frame. The upper bits choose the server and the variants of 13 and 14.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from test.fuzz.frames import Record
 from test.sidecar.scripted import ScriptedModel
 
 VOCAB = 100
-"""No multiple of the blocks in which logits are read."""
+"""Not a multiple of the block size in which logits are read."""
 CONTEXT = 64
 MOST_TOKENS = 500
-"""Tokens of texts, and of drafts, kept for one server."""
+"""Maximum text tokens, and maximum draft tokens, kept for one server."""
 PEERS = 3
 QUIET: Record = (13, b"")
-"""Ends a round and adds none."""
+"""Ends a round and adds no empty round."""
 
 
 class FailedPassError(RuntimeError):
-    """A failure of a pass that the run asked for."""
+    """The failure of a pass that a record requested."""
 
 
 def script(sequence: tuple[int, ...]) -> int:
-    """A token that depends on the whole sequence, so that another text gets other drafts."""
+    """A token that depends on the whole sequence, so that different texts get different drafts."""
     return (31 * sum(sequence) + 7 * len(sequence) + sequence[-1]) % VOCAB
 
 
 class Model(ScriptedModel):
-    """Refuses token ids that a real model would read outside its embedding for."""
+    """A scripted model that refuses token ids outside its embedding."""
 
     def _say(
         self, rows: Sequence[int], slots: torch.Tensor, token_ids: Sequence[int]
@@ -62,7 +62,7 @@ class Model(ScriptedModel):
 
 
 class WatchedDrafter(Drafter):
-    """Keeps the first exception that no record asked for; the loop would only log it."""
+    """Keeps the first exception that no record requested; the loop would only log it."""
 
     unexpected: Exception | None = None
 
@@ -81,13 +81,13 @@ class WatchedDrafter(Drafter):
             raise
 
     def _watch(self, error: Exception) -> None:
-        # The failure of a prompt that is tried alone is the cause of a PromptError.
+        # If a prompt fails when tried alone, its failure is the cause of a PromptError.
         if not isinstance(error.__cause__ or error, FailedPassError):
             self.unexpected = self.unexpected or error
 
 
 class SidecarEnd:
-    """One sidecar over any number of runs; after each run nothing may be left of its servers."""
+    """One sidecar over any number of runs; after each run it must keep nothing of its servers."""
 
     def __init__(
         self,
@@ -97,15 +97,15 @@ class SidecarEnd:
         tokens: int = 160,
         check_every: int = 1,
     ) -> None:
-        """`tokens`: KV of the model. `check_every`: rounds after which all invariants are checked;
-        they always are at the end of a run."""
+        """Create a model with `tokens` KV slots. Check all invariants after every `check_every`
+        rounds, and at the end of each run."""
         self.frames = 0
-        """Frames read so far."""
+        """Number of frames read so far."""
         self.malformed = 0
-        """Frames refused, and entries of Commits left out."""
+        """Number of refused frames and of Commits entries that were left out."""
         self.answers = 0
         self.processes_ended = 0
-        """Times that passes failed in a row until the loop gave up."""
+        """Number of times that the loop ended after failures in a row."""
         self._check_every = check_every
         self._rounds = 0
         self._share = share
@@ -131,15 +131,15 @@ class SidecarEnd:
         self._coming: deque[Record] = deque()
         self._gone: list[Peer] = []
         self._texts: dict[tuple[Peer, int], list[Submit]] = {}
-        """What was submitted under a number; more than one where the number was used twice."""
+        """Submissions by number; several where a server used a number twice."""
         self._outputs: dict[tuple[Peer, int], list[list[int]]] = {}
-        """Outputs as committed, for each of them."""
+        """The committed output of each submission."""
         self._uncertain: set[tuple[int, ...]] = set()
-        """Texts that were submitted with a temperature at which the model may say anything. Up to 1
-        it says what the script does. Equal texts share completions, whatever their temperatures."""
+        """Texts submitted with a temperature above 1, at which the model can draw any token. Up to
+        1 it draws the script's token. Equal texts share completions at any temperature."""
 
     def run(self, run: Iterable[Record]) -> None:
-        """Serve all records, then have all servers depart; raises what went wrong."""
+        """Serve all records, then make all servers depart; raises the first failure."""
         self._coming = deque(run)
         while self._coming:
             try:
@@ -147,7 +147,7 @@ class SidecarEnd:
             except DraftModelError as error:
                 if not isinstance(error.__cause__, FailedPassError):
                     raise
-                self._depart_all()  # as the process ends
+                self._depart_all()  # because the process would end
                 self.processes_ended += 1
         self._check()
         self._depart_all()
@@ -155,21 +155,21 @@ class SidecarEnd:
         self.check_empty()
 
     def _depart_all(self) -> None:
-        """All servers depart, and others come."""
+        """Make all servers depart and new ones connect."""
         self._model.failures.clear()
         self._model.passes.clear()
         for peer in (*self._gone, *self._peers):
             self.drafter.drop(peer)
         self._gone.clear()
         self._peers = [self._newcomer() for _ in range(PEERS)]
-        self.drafter._retry_at = 0.0
+        self.drafter._outbox._retry_at = 0.0
         self.drafter.take()
         self._texts.clear()
         self._outputs.clear()
         self._uncertain.clear()
 
     def check_empty(self) -> None:
-        """Raise AssertionError if anything is kept, though no server is there."""
+        """Raise AssertionError if anything is kept without any server."""
         drafter, model = self.drafter, self._model
         self._check()
         assert drafter.idle
@@ -184,9 +184,9 @@ class SidecarEnd:
         assert not turns._owned
         assert not turns.live_steps
         assert not drafter.suspects
-        assert not drafter._undelivered
+        assert not drafter._outbox._undelivered
 
-    # The wire, as the loop sees it.
+    # The interface that the loop uses.
 
     def receive(self, timeout_ms: int) -> list[tuple[Peer, ToSidecar]]:
         """The messages of one round."""
@@ -216,20 +216,20 @@ class SidecarEnd:
             self._peers[choice] = self._newcomer()
         else:
             failures = MAX_FAILURES if choice == 7 else 1
-            self._model.failures += [FailedPassError("by order")] * failures
+            self._model.failures += [FailedPassError("injected failure")] * failures
 
     def departed(self) -> list[Peer]:
         gone, self._gone = self._gone, []
         return gone
 
     def send(self, peer: Peer, message: FromSidecar) -> bool:
-        """Check that the server may be told this."""
+        """Check that the sidecar may send this message to the server."""
         self.answers += 1
         assert decode_from_sidecar(encode(message), VOCAB) == message
         check_from_sidecar(message, VOCAB)
         if peer in self._peers and isinstance(message, Drafted):
             self._check_text(peer, message)
-        # Every 16th message is not taken, as by a server that reads too slowly.
+        # Every 16th message is not delivered, as to a server that reads too slowly.
         return self.answers % 16 > 0
 
     def _newcomer(self) -> Peer:
@@ -244,16 +244,16 @@ class SidecarEnd:
             self.malformed += 1
             return None
         check_to_sidecar(message, VOCAB)
-        # The link answers these itself.
+        # The link itself answers these messages.
         return None if isinstance(message, Hello | Ping) else message
 
     def _report(self, error: LinkError) -> None:
         self.malformed += 1
 
-    # What must hold.
+    # The checks.
 
     def _note(self, peer: Peer, message: ToSidecar) -> None:
-        """Keep what the server may be told drafts of."""
+        """Record the texts for which the server may get drafts."""
         if isinstance(message, Submit):
             name = (peer, message.submission)
             self._texts.setdefault(name, []).append(message)
@@ -271,7 +271,7 @@ class SidecarEnd:
                         output += commit.token_ids[known - commit.base_len :]
 
     def _check_text(self, peer: Peer, drafted: Drafted) -> None:
-        """The draft is the model's continuation of a text that this server has submitted."""
+        """Check that the draft is the model's continuation of a text that this server submitted."""
         name = (peer, drafted.submission)
         assert name in self._texts, "a draft for a submission that there never was"
         if not drafted.token_ids:
@@ -292,7 +292,7 @@ class SidecarEnd:
             self._check_kv_apart()
 
     def _check_kv_apart(self) -> None:
-        """No KV slot is held for two servers."""
+        """Check that no KV slot is held for two servers."""
         owners: dict[int, Peer] = {}
         for prompt in self.drafter._turns.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
@@ -307,7 +307,7 @@ class SidecarEnd:
 
 
 def _continues(submit: Submit, output: list[int], drafted: Drafted) -> bool:
-    """Whether the draft is what the script says behind the text at its `base_len`."""
+    """Whether the draft equals the script's continuation of the text at its `base_len`."""
     committed = drafted.base_len - submit.base_len
     if not 0 <= committed <= len(output):
         return False

@@ -34,4 +34,5 @@ def main(endpoint: str, descriptors: int, pause_s: float, key_file: str | None) 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *(sys.argv[4:] or [None]))
+    key_file = sys.argv[4] if len(sys.argv) > 4 else None
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), key_file)

@@ -1,4 +1,4 @@
-"""Many connections that never say anything, to one endpoint."""
+"""Many silent connections to one endpoint."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from test.link.sockets import closed, plain_socket
 
 
 class Flood:
-    """Keeps `count` silent connections open: what the sidecar closes is opened anew.
+    """Keeps `count` silent connections open, and replaces those that the sidecar closes.
 
-    It makes `per_second` connections a second; with `at_once` it makes the first `count` as fast as
-    it can.
+    It opens `per_second` connections per second; with `at_once` it opens the first `count` without
+    pauses.
     """
 
     def __init__(
         self, endpoint: str, count: int, *, per_second: int, at_once: bool = False
     ) -> None:
         self.opened = 0
-        """Connections that were made since the beginning."""
+        """Number of connections opened since the beginning."""
         self._endpoint = endpoint
         self._count = count
         self._pause_s = 1 / per_second
@@ -58,6 +58,6 @@ class Flood:
                 silent.close()
                 self._sockets.remove(silent)
             if len(self._sockets) < self._count:
-                # The queue of the listener may be full at the moment.
+                # The listener's queue may be full.
                 with contextlib.suppress(OSError):
                     self._open()

@@ -1,4 +1,4 @@
-"""A link together with what stands behind it, driven the same way for the fake and the real."""
+"""A link and its sidecar's end, with one interface for the fake and the real link."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ CHUNK = 2
 
 
 class LinkPair(Protocol):
-    link: Link
     closes: list[Close]
+
+    @property
+    def link(self) -> Link: ...
 
     def serve(self) -> None:
         """One poll of the sidecar."""
         ...
 
     def step(self) -> list[FromSidecar]:
-        """One poll of each side; what the link received."""
+        """One poll of each side; returns the messages that the link received."""
         ...
 
     def inject(self, message: FromSidecar) -> None: ...
@@ -32,7 +34,7 @@ class LinkPair(Protocol):
     def revive(self) -> None: ...
 
     def refuse(self) -> None:
-        """A sidecar that does not fit takes the place of whatever was there."""
+        """Replace the sidecar by one that does not fit the server."""
         ...
 
 
@@ -61,7 +63,7 @@ class FakeLinkPair:
 
 
 class WireLinkPair:
-    """A `LinkServer` that plays the script as a sidecar would."""
+    """A real link to a `LinkServer` that sends the script's completions."""
 
     def __init__(self, wire: Wire, script: Script) -> None:
         self.closes: list[Close] = []
@@ -124,7 +126,7 @@ def ready(pair: LinkPair) -> None:
 
 
 def collect(pair: LinkPair, count: int) -> list[FromSidecar]:
-    """The next `count` messages for the caller."""
+    """Poll until the link has received `count` messages; returns them."""
     received: list[FromSidecar] = []
     until(lambda: len(received) >= count, lambda: received.extend(pair.step()))
     return received

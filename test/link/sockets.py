@@ -1,4 +1,4 @@
-"""Peers that do not keep to the protocol: bare ZMQ sockets, and sockets without ZMQ."""
+"""Peers that violate the protocol: bare ZMQ sockets, and sockets without ZMQ."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ GARBAGE = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",  # a pickle
     b"\x82\xa4type\xa7refusal\xa6reason\xa2\xff\xfe",  # no UTF-8
-    b"\x83\xa4type\xa7refusal\xa1x" + b"\x91" * 50_000 + b"\x01\xa6reason\xa1a",  # deep
-    b"\x82\xa4type\xa7drafted\xa9token_ids\xdd\xff\xff\xff\xff",  # a list of 4 G items
+    b"\x83\xa4type\xa7refusal\xa1x" + b"\x91" * 50_000 + b"\x01\xa6reason\xa1a",  # deeply nested
+    b"\x82\xa4type\xa7drafted\xa9token_ids\xdd\xff\xff\xff\xff",  # announces a list of 4 G items
     b"\x81\xa4type\xa5hello",
     b"\x81\xa4type\x05",
 ]
 
 
 @contextmanager
-def dealer(endpoint: str, keys: Keys | None, receive_queue: int = 1000) -> Iterator[zmq.Socket]:
-    """A server's socket that says only what it is told."""
+def dealer(
+    endpoint: str, keys: Keys | None, receive_queue: int = 1000
+) -> Iterator[zmq.Socket[bytes]]:
+    """A server's ZMQ socket that sends only what the test sends."""
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
     peer.rcvhwm = receive_queue
@@ -44,8 +46,8 @@ def dealer(endpoint: str, keys: Keys | None, receive_queue: int = 1000) -> Itera
 
 
 @contextmanager
-def router(endpoint: str, keys: Keys | None) -> Iterator[tuple[zmq.Socket, str]]:
-    """A sidecar's socket that says only what it is told, and its address."""
+def router(endpoint: str, keys: Keys | None) -> Iterator[tuple[zmq.Socket[bytes], str]]:
+    """A sidecar's ZMQ socket that sends only what the test sends, and its address."""
     context = zmq.Context()
     peer = context.socket(zmq.ROUTER)
     if keys is not None:
@@ -59,8 +61,8 @@ def router(endpoint: str, keys: Keys | None) -> Iterator[tuple[zmq.Socket, str]]
         context.destroy(linger=0)
 
 
-def waiting(peer: zmq.Socket) -> list[list[bytes]]:
-    """What has come to a bare socket."""
+def waiting(peer: zmq.Socket[bytes]) -> list[list[bytes]]:
+    """The messages that have arrived at a bare socket."""
     received = []
     while peer.poll(0):
         received.append(peer.recv_multipart(zmq.NOBLOCK))
@@ -68,7 +70,7 @@ def waiting(peer: zmq.Socket) -> list[list[bytes]]:
 
 
 def plain_socket(endpoint: str, blocking: bool = True) -> socket.socket:
-    """A connection to the endpoint without ZMQ; not `blocking`, it may raise BlockingIOError."""
+    """A connection to the endpoint without ZMQ; raises BlockingIOError only without `blocking`."""
     if endpoint.startswith("ipc://"):
         plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         plain.setblocking(blocking)
@@ -83,7 +85,7 @@ def plain_socket(endpoint: str, blocking: bool = True) -> socket.socket:
 
 
 def closed(plain: socket.socket) -> bool:
-    """Whether the other end has closed a plain socket. Reads what has come, as ZMQ's greeting."""
+    """Whether the other end has closed a plain socket. Discards received bytes."""
     plain.setblocking(False)
     try:
         while plain.recv(4096):

@@ -1,4 +1,4 @@
-"""Endpoints: private directories, and which addresses are allowed."""
+"""Endpoints: private directories and allowed addresses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_directory_of_another_user_is_refused(own: Path) -> None:
             check(f"ipc://{theirs}/socket", None)
 
 
-def test_what_is_no_directory_is_refused(own: Path) -> None:
+def test_a_path_that_is_no_directory_is_refused(own: Path) -> None:
     (own / "file").touch(mode=0o600)
     for check in (check_bind, check_connect):
         with pytest.raises(LinkError, match="is not a directory"):
@@ -77,7 +77,7 @@ def test_what_is_no_directory_is_refused(own: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_directory_that_others_can_exchange_is_refused(own: Path, mode: int) -> None:
+def test_a_directory_that_others_can_replace_is_refused(own: Path, mode: int) -> None:
     shared, mine = own / "shared", own / "shared" / "mine"
     mine.mkdir(parents=True, mode=0o700)
     mine.chmod(0o700)
@@ -98,7 +98,7 @@ def test_a_symbolic_link_is_followed_to_a_directory_that_must_be_private(own: Pa
     shared.chmod(0o777)
     link.symlink_to(mine)
     check_bind(f"ipc://{link}/socket", None)
-    # Others can exchange a link that lies where they can write, at any step of the way.
+    # Others can replace a symbolic link in a directory that they can write, at any step.
     (shared / "link").symlink_to(mine)
     (own / "way").symlink_to(shared / "link")
     for path in (shared / "link", own / "way"):
@@ -130,7 +130,9 @@ def test_a_server_may_connect_before_the_directory_exists_but_nobody_can_bind(ow
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
-def test_a_server_does_not_wait_for_a_directory_that_others_can_make(own: Path, mode: int) -> None:
+def test_a_server_does_not_wait_for_a_directory_that_others_can_create(
+    own: Path, mode: int
+) -> None:
     own.chmod(mode)
     with pytest.raises(LinkError, match=f"mkdir -m 0700 {own}/later`"):
         check_connect(f"ipc://{own}/later/socket", None)
@@ -140,12 +142,12 @@ def test_a_server_does_not_wait_for_a_directory_that_others_can_make(own: Path, 
 def test_a_file_in_the_way_is_not_removed(own: Path) -> None:
     precious = own / "socket"
     precious.write_text("precious")
-    with pytest.raises(LinkError, match="no socket"):
+    with pytest.raises(LinkError, match="not a socket"):
         check_bind(f"ipc://{precious}", None)
     assert precious.read_text() == "precious"
 
 
-def test_a_socket_is_taken_over_only_from_the_dead(own: Path) -> None:
+def test_a_socket_is_taken_over_only_from_a_dead_process(own: Path) -> None:
     path = own / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

@@ -1,4 +1,4 @@
-"""The server's end: what silence, absence and misbehaving sidecars do to it."""
+"""The server's end of the link: silent, absent and misbehaving sidecars."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_link_waits_for_a_sidecar_that_comes_later(wire: Wire) -> None:
     assert link.session_count == 1
 
 
-def test_nothing_that_was_sent_to_a_dead_sidecar_waits_for_its_successor(wire: Wire) -> None:
+def test_messages_sent_to_a_dead_sidecar_do_not_reach_its_successor(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     ready(link, server)
@@ -89,7 +89,7 @@ def test_a_sidecar_that_is_killed_can_be_started_again_at_the_same_socket(key_fi
             until(lambda: link.state is LinkState.LOST, link.receive)
 
 
-def test_a_silent_sidecar_is_lost_and_comes_back_with_the_work(wire: Wire) -> None:
+def test_a_silent_sidecar_is_lost_and_keeps_its_session_when_it_answers_again(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link(lost_after_s=3.0)
     ready(link, server)
@@ -112,7 +112,7 @@ def test_a_silent_sidecar_is_lost_and_comes_back_with_the_work(wire: Wire) -> No
     assert server.departed() == []
 
 
-def test_a_busy_scheduler_does_not_take_its_own_absence_for_the_sidecars_death(wire: Wire) -> None:
+def test_a_pause_of_the_scheduler_does_not_make_the_sidecar_lost(wire: Wire) -> None:
     server = wire.serve(forget_after_s=1e9)
     link = wire.link(lost_after_s=3.0)
     ready(link, server)
@@ -125,12 +125,12 @@ def test_a_busy_scheduler_does_not_take_its_own_absence_for_the_sidecars_death(w
         wire.clock.ahead_s += 60.0
         link.receive()
         assert link.state is LinkState.READY
-        # It asks as soon as it is back, and is answered.
+        # The link pings at its first poll after the pause, and the sidecar answers.
         until(partial(answered, heartbeat), link.receive, lambda: server.receive(0))
     assert link.session_count == 1
 
 
-def test_a_link_that_was_forgotten_learns_that_its_work_is_gone(wire: Wire) -> None:
+def test_a_link_that_the_sidecar_forgot_gets_a_new_session(wire: Wire) -> None:
     server = wire.serve(forget_after_s=5.0)
     link = wire.link(lost_after_s=3.0)
     ready(link, server)
@@ -145,7 +145,7 @@ def test_a_link_that_was_forgotten_learns_that_its_work_is_gone(wire: Wire) -> N
     def poll() -> None:
         link.receive()
         server.receive(0)
-        # It asks at once, and need not take the sidecar for lost first.
+        # The link pings at once and does not become LOST first.
         assert link.state is LinkState.READY
 
     until(lambda: link.session_count == 2, poll)
@@ -169,7 +169,7 @@ def test_hello_is_repeated_until_it_is_answered(wire: Wire) -> None:
         until(lambda: link.state is LinkState.READY, link.receive)
 
 
-def test_nothing_from_a_sidecar_is_believed_before_its_welcome(wire: Wire) -> None:
+def test_messages_before_the_welcome_are_ignored(wire: Wire) -> None:
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
         link = wire.link(endpoint=endpoint)
         frames: list[list[bytes]] = []
@@ -185,10 +185,10 @@ def test_nothing_from_a_sidecar_is_believed_before_its_welcome(wire: Wire) -> No
         assert received == [DRAFT]
 
 
-def test_a_sidecar_opens_a_session_only_when_it_is_asked_to(
+def test_only_an_answer_to_a_hello_opens_a_session(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each session has the server submit all its requests anew."""
+    """Each new session makes the server submit all its requests again."""
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint), caplog.at_level(logging.INFO):
         link = wire.link(endpoint=endpoint)
         frames: list[list[bytes]] = []
@@ -206,7 +206,7 @@ def test_a_sidecar_opens_a_session_only_when_it_is_asked_to(
     assert len(caplog.records) <= 4
 
 
-def test_a_poll_takes_a_bounded_time_whatever_a_sidecar_has_sent(wire: Wire) -> None:
+def test_the_time_of_a_poll_is_bounded_whatever_the_sidecar_sent(wire: Wire) -> None:
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
         link = wire.link(endpoint=endpoint)
         frames: list[list[bytes]] = []
@@ -217,9 +217,9 @@ def test_a_poll_takes_a_bounded_time_whatever_a_sidecar_has_sent(wire: Wire) -> 
         for _ in range(64):
             sidecar.send_multipart([peer, encode(LARGEST)])
         time.sleep(0.2)
-        # A clock that passes the whole budget with every message.
+        # Each reading of the clock uses up the time limit of a poll.
         wire.clock.step_s = POLL_BUDGET_S
-        polls = []
+        polls: list[int] = []
         until(lambda: sum(polls) == 64, lambda: polls.append(len(link.receive(64))))
         assert max(polls) == 1
 
@@ -253,7 +253,7 @@ def test_no_garbage_from_a_sidecar_reaches_the_caller(
         assert received == [DRAFT]
         assert link.malformed == len(GARBAGE)
         assert link.state is LinkState.READY
-        # Once a minute, not once a message.
+        # The link logs once a minute, not once per message.
         assert sum("malformed" in record.message for record in caplog.records) == 1
         sidecar.send_multipart([peer, OVERSIZED])
         until(lambda: link.state is LinkState.LOST, link.receive)
@@ -273,7 +273,7 @@ def test_a_refusal_cannot_write_lines_into_the_log(
     assert "\nERROR forged" not in caplog.text
 
 
-def test_a_connection_that_zmq_gave_up_is_made_anew(wire: Wire) -> None:
+def test_a_connection_that_zmq_gave_up_is_opened_again(wire: Wire) -> None:
     """ZMQ does not reconnect after a peer that broke its framing."""
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
         link = wire.link(endpoint=endpoint, reopen_after_s=0.3)
@@ -295,7 +295,7 @@ def test_a_connection_that_zmq_gave_up_is_made_anew(wire: Wire) -> None:
         assert link.session_count >= 3
 
 
-def test_a_sidecar_that_does_not_read_costs_a_bounded_number_of_bytes(wire: Wire) -> None:
+def test_the_bytes_sent_to_a_sidecar_that_does_not_read_are_bounded(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link(window_bytes=1 << 20)
     ready(link, server)
@@ -310,7 +310,7 @@ def test_a_sidecar_that_does_not_read_costs_a_bounded_number_of_bytes(wire: Wire
     while link.send(SUBMIT):
         pass
     assert link.send(Close(1))
-    # Once it reads again, there is room again.
+    # The window opens once the sidecar reads again.
     until(lambda: link.send(long), link.receive, lambda: server.receive(0))
 
 

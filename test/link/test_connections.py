@@ -1,4 +1,4 @@
-"""Connections on which nobody is served keep no server out, and the sidecar idle."""
+"""Unused connections keep no server out and leave the sidecar idle."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from test.link.wire import Wire, until
 
 DESCRIPTORS = 100
 SILENT = 186
-"""More connections than the sidecar could hold."""
+"""More connections than the sidecar has descriptors for."""
 PER_SECOND = 300
 
 
 @pytest.fixture(autouse=True)
 def _many_descriptors() -> Iterator[None]:
-    """The other end of a flood needs as many descriptors."""
+    """The test itself needs a descriptor for each connection of a flood."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors.raise_limit()
     yield
@@ -43,7 +43,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 def cramped(
     transport: str, folder: Path, limit: int = DESCRIPTORS, pause_s: float = 0
 ) -> Iterator[tuple[Wire, psutil.Process]]:
-    """A sidecar in a process of its own that may open few files, and its process."""
+    """A sidecar in its own process with a low limit of open files, and that process."""
     with PrivateEndpoint() as private:
         path = folder / "qspec.key"
         pair = keys.create(path) if transport == "tcp" else None
@@ -71,7 +71,9 @@ def cramped(
         assert code == 0
 
 
-def test_a_flood_of_silent_connections_keeps_no_server_out(transport: str, tmp_path: Path) -> None:
+def test_servers_connect_despite_a_flood_of_silent_connections(
+    transport: str, tmp_path: Path
+) -> None:
     with cramped(transport, tmp_path) as (wire, _):
         before = wire.link()
         until(lambda: before.state is LinkState.READY, before.receive)
@@ -103,7 +105,7 @@ def test_the_connections_that_zmq_accepts_during_a_long_pass_are_bounded(tmp_pat
     with cramped("ipc", tmp_path, limit=1600, pause_s=3) as (wire, process):
         silent = _open_while_accepted(wire.endpoint, count)
         assert 1000 < len(silent) < count
-        # Without a free descriptor, ZMQ would have aborted the process.
+        # Without a free descriptor ZMQ would abort the process.
         assert process.num_fds() < 1200
         for one in silent:
             one.close()
@@ -112,7 +114,7 @@ def test_the_connections_that_zmq_accepts_during_a_long_pass_are_bounded(tmp_pat
 
 
 def _open_while_accepted(endpoint: str, count: int) -> list[socket.socket]:
-    """Connect until the sidecar takes no more for a while; at most `count` times."""
+    """Connect at most `count` times, until the sidecar accepts no connection for 0.2 s."""
     opened: list[socket.socket] = []
     accepted_at = time.monotonic()
     while len(opened) < count and time.monotonic() - accepted_at < 0.2:
@@ -143,7 +145,7 @@ def test_only_connections_without_a_server_are_closed(
         one.close()
 
 
-def test_a_server_that_fell_silent_makes_room(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_frees_its_connection(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     server = wire.serve(forget_after_s=0.2)
     hung = wire.link()

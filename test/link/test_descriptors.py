@@ -1,4 +1,4 @@
-"""The limit of open files, and what of it connections may take."""
+"""The limit of open files, and the share of it for connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _limit(soft: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_limit_is_raised_as_far_as_the_process_may() -> None:
+def test_the_soft_limit_is_raised_to_the_hard_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _limit(256)
     descriptors.raise_limit()
@@ -36,7 +36,7 @@ def test_connections_may_take_half_of_the_free_descriptors() -> None:
     assert 48 <= descriptors.spare() <= 50
 
 
-def test_there_is_room_for_one_connection_in_any_case() -> None:
-    # Listing the open descriptors takes one, too.
+def test_at_least_one_connection_is_allowed() -> None:
+    # Listing the open descriptors opens one more.
     _limit(len(os.listdir("/proc/self/fd")) + 1)
     assert descriptors.spare() == 1

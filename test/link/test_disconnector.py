@@ -1,4 +1,4 @@
-"""Only connections of the endpoint are ended, whatever their numbers have come to mean."""
+"""The disconnector ends only connections of the endpoint, even if a descriptor was reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _connect(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
     return accepted, peer
 
 
-def test_an_accepted_connection_ends_and_its_descriptor_stays_its_owners(
+def test_an_accepted_connection_ends_and_its_descriptor_stays_open(
     disconnector: Disconnector,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -40,7 +40,9 @@ def test_an_accepted_connection_ends_and_its_descriptor_stays_its_owners(
             assert accepted.recv(1) == b""
 
 
-def test_what_is_no_connection_of_the_endpoint_is_left_alone(disconnector: Disconnector) -> None:
+def test_descriptors_that_are_no_connection_of_the_endpoint_stay_open(
+    disconnector: Disconnector,
+) -> None:
     one, other = socket.socketpair()
     reader, writer = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener, one, other:
@@ -66,7 +68,7 @@ def test_what_is_no_connection_of_the_endpoint_is_left_alone(disconnector: Disco
     assert not disconnector.end(reader, f"tcp://127.0.0.1:{port}")
 
 
-def test_no_further_descriptor_is_needed(disconnector: Disconnector) -> None:
+def test_ending_a_connection_needs_no_further_descriptor(disconnector: Disconnector) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         accepted, peer = _connect(listener)
         before = len(os.listdir("/proc/self/fd"))

@@ -1,9 +1,9 @@
-"""The fake's mishaps: each does what its name says, the same way every time."""
+"""The faults that the fake can inject."""
 
 from __future__ import annotations
 
 from sglang_qspec.link import FakeSidecarLink, LinkState
-from sglang_qspec.messages import Close, Drafted, FromSidecar, Ping, Submit
+from sglang_qspec.messages import Close, Drafted, Ping, Submit
 
 
 def twelve(submit: Submit) -> list[list[int]]:
@@ -21,23 +21,31 @@ def opened(**settings: int) -> FakeSidecarLink:
     return link
 
 
-def tokens(received: list[FromSidecar]) -> list[int]:
+def drafts(link: FakeSidecarLink) -> list[Drafted]:
+    """Poll the link; its messages must all be drafts."""
+    received = link.receive()
+    drafted = [message for message in received if isinstance(message, Drafted)]
+    assert drafted == received
+    return drafted
+
+
+def tokens(received: list[Drafted]) -> list[int]:
     return [token_id for drafted in received for token_id in drafted.token_ids]
 
 
-def test_a_completion_comes_in_chunks_and_says_when_it_ends() -> None:
+def test_a_completion_arrives_in_chunks_and_the_last_is_marked_finished() -> None:
     link = opened(chunk=5)
     assert link.send(submit())
-    received = link.receive()
+    received = drafts(link)
     assert [drafted.start for drafted in received] == [0, 5, 10]
     assert [drafted.finished for drafted in received] == [False, False, True]
     assert tokens(received) == list(range(12))
 
 
-def test_a_completion_is_no_longer_than_was_asked_for() -> None:
+def test_a_completion_is_no_longer_than_max_new_tokens() -> None:
     link = opened()
     assert link.send(submit(max_new_tokens=6))
-    received = link.receive()
+    received = drafts(link)
     assert tokens(received) == list(range(6))
     assert received[-1].finished
 
@@ -49,12 +57,12 @@ def test_an_interval_spreads_the_chunks_over_polls_and_a_delay_shifts_them() -> 
     assert counts == [0, 0, 0, 1, 0, 1, 0, 1, 0]
 
 
-def test_after_a_close_only_what_was_under_way_comes() -> None:
+def test_after_a_close_only_the_drafts_in_flight_arrive() -> None:
     link = opened(chunk=4, interval=2, delay=3)
     assert link.send(submit())
     link.receive()
     assert link.send(Close(1))
-    late = [drafted for _ in range(12) for drafted in link.receive()]
+    late = [drafted for _ in range(12) for drafted in drafts(link)]
     assert tokens(late) == [0, 1, 2, 3]
 
 
@@ -62,22 +70,22 @@ def test_a_truncated_completion_never_finishes() -> None:
     link = opened()
     link.truncate_to = 6
     assert link.send(submit())
-    received = link.receive()
+    received = drafts(link)
     assert tokens(received) == list(range(6))
     assert not any(drafted.finished for drafted in received)
 
 
-def test_dropped_drafts_never_come() -> None:
+def test_dropped_drafts_never_arrive() -> None:
     link = opened()
     link.drop_all = True
     assert link.send(submit())
     link.drop_all = False
     assert link.receive() == []
     assert link.send(submit(2))
-    assert {drafted.submission for drafted in link.receive()} == {2}
+    assert {drafted.submission for drafted in drafts(link)} == {2}
 
 
-def test_a_full_queue_takes_nothing() -> None:
+def test_a_full_queue_accepts_no_message() -> None:
     link = opened()
     link.queue_full = True
     assert not link.send(submit())
@@ -89,19 +97,19 @@ def test_reordering_shuffles_and_loses_nothing() -> None:
     link = opened(chunk=1)
     assert link.send(submit())
     link.reorder(seed=1)
-    shuffled = tokens(link.receive())
+    shuffled = tokens(drafts(link))
     assert shuffled != list(range(12))
     assert sorted(shuffled) == list(range(12))
 
 
-def test_duplicates_come_twice() -> None:
+def test_duplicated_drafts_arrive_twice() -> None:
     link = opened(chunk=12)
     assert link.send(submit())
     link.duplicate()
-    assert tokens(link.receive()) == 2 * list(range(12))
+    assert tokens(drafts(link)) == 2 * list(range(12))
 
 
-def test_death_takes_what_was_under_way() -> None:
+def test_a_death_loses_the_drafts_in_flight() -> None:
     link = opened(delay=2)
     assert link.send(submit())
     link.die()
@@ -111,7 +119,7 @@ def test_death_takes_what_was_under_way() -> None:
     assert link.session_count == 2
 
 
-def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_had() -> None:
+def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_injected() -> None:
     link = opened()
     link.script = lambda _: []
     assert link.send(submit(5))
@@ -131,7 +139,7 @@ def test_bytes_that_are_no_message_are_counted() -> None:
     assert link.malformed == 1
 
 
-def test_a_ping_brings_a_heartbeat() -> None:
+def test_a_heartbeat_answers_a_ping() -> None:
     link = opened()
     assert link.send(Ping(number=3))
     assert link.receive() == []

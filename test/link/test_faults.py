@@ -1,4 +1,4 @@
-"""Counting and logging of what goes wrong, and the time that counts as silence."""
+"""Counting and logging of faults, measuring of silence, and the send window."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_kind_is_logged_at_most_once_a_minute_and_always_counted(
     assert "51 so far" in caplog.text
 
 
-def test_what_a_peer_wrote_is_cut_and_escaped() -> None:
+def test_text_from_a_peer_is_cut_and_escaped_in_the_log() -> None:
     assert quote("plain text, ok") == "plain text, ok"
     assert quote("a\nb\x1b[0m\u202e") == "a\\nb\\x1b[0m\\u202e"
     assert len(quote("x" * 10_000)) < 400
@@ -52,7 +52,7 @@ def test_listened_time_counts_gaps_up_to_a_cap_and_waiting_in_full() -> None:
     assert listening.look(waited_s=10.0) == 12.25
 
 
-def test_a_window_opens_with_the_newest_answer_only_up_to_what_was_asked() -> None:
+def test_an_answer_opens_the_window_only_for_bytes_sent_before_its_ping() -> None:
     window = Window(100)
     window.sent(60)
     window.asked(1)

@@ -1,4 +1,4 @@
-"""The digest of a tokenizer: equal where token ids mean the same text, and only there."""
+"""The digest of a tokenizer: equal exactly if token ids mean the same texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_order_of_the_entries_does_not_matter() -> None:
     assert fingerprint(dict(reversed(VOCABULARY.items()))) == fingerprint(VOCABULARY)
 
 
-def test_it_does_not_matter_whether_special_tokens_are_kept_apart() -> None:
+def test_special_tokens_count_the_same_inside_or_beside_the_vocabulary() -> None:
     whole = fingerprint({**VOCABULARY, "<eos>": 3})
     assert fingerprint(VOCABULARY, {"<eos>": 3}) == whole
     assert fingerprint({**VOCABULARY, "<eos>": 3}, {"<eos>": 3}) == whole
@@ -31,7 +31,7 @@ def test_it_does_not_matter_whether_special_tokens_are_kept_apart() -> None:
         {"a": 0, "b": 1, "a b": 2},
     ],
 )
-def test_another_meaning_of_any_id_is_another_fingerprint(other: dict[str, int]) -> None:
+def test_a_different_meaning_of_any_id_changes_the_fingerprint(other: dict[str, int]) -> None:
     assert fingerprint(other) != fingerprint(VOCABULARY)
 
 
@@ -50,7 +50,7 @@ def test_two_names_of_one_id_both_count() -> None:
     assert fingerprint({"a": 0, "b": 0}) != fingerprint({"a": 0})
 
 
-def test_what_is_no_vocabulary_is_a_clear_error() -> None:
+def test_an_invalid_vocabulary_is_a_clear_error() -> None:
     with pytest.raises(LinkError, match="empty"):
         fingerprint({})
     with pytest.raises(LinkError, match="'a' has the ids 0 and 5"):

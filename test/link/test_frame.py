@@ -1,4 +1,4 @@
-"""What neither end believes of the other."""
+"""The codec: allowed messages pass, and each end refuses invalid ones."""
 
 import msgspec
 import pytest
@@ -39,18 +39,18 @@ def refuse(error: LinkError) -> None:
 
 
 def from_server(frame: bytes) -> ToSidecar:
-    """What a sidecar reads; the test fails if anything is left out."""
+    """Decode as a sidecar; fails if any entry is left out."""
     return decode_to_sidecar(frame, VOCAB_SIZE, refuse, 1 << 20)
 
 
 @pytest.mark.parametrize(
     "message", [SUBMIT, SEEDED_SUBMIT, REJECTING, Commits([COMMIT]), Commits([])]
 )
-def test_what_the_protocol_allows_comes_through_as_it_is(message: Submit | Commits) -> None:
+def test_allowed_messages_decode_to_what_was_encoded(message: Submit | Commits) -> None:
     assert from_server(encode(message)) == message
 
 
-def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
+def test_a_submit_of_an_older_server_is_greedy_first_and_has_no_rank() -> None:
     fields = {"type": "submit", "submission": 1, "token_ids": [1], "base_len": 0}
     fields |= {"max_new_tokens": 8, "completions": 2, "temperature": 0.5}
     message = from_server(msgspec.msgpack.encode(fields))
@@ -70,7 +70,7 @@ def test_a_submit_of_an_older_server_is_greedy_first_and_of_no_rank() -> None:
         ({"token_ids": [1, VOCAB_SIZE]}, "Commit.token_ids"),
     ],
 )
-def test_a_commit_that_makes_no_sense_is_left_out_and_the_others_stay(
+def test_an_invalid_commit_is_left_out_and_the_others_stay(
     change: dict[str, object], words: str
 ) -> None:
     bad = msgspec.structs.replace(COMMIT, **change)
@@ -84,7 +84,7 @@ def test_a_commit_that_makes_no_sense_is_left_out_and_the_others_stay(
 @pytest.mark.parametrize(
     "bad", [7, None, {}, {"submission": "a"}, {"submission": 1, "base_len": 0}]
 )
-def test_an_entry_that_is_no_commit_at_all_is_left_out_and_the_others_stay(bad: object) -> None:
+def test_an_entry_that_is_no_commit_is_left_out_and_the_others_stay(bad: object) -> None:
     entries = [msgspec.to_builtins(COMMIT), bad, msgspec.to_builtins(OTHER)]
     frame = msgspec.msgpack.encode({"type": "commits", "requests": entries})
     reports: list[LinkError] = []
@@ -135,7 +135,7 @@ def test_the_largest_messages_that_the_protocol_allows_fit_their_frames() -> Non
 
 
 @pytest.mark.parametrize("top_p", [-0.1, 1.1, float("nan")])
-def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
+def test_top_p_is_from_0_to_1(top_p: float) -> None:
     with pytest.raises(LinkError, match=r"Submit\.top_p"):
         from_server(encode(msgspec.structs.replace(SUBMIT, top_p=top_p)))
 
@@ -151,13 +151,15 @@ def test_a_share_of_the_probability_is_from_0_to_1(top_p: float) -> None:
         ({"min_p": -0.1}, "SeededSampling.min_p"),
     ],
 )
-def test_dice_that_no_target_has_are_refused(change: dict[str, object], words: str) -> None:
+def test_sampling_parameters_that_no_target_uses_are_refused(
+    change: dict[str, object], words: str
+) -> None:
     seeded = msgspec.structs.replace(SEEDED, **change)
     with pytest.raises(LinkError, match=words):
         from_server(encode(msgspec.structs.replace(SUBMIT, seeded=seeded)))
 
 
-def test_candidates_come_through_as_they_are_and_an_older_sidecar_sends_none() -> None:
+def test_candidates_decode_to_what_was_encoded_and_an_older_sidecar_sends_none() -> None:
     assert decode_from_sidecar(encode(DRAFTED), VOCAB_SIZE) == DRAFTED
     fields = {"type": "drafted", "submission": 1, "completion": 64, "base_len": 3}
     fields |= {"start": 0, "token_ids": [9]}
@@ -194,7 +196,7 @@ def test_candidates_that_no_token_was_drawn_from_are_refused(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_candidates_are_those_of_all_tokens_or_of_none(count: int) -> None:
+def test_candidates_are_given_for_all_tokens_or_for_none(count: int) -> None:
     bad = (CANDIDATES * 2)[:count]
     with pytest.raises(LinkError, match=r"Drafted\.candidates"):
         decode_from_sidecar(encode(msgspec.structs.replace(DRAFTED, candidates=bad)), VOCAB_SIZE)

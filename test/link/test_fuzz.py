@@ -1,17 +1,18 @@
-"""The codec under mutated frames, and both ends of real sockets under a peer that sends them."""
+"""The codec under mutated frames, and both ends of real sockets with a peer that sends them."""
 
 from __future__ import annotations
 
 import random
 import time
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link import LinkState
+from sglang_qspec.link import LinkServer, LinkState
 from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
 from sglang_qspec.messages import PROTOCOL, Hello, Welcome, max_to_sidecar_bytes
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
@@ -22,15 +23,19 @@ from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
 CONTEXT = 64
 MOST_BYTES = max_to_sidecar_bytes(CONTEXT)
 BYTES_EACH = 96
-"""Memory that decoding takes for each byte of a frame, at most. Lists of small lists take most."""
+"""Maximum bytes of memory per byte of a frame during decoding; lists of small lists take most."""
 SECONDS = 0.25
-"""Time that decoding one frame takes on a busy machine, at most."""
+"""Maximum time to decode one frame on a busy machine, in seconds."""
 
 seeds = st.integers(0, (1 << 32) - 1)
 
 
 def frames_of(seed: int) -> Frames:
     return Frames(random.Random(seed), VOCAB_SIZE, 40)
+
+
+def refuse(error: LinkError) -> None:
+    raise error
 
 
 def read_as_sidecar(frame: bytes) -> None:
@@ -63,14 +68,14 @@ def read_mutated(seed: int) -> None:
 
 @settings(max_examples=2000, deadline=None)
 @given(seeds)
-def test_what_passes_the_codec_is_what_the_protocol_allows(seed: int) -> None:
+def test_the_codec_passes_only_messages_that_the_protocol_allows(seed: int) -> None:
     read_mutated(seed)
 
 
 @pytest.mark.thorough
 @settings(max_examples=200_000, deadline=None)
 @given(seeds)
-def test_what_passes_the_codec_is_what_the_protocol_allows_at_length(seed: int) -> None:
+def test_the_codec_passes_only_messages_that_the_protocol_allows_at_length(seed: int) -> None:
     read_mutated(seed)
 
 
@@ -82,12 +87,12 @@ def test_any_bytes_are_a_message_or_a_link_error(frame: bytes) -> None:
 
 
 def test_every_message_of_the_generator_passes_and_most_mutated_ones_do_not() -> None:
-    """Otherwise the tests above would prove little."""
+    """Otherwise the tests above would test little."""
     refused = 0
     for seed in range(1000):
         frames = frames_of(seed)
         to_sidecar = encode(frames.from_a_server(), 1 << 24)
-        decode_to_sidecar(to_sidecar, VOCAB_SIZE, pytest.fail, MOST_BYTES)
+        decode_to_sidecar(to_sidecar, VOCAB_SIZE, refuse, MOST_BYTES)
         decode_from_sidecar(encode(frames.from_a_sidecar()), VOCAB_SIZE)
         try:
             decode_to_sidecar(frames.mutate(to_sidecar), VOCAB_SIZE, lambda _: None, MOST_BYTES)
@@ -97,7 +102,7 @@ def test_every_message_of_the_generator_passes_and_most_mutated_ones_do_not() ->
 
 
 def filled(head: bytes, item: bytes, tail: bytes = b"") -> bytes:
-    """A frame of nearly the largest size, most of which is one list of `item`."""
+    """A frame of nearly the maximum size that holds one long list of `item`."""
     count = (MOST_BYTES - len(head) - len(tail) - 5) // len(item)
     return head + b"\xdd" + count.to_bytes(4, "big") + item * count + tail
 
@@ -123,7 +128,7 @@ BEATS = b"\x82\xa4type\xa9heartbeat\xaastep_times"
     ],
     ids=lambda frame: frame[6:20].hex(),
 )
-def test_a_frame_to_a_sidecar_takes_time_and_memory_by_its_size(frame: bytes) -> None:
+def test_time_and_memory_of_a_frame_to_a_sidecar_are_bounded_by_its_size(frame: bytes) -> None:
     costs(lambda: read_as_sidecar(frame), len(frame))
 
 
@@ -138,11 +143,11 @@ def test_a_frame_to_a_sidecar_takes_time_and_memory_by_its_size(frame: bytes) ->
     ],
     ids=lambda frame: f"{len(frame)} {frame[6:20].hex()}",
 )
-def test_a_frame_to_a_server_takes_time_and_memory_by_its_size(frame: bytes) -> None:
+def test_time_and_memory_of_a_frame_to_a_server_are_bounded_by_its_size(frame: bytes) -> None:
     costs(lambda: read_as_server(frame), len(frame))
 
 
-def costs(read, size):  # type: ignore[no-untyped-def]
+def costs(read: Callable[[], None], size: int) -> None:
     read()
     began = time.process_time()
     read()
@@ -156,7 +161,7 @@ def costs(read, size):  # type: ignore[no-untyped-def]
 
 
 def flood_server(wire: Wire, count: int, seed: int) -> None:
-    """Three raw servers send frames to a sidecar's end; a fourth one is served all the while."""
+    """Three bare sockets send frames to the sidecar while a real link is served."""
     server = wire.serve()
     link = wire.link()
     until(lambda: link.state is LinkState.READY, lambda: server.receive(0), link.receive)
@@ -186,7 +191,7 @@ def flood_server(wire: Wire, count: int, seed: int) -> None:
         )
 
 
-def receive_all(server):  # type: ignore[no-untyped-def]
+def receive_all(server: LinkServer) -> None:
     for peer, message in server.receive(0):
         assert peer is not None
         check_to_sidecar(message, VOCAB_SIZE)
@@ -194,7 +199,7 @@ def receive_all(server):  # type: ignore[no-untyped-def]
 
 
 def flood_link(wire: Wire, count: int, seed: int) -> None:
-    """A raw sidecar sends frames to a server's end, and then behaves."""
+    """A bare socket sends frames to a link, then follows the protocol."""
     frames = frames_of(seed)
     with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
         link = wire.link(endpoint=endpoint)
@@ -216,7 +221,7 @@ def flood_link(wire: Wire, count: int, seed: int) -> None:
                     check_from_sidecar(message, VOCAB_SIZE)
                 waiting(sidecar)
         until(lambda: link.malformed > count // 20, link.receive)
-        # A refusal holds as long as the connection; a sidecar that is restarted is asked anew.
+        # A refusal holds for the connection; the link greets a restarted sidecar again.
         assert link.state in LinkState
         number = link._hellos
         if link.refusal is None and number:
@@ -228,12 +233,12 @@ def flood_link(wire: Wire, count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_sidecars_socket_serves_on_under_any_frames(wire: Wire, seed: int) -> None:
+def test_a_sidecar_keeps_serving_under_any_frames(wire: Wire, seed: int) -> None:
     flood_server(wire, 1500, seed)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_servers_socket_reads_on_under_any_frames(wire: Wire, seed: int) -> None:
+def test_a_server_keeps_reading_under_any_frames(wire: Wire, seed: int) -> None:
     flood_link(wire, 1500, seed)
 
 
@@ -244,6 +249,6 @@ def test_a_servers_socket_reads_on_under_any_frames(wire: Wire, seed: int) -> No
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seeds)
-def test_what_passes_the_codec_comes_back_as_it_was_sent(seed: int) -> None:
+def test_a_message_decodes_to_what_was_encoded(seed: int) -> None:
     message = frames_of(seed).from_a_server()
-    assert decode_to_sidecar(encode(message, 1 << 24), VOCAB_SIZE, pytest.fail, 1 << 24) == message
+    assert decode_to_sidecar(encode(message, 1 << 24), VOCAB_SIZE, refuse, 1 << 24) == message

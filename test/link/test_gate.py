@@ -1,4 +1,4 @@
-"""The gate's answers to ZMQ's questions, also to questions that ZMQ would not ask."""
+"""The gate's answers to ZMQ's authentication requests, including malformed ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sglang_qspec.link.gate import Gate
 
 
 @pytest.fixture
-def asked(key_file: Keys) -> Iterator[tuple[Gate, zmq.Socket]]:
-    """A gate, and the socket that asks it."""
+def asked(key_file: Keys) -> Iterator[tuple[Gate, zmq.Socket[bytes]]]:
+    """A gate, and the socket that sends requests to it."""
     context = zmq.Context()
     gate = Gate(context, key_file)
     asker = context.socket(zmq.DEALER)
@@ -39,14 +39,14 @@ def _question(proven: bytes, **changes: bytes) -> list[bytes]:
     return [b"", *(fields | changes).values()]
 
 
-def _status(asker: zmq.Socket) -> bytes:
+def _status(asker: zmq.Socket[bytes]) -> bytes:
     empty, version, request, status, *_ = asker.recv_multipart(zmq.NOBLOCK)
     assert (empty, version, request) == (b"", b"1.0", b"7")
     return status
 
 
-def test_only_the_key_of_the_key_file_is_let_in(
-    asked: tuple[Gate, zmq.Socket], key_file: Keys
+def test_only_the_key_of_the_key_file_is_admitted(
+    asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
     key = z85.decode(key_file.server_public)
@@ -66,8 +66,8 @@ def test_only_the_key_of_the_key_file_is_let_in(
         assert _status(asker) == b"400"
 
 
-def test_a_question_with_other_fields_is_turned_away(
-    asked: tuple[Gate, zmq.Socket], key_file: Keys
+def test_a_question_with_wrong_fields_is_denied(
+    asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
     key = z85.decode(key_file.server_public)
@@ -78,7 +78,7 @@ def test_a_question_with_other_fields_is_turned_away(
 
 
 def test_a_message_that_is_no_question_is_counted_and_not_answered(
-    asked: tuple[Gate, zmq.Socket], key_file: Keys
+    asked: tuple[Gate, zmq.Socket[bytes]], key_file: Keys
 ) -> None:
     gate, asker = asked
     key = z85.decode(key_file.server_public)

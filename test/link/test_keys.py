@@ -1,4 +1,4 @@
-"""The key file: who may read it, and that without it nobody gets in."""
+"""The key file: its permissions, and that no peer connects without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from test.link.sockets import dealer, router
 from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
 
 
-def test_a_new_key_file_is_its_owners_alone_and_reads_back(tmp_path: Path) -> None:
+def test_a_new_key_file_is_readable_only_by_its_owner_and_loads_again(tmp_path: Path) -> None:
     path = tmp_path / "qspec.key"
     created = keys.create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -35,7 +35,7 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o666])
-def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_that_others_can_access_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "qspec.key"
     keys.create(path)
     path.chmod(mode)
@@ -43,7 +43,7 @@ def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) ->
         keys.load(path)
 
 
-def test_what_is_no_key_file_is_refused_without_being_quoted(tmp_path: Path) -> None:
+def test_a_file_that_is_no_key_file_is_refused_and_not_quoted(tmp_path: Path) -> None:
     path = tmp_path / "other"
     for content in (b"", b"hunter2", b'{"sidecar_public": "hunter2"}', b"\xff\xfe"):
         path.write_bytes(content)
@@ -84,7 +84,7 @@ def test_a_server_with_other_keys_cannot_connect(
 ) -> None:
     others = keys.create(tmp_path / "other.key")
     if knows_the_sidecar:
-        # The sidecar's public key alone, without a pair that the sidecar admits.
+        # This peer knows the sidecar's public key but has no key pair that the sidecar admits.
         others = msgspec.structs.replace(others, sidecar_public=key_file.sidecar_public)
     with open_wire(transport, key_file) as wire:
         wire.keys = key_file
@@ -111,7 +111,7 @@ def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
             monitor = peer.get_monitor_socket()
             hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
             peer.send(msgspec.msgpack.encode(hello))
-            events = []
+            events: list[str] = []
             until(
                 lambda: any("HANDSHAKE_FAILED" in event for event in events),
                 lambda: server.receive(0),
@@ -122,16 +122,16 @@ def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
         assert server.unserved == server.malformed == 0
 
 
-def names(monitor: zmq.Socket) -> list[str]:
-    """The events that a ZMQ monitor has seen."""
+def names(monitor: zmq.Socket[bytes]) -> list[str]:
+    """The names of the events that a ZMQ monitor has reported."""
     seen = []
     while monitor.poll(0):
-        seen.append(zmq.Event(recv_monitor_message(monitor)["event"]).name)
+        seen.append(zmq.Event(recv_monitor_message(monitor)["event"]).name or "")
     return seen
 
 
 @pytest.mark.parametrize("impostor_has_keys", [False, True], ids=["plain", "other keys"])
-def test_a_link_does_not_talk_to_a_sidecar_without_the_key_file(
+def test_a_link_sends_nothing_to_a_sidecar_without_the_key_file(
     tmp_path: Path, key_file: Keys, caplog: pytest.LogCaptureFixture, impostor_has_keys: bool
 ) -> None:
     others = keys.create(tmp_path / "other.key") if impostor_has_keys else None

@@ -1,4 +1,4 @@
-"""Private directories: closed to others, removed with their owner, swept when it was killed."""
+"""Private directories: closed to others, removed with their owner, or swept after its death."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def temporary(own: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own
 
 
-def test_a_private_endpoint_lies_in_a_closed_directory_that_goes_with_it() -> None:
+def test_a_private_endpoint_has_a_directory_of_mode_0700_and_removes_it() -> None:
     private = private_endpoint()
     directory = Path(private.address.removeprefix("ipc://")).parent
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -54,12 +54,12 @@ def test_a_private_endpoint_lies_in_a_closed_directory_that_goes_with_it() -> No
     private.close()
 
 
-def test_every_private_endpoint_is_another() -> None:
+def test_every_private_endpoint_has_its_own_directory() -> None:
     with private_endpoint() as one, private_endpoint() as other:
         assert one.address != other.address
 
 
-def test_the_directory_goes_also_when_a_socket_was_bound_there(key_file: Keys) -> None:
+def test_the_directory_is_removed_also_after_a_socket_was_bound_there(key_file: Keys) -> None:
     with open_wire("ipc", key_file) as wire:
         wire.serve()
         path = Path(wire.endpoint.removeprefix("ipc://"))
@@ -72,7 +72,7 @@ def test_a_directory_that_is_too_deep_is_a_clear_error(own: Path) -> None:
     deep.mkdir()
     with pytest.raises(LinkError, match=f"at most {MAX_PATH_BYTES} bytes"):
         PrivateEndpoint(str(deep))
-    with pytest.raises(LinkError, match="no private directory"):
+    with pytest.raises(LinkError, match="cannot create a private directory"):
         PrivateEndpoint(str(own / "absent"))
 
 
@@ -101,7 +101,7 @@ def test_only_a_private_directory_is_removed(own: Path) -> None:
     assert (elsewhere / "letter").exists()
 
 
-def test_a_temporary_directory_in_which_others_can_exchange_files_is_passed_over(
+def test_a_temporary_directory_in_which_others_can_replace_files_is_skipped(
     temporary: Path,
 ) -> None:
     temporary.chmod(0o777)
@@ -121,7 +121,7 @@ time.sleep(600)
 
 
 def _owner() -> tuple[subprocess.Popen[str], Path]:
-    """A process with a private endpoint, and its directory."""
+    """A process with a private endpoint, and the directory of the endpoint."""
     process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip().removeprefix("ipc://")).parent
@@ -134,7 +134,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def test_what_a_killed_server_left_behind_is_swept_and_what_a_living_one_has_is_not(
+def test_the_directory_of_a_killed_server_is_swept_and_that_of_a_live_one_stays(
     temporary: Path,
 ) -> None:
     (killed, abandoned), (living, used) = _owner(), _owner()
@@ -155,7 +155,7 @@ def test_what_a_killed_server_left_behind_is_swept_and_what_a_living_one_has_is_
 
 
 def _abandoned(parent: Path, name: str = "qspec-abcd1234") -> Path:
-    """What a killed server leaves behind."""
+    """The directory that a killed server leaves behind."""
     directory = parent / name
     directory.mkdir(mode=0o700)
     (directory / "owner").touch(mode=0o600)
@@ -171,13 +171,13 @@ def test_a_directory_of_another_name_is_not_swept(temporary: Path, name: str) ->
     assert directory.exists()
 
 
-def test_a_directory_that_is_not_exactly_ours_is_not_swept(temporary: Path) -> None:
+def test_a_directory_that_deviates_from_ours_is_not_swept(temporary: Path) -> None:
     directory = _abandoned(temporary)
     (directory / "letter").touch()
     sweep_abandoned()
     assert len(list(directory.iterdir())) == 2
     (directory / "letter").unlink()
-    # A server that is just making its own has no owner yet.
+    # A directory that a server is creating has no owner file yet.
     (directory / "owner").rename(directory / "owner.new")
     sweep_abandoned()
     (directory / "owner.new").unlink()
@@ -208,7 +208,7 @@ def test_a_directory_of_another_user_is_not_swept(temporary: Path) -> None:
     assert directory.exists()
 
 
-def test_a_directory_that_is_just_being_made_is_not_swept(
+def test_a_directory_that_is_being_created_is_not_swept(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = fcntl.flock

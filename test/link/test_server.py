@@ -1,4 +1,4 @@
-"""The sidecar's end: who is served, who is not, and that none can hold up the others."""
+"""The sidecar's end of the link: which servers it serves, and that none blocks the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draft(index: int = 0) -> Drafted:
 
 
 def ready(link: SidecarLink, server: LinkServer) -> Peer:
-    """Connect, and find out as whom the server knows the link."""
+    """Connect the link; returns its peer at the server."""
     before = set(server.peers)
     until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
     (peer,) = set(server.peers) - before
@@ -58,7 +58,7 @@ def next_draft(link: SidecarLink) -> FromSidecar:
 
 
 def drafts_reach(link: SidecarLink, server: LinkServer, peer: Peer) -> bool:
-    """Whether the server's drafts come out of the link, in order."""
+    """Whether the server's drafts arrive at the link in order."""
     wanted = [draft(index) for index in range(20)]
     received: list[FromSidecar] = []
     for drafted in wanted:
@@ -94,7 +94,7 @@ def test_a_server_that_does_not_fit_is_refused_and_not_served(
         assert isinstance(decode(answer[0]), Refusal)
 
 
-def test_who_has_not_said_hello_is_neither_served_nor_answered(wire: Wire) -> None:
+def test_a_peer_without_a_hello_is_neither_served_nor_answered(wire: Wire) -> None:
     server = wire.serve()
     with dealer(wire.endpoint, wire.keys) as peer:
         for message in (SUBMIT, Close(1), Ping()):
@@ -102,7 +102,7 @@ def test_who_has_not_said_hello_is_neither_served_nor_answered(wire: Wire) -> No
         received: list[tuple[Peer, ToSidecar]] = []
         until(lambda: server.unserved == 3, lambda: received.extend(server.receive(1)))
         assert received == []
-        # What it gets is the answer to its Hello, and nothing came before.
+        # The first message that it gets is the answer to its Hello.
         peer.send(encode(HELLO))
         until(lambda: peer.poll(0), lambda: server.receive(1))
         (answer,) = waiting(peer)
@@ -129,7 +129,7 @@ def test_a_repeated_hello_keeps_the_session(wire: Wire) -> None:
             lambda: server.receive(1),
             lambda: answers.extend(waiting(peer)),
         )
-        sessions = {decode(answer[0]).session for answer in answers}
+        sessions = {msgspec.msgpack.decode(answer[0], type=Welcome).session for answer in answers}
         assert sessions == {server.peers[0].session}
         assert server.departed() == []
 
@@ -146,7 +146,7 @@ def test_servers_with_equal_submissions_are_kept_apart(wire: Wire) -> None:
         assert next_draft(link) == draft(index)
 
 
-def test_a_peer_that_never_reads_costs_itself_drafts_and_nobody_else(wire: Wire) -> None:
+def test_a_peer_that_never_reads_loses_its_own_drafts_only(wire: Wire) -> None:
     server = wire.serve(send_queue=10)
     link = wire.link()
     reader = ready(link, server)
@@ -166,34 +166,32 @@ def test_a_peer_that_never_reads_costs_itself_drafts_and_nobody_else(wire: Wire)
         assert stalled in server.peers
 
 
-def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
+def test_garbage_does_not_harm_the_sidecar_or_other_servers(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     reader = ready(link, server)
     submit = msgspec.to_builtins(SUBMIT)
-    wrong = [
-        submit | change
-        for change in (
-            {"token_ids": [-1]},
-            {"token_ids": [VOCAB_SIZE]},
-            {"token_ids": [1.5]},
-            {"token_ids": ["1"]},
-            {"stop_token_ids": [-7]},
-            {"base_len": -1},
-            {"base_len": 3},
-            {"max_new_tokens": -1},
-            {"max_new_tokens": 1 << 62},
-            {"completions": -1},
-            {"temperature": -0.5},
-            {"temperature": float("nan")},
-            {"temperature": float("inf")},
-            {"submission": -1},
-            {"submission": True},
-            {"submission": "a"},
-            {"token_ids": []},
-            {"type": "drafted"},
-        )
+    changes: list[dict[str, object]] = [
+        {"token_ids": [-1]},
+        {"token_ids": [VOCAB_SIZE]},
+        {"token_ids": [1.5]},
+        {"token_ids": ["1"]},
+        {"stop_token_ids": [-7]},
+        {"base_len": -1},
+        {"base_len": 3},
+        {"max_new_tokens": -1},
+        {"max_new_tokens": 1 << 62},
+        {"completions": -1},
+        {"temperature": -0.5},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"submission": -1},
+        {"submission": True},
+        {"submission": "a"},
+        {"token_ids": []},
+        {"type": "drafted"},
     ]
+    wrong = [submit | change for change in changes]
     with dealer(wire.endpoint, wire.keys) as peer:
         peer.send(encode(HELLO))
         for frame in GARBAGE:
@@ -212,7 +210,7 @@ def test_no_garbage_harms_the_sidecar_or_its_other_servers(wire: Wire) -> None:
     assert link.state is LinkState.READY
 
 
-def test_bytes_that_are_not_zmq_harm_nobody(wire: Wire) -> None:
+def test_bytes_that_are_not_zmq_do_no_harm(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     reader = ready(link, server)
@@ -223,7 +221,7 @@ def test_bytes_that_are_not_zmq_harm_nobody(wire: Wire) -> None:
     assert server.peers == (reader,)
 
 
-def test_a_server_that_disconnects_is_gone_once_it_is_sent_to(wire: Wire) -> None:
+def test_a_disconnected_server_departs_at_the_next_send(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     peer = ready(link, server)
@@ -250,7 +248,7 @@ def test_a_silent_server_is_forgotten(wire: Wire) -> None:
     assert not server.send(gone, draft())
 
 
-def test_a_busy_sidecar_forgets_nobody_whom_it_could_not_hear(wire: Wire) -> None:
+def test_a_pause_of_the_sidecar_does_not_make_it_forget_servers(wire: Wire) -> None:
     server = wire.serve(forget_after_s=10.0)
     link = wire.link()
     peer = ready(link, server)
@@ -260,7 +258,7 @@ def test_a_busy_sidecar_forgets_nobody_whom_it_could_not_hear(wire: Wire) -> Non
     assert server.departed() == []
 
 
-def test_a_server_that_comes_back_is_another_peer(wire: Wire) -> None:
+def test_a_server_that_reconnects_is_a_new_peer(wire: Wire) -> None:
     server = wire.serve()
     first = wire.link()
     before = ready(first, server)
@@ -271,7 +269,7 @@ def test_a_server_that_comes_back_is_another_peer(wire: Wire) -> None:
     assert not server.send(before, draft())
 
 
-def test_a_receive_gives_at_most_its_limit(wire: Wire) -> None:
+def test_a_receive_returns_at_most_its_limit(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
     ready(link, server)
@@ -282,7 +280,7 @@ def test_a_receive_gives_at_most_its_limit(wire: Wire) -> None:
     assert max(sizes) <= 3
 
 
-def test_a_port_that_is_taken_is_a_clear_error(wire: Wire) -> None:
+def test_a_port_in_use_is_a_clear_error(wire: Wire) -> None:
     wire.serve()
     with pytest.raises(LinkError, match=r"cannot be bound|another process listens"):
         wire.serve()

@@ -1,4 +1,4 @@
-"""Real ends of a link in one process, stepped by the test; and time that passes when told."""
+"""Real ends of a link in one process, stepped by the test, and a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FINGERPRINT = "f" * 64
 
 
 class Clock:
-    """Real time, plus what the test adds."""
+    """Real time plus the seconds that the test adds."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
         self.step_s = 0.0
-        """Seconds that pass with every look at the clock."""
+        """Seconds added at every reading of the clock."""
 
     def __call__(self) -> float:
         self.ahead_s += self.step_s
@@ -53,7 +53,7 @@ class Wire:
             forget_after_s=forget_after_s,
             clock=self.clock,
         )
-        # A port that was chosen is the one to connect to, and the one to come back at.
+        # Links and later servers use the port that ZMQ chose.
         self.endpoint = server.endpoint
         self._open.append(server)
         return server

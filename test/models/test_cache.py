@@ -1,4 +1,4 @@
-"""A cached folder is complete or absent, and is built once."""
+"""A cached folder is complete or absent, and it is built once."""
 
 import threading
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_folder_with_a_changed_byte_is_built_again(tmp_path: Path) -> None:
     assert (folder / "inner" / "weights").read_bytes() == b"0123456789"
 
 
-def test_a_failed_build_leaves_nothing_that_could_be_taken_for_the_folder(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("half")
         raise OSError("disk full")
@@ -50,7 +50,7 @@ def test_a_failed_build_leaves_nothing_that_could_be_taken_for_the_folder(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
 
 
-def test_what_a_killed_build_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_next_build_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     abandoned = tmp_path / ".model.tmp-killed"
     abandoned.mkdir()
     (abandoned / "half").write_text("half")
@@ -58,7 +58,7 @@ def test_what_a_killed_build_left_behind_is_removed_by_the_next(tmp_path: Path) 
     assert not abandoned.exists()
 
 
-def test_builds_of_one_folder_at_the_same_time_are_one_build(tmp_path: Path) -> None:
+def test_simultaneous_builds_of_one_folder_run_once(tmp_path: Path) -> None:
     builds = []
     barrier = threading.Barrier(4)
 
@@ -79,7 +79,9 @@ def test_builds_of_one_folder_at_the_same_time_are_one_build(tmp_path: Path) -> 
     assert is_complete(tmp_path / "model")
 
 
-def test_another_recipe_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_recipe_has_a_different_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_CACHE", str(tmp_path))
     eight = cached("model", {"bits": 8}, fill)
     four = cached("model", {"bits": 4}, fill)
@@ -88,7 +90,7 @@ def test_another_recipe_is_another_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert eight.parent == tmp_path
 
 
-def test_the_cache_is_where_the_environment_says() -> None:
+def test_the_environment_sets_the_cache_folder() -> None:
     assert cache_folder({"SGLANG_QSPEC_CACHE": "/a/b"}) == Path("/a/b")
     assert cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/sglang-qspec")
     assert cache_folder({}) == Path.home() / ".cache" / "sglang-qspec"

@@ -16,7 +16,7 @@ from sglang_qspec.errors import QSpecError
 from sglang_qspec.models import DemoModels, demo
 from sglang_qspec.models.gguf_llama import convert
 
-# Digits one by one, a space before a word, accents, an emoji of several code points, code.
+# Digits, a space before a word, accents, an emoji of several code points, code.
 TEXT = "In 1969, the café cost $12.50.\n\n\tdef f(x):\n        return x**2  # naïve 👩‍🚀 日本語"
 
 
@@ -27,7 +27,7 @@ def reader() -> GGUFReader:
 
 @pytest.fixture(scope="module")
 def target(reader: GGUFReader, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Converted now: what the cache holds may be older than the code."""
+    """A new conversion, because the cached one may be older than the code."""
     folder = tmp_path_factory.mktemp("target")
     convert(reader, folder)
     return folder
@@ -46,7 +46,7 @@ def weight(target: Path, name: str) -> torch.Tensor:
 
 
 def q4_1_row(data: np.ndarray) -> torch.Tensor:
-    """One row of Q4_1: blocks of 32 weights, each scale, minimum, then 16 bytes of nibbles."""
+    """One row of Q4_1: blocks of 32 weights, each with scale, minimum and 16 bytes of nibbles."""
     values = []
     for block in data.reshape(-1, 20):
         scale, low = block[:4].view(np.float16).astype(np.float32)
@@ -59,9 +59,7 @@ def tensor_data(reader: GGUFReader, name: str) -> np.ndarray:
     return next(np.asarray(tensor.data) for tensor in reader.tensors if tensor.name == name)
 
 
-def test_the_cached_target_is_what_the_conversion_makes_today(
-    models: DemoModels, target: Path
-) -> None:
+def test_the_cached_target_equals_a_new_conversion(models: DemoModels, target: Path) -> None:
     for path in target.iterdir():
         assert path.read_bytes() == (models.target / path.name).read_bytes(), (
             f"{path.name} differs: raise demo.CONVERSION"
@@ -80,14 +78,14 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_rotary_halves(
     data = tensor_data(reader, f"blk.3.attn_{kind}.weight")
     made = weight(target, f"model.layers.3.self_attn.{kind}_proj.weight")
     head, dimension = 2, 64
-    for pair in (0, 5, 31):  # the file has a pair's two rows side by side
+    for pair in (0, 5, 31):  # the file stores the two rows of a pair side by side
         first = head * dimension + 2 * pair
         half = head * dimension + pair
         assert torch.equal(made[half], q4_1_row(data[first]))
         assert torch.equal(made[half + 32], q4_1_row(data[first + 1]))
 
 
-def test_the_target_has_every_weight_of_the_file_and_no_head_of_its_own(
+def test_the_target_has_every_weight_of_the_file_and_a_tied_head(
     target: Path, reader: GGUFReader
 ) -> None:
     with safe_open(target / "model.safetensors", framework="pt") as file:
@@ -105,7 +103,7 @@ def test_the_tokenizer_splits_digits_and_keeps_special_tokens_whole(tokenizer: A
     assert len(tokenizer) == 49152
 
 
-def test_a_turn_ends_where_the_model_config_says(target: Path, tokenizer: Any) -> None:
+def test_the_end_of_turn_token_is_that_of_the_model_config(target: Path, tokenizer: Any) -> None:
     config = json.loads((target / "generation_config.json").read_text())
     assert config["eos_token_id"] == tokenizer.eos_token_id == 2
     assert tokenizer.eos_token == "<|im_end|>"

@@ -1,4 +1,4 @@
-"""Quantized drafts: the nearest integers on a symmetric grid, everything else the source's own."""
+"""Quantized drafts: the nearest integers on a symmetric grid; all else equals the source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tiny(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unpacked(tensors: dict[str, torch.Tensor], bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A GPTQ layer's signed integers [out, in] and its scale for each of them."""
+    """The signed integers [out, in] of a GPTQ layer, and the scale of each."""
     packed, scales = tensors[f"{LAYER}.qweight"], tensors[f"{LAYER}.scales"].float()
     places = torch.arange(0, 32, bits, dtype=torch.int32)
     unsigned = (packed[:, None, :] >> places[None, :, None]) & (2**bits - 1)
@@ -48,7 +48,7 @@ def test_a_quantized_weight_is_the_nearest_point_of_its_grid(
     integers, scale = unpacked(made, bits)
     assert made[f"{LAYER}.scales"].shape == (scales, 64)
     distance = (integers * scale - source[f"{LAYER}.weight"].float()).abs() / scale
-    # Half a step, but a whole one at the end of the grid that a symmetric range lacks.
+    # The error is half a step, but a whole step where the symmetric range lacks a point.
     assert distance.max() <= 1.01
     assert distance[integers.abs() < 2 ** (bits - 1) - 1].max() <= 0.501
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
@@ -56,7 +56,7 @@ def test_a_quantized_weight_is_the_nearest_point_of_its_grid(
     assert config["group_size"] == (group if isinstance(group, int) else -1)
 
 
-def test_what_is_not_quantized_stays_the_targets_own(models: DemoModels) -> None:
+def test_weights_that_are_not_quantized_equal_those_of_the_source(models: DemoModels) -> None:
     source = load_file(models.target / "model.safetensors")
     made = load_file(models.draft / "model.safetensors")
     kept = source.keys() & made.keys()
@@ -68,7 +68,7 @@ def test_what_is_not_quantized_stays_the_targets_own(models: DemoModels) -> None
 
 
 @pytest.mark.parametrize("bits", [0, 2, 3, 16])
-def test_other_bits_are_refused(models: DemoModels, bits: int) -> None:
+def test_unsupported_bit_widths_are_refused(models: DemoModels, bits: int) -> None:
     with pytest.raises(ConfigError, match=f"bits is {bits}, but must be 4 or 8"):
         quantize(models.target, bits)
 
@@ -88,7 +88,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         quantize(tmp_path, 8)
 
 
-def test_an_output_folder_that_holds_something_is_left_alone(
+def test_an_output_folder_that_is_not_empty_stays_unchanged(
     models: DemoModels, tmp_path: Path
 ) -> None:
     (tmp_path / "precious").write_text("keep")

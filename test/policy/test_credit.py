@@ -1,4 +1,4 @@
-"""How much of a request's scores is believed."""
+"""The credit that scales the scores of a request's drafts."""
 
 import numpy as np
 import pytest
@@ -8,25 +8,25 @@ from sglang_qspec.policy.credit import MEMORY, MOST
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 
-def test_scores_are_believed_before_anything_was_seen() -> None:
+def test_credit_is_1_before_the_first_observation() -> None:
     assert Credit().factor == 1.0
 
 
-def test_drafts_that_are_as_good_as_their_scores_stay_believed() -> None:
+def test_credit_stays_near_1_while_drafts_are_right_as_often_as_scored() -> None:
     credit = Credit()
     for turn in range(400):
         credit.observe(0.5, turn % 2 == 0)
     assert credit.factor == pytest.approx(1.0, abs=0.05)
 
 
-def test_drafts_that_are_always_wrong_are_soon_believed_little() -> None:
+def test_drafts_that_are_always_wrong_soon_lose_credit() -> None:
     credit = Credit()
     for _ in range(20):
         credit.observe(0.8, False)
     assert credit.factor < 0.25
 
 
-def test_what_was_lost_can_be_won_back() -> None:
+def test_right_drafts_restore_lost_credit() -> None:
     credit = Credit()
     for _ in range(1000):
         credit.observe(0.9, False)
@@ -35,14 +35,14 @@ def test_what_was_lost_can_be_won_back() -> None:
     assert credit.factor > 0.9
 
 
-def test_a_request_is_not_believed_much_more_than_its_scores() -> None:
+def test_credit_is_capped() -> None:
     credit = Credit()
     for _ in range(100):
         credit.observe(0.1, True)
     assert credit.factor == MOST
 
 
-def test_first_tokens_are_those_behind_the_root_and_one_of_them_may_be_right() -> None:
+def test_first_tokens_are_the_children_of_the_root_and_at_most_one_is_right() -> None:
     sources = (Source.STEP,) * 4
     forked = DraftTree((5, 6, 7, 8), (0, 0, 0, 1), sources, (1.0, 0.5, 0.3, 0.2))
     alone = DraftTree((5,), (0,), (Source.STEP,), (1.0,))

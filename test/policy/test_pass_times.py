@@ -1,4 +1,4 @@
-"""What passes take by their requests and width."""
+"""The estimated time of a pass by its number of requests and its width."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from sglang_qspec.policy.pass_times import SETTLED
 FLAT = PassCost(cheap_rows=0, row=0.0)
 
 
-def test_passes_that_were_seen_give_the_level_and_the_cost_its_shape() -> None:
+def test_observed_passes_set_the_level_and_the_cost_model_sets_the_shape() -> None:
     times = PassTimes(PassCost(cheap_rows=0, row=1.0))
     times.observe(1, 1, 0.2)
     assert times.seconds(1, 1) == pytest.approx(0.2)
@@ -26,28 +26,28 @@ def test_each_width_and_each_order_of_magnitude_of_requests_has_its_own_level() 
     for (requests, width), seconds in sizes.items():
         assert times.seconds(requests, width) == pytest.approx(seconds, rel=0.1)
     assert times.seconds(15, 4) == times.seconds(8, 4)
-    assert times.seconds(1000, 6) == times.seconds(8, 4)  # the nearest that was seen
+    assert times.seconds(1000, 6) == times.seconds(8, 4)  # the nearest observed size
 
 
-def test_the_first_pass_of_a_size_tells_nothing_of_the_next_ones() -> None:
+def test_the_first_pass_of_a_further_size_is_ignored() -> None:
     times = PassTimes(FLAT)
     times.observe(1, 1, 0.1)
     times.observe(1, 4, 9.0)
     assert times.seconds(1, 4) == pytest.approx(0.1)
 
 
-def test_what_slows_all_passes_is_learnt_from_whichever_are_made() -> None:
+def test_a_slowdown_of_one_width_raises_the_estimate_of_the_others() -> None:
     times = PassTimes(FLAT)
     for _ in range(4 * SETTLED):
         times.observe(2, 1, 0.1)
         times.observe(2, 4, 0.15)
-    for _ in range(4 * SETTLED):  # contexts have grown, and only one width is in use
+    for _ in range(4 * SETTLED):  # longer contexts, and only one width in use
         times.observe(2, 4, 0.30)
-    assert times.seconds(2, 1) == pytest.approx(0.2, rel=0.15)  # in their old relation
+    assert times.seconds(2, 1) == pytest.approx(0.2, rel=0.15)  # the ratio stays
     assert times.seconds(2, 4) == pytest.approx(0.3, rel=0.05)
 
 
-def test_a_size_that_is_new_moves_itself_alone() -> None:
+def test_a_new_size_does_not_change_the_estimate_of_other_sizes() -> None:
     times = PassTimes(FLAT)
     for _ in range(100):
         times.observe(2, 1, 0.1)
@@ -57,7 +57,7 @@ def test_a_size_that_is_new_moves_itself_alone() -> None:
     assert times.seconds(2, 16) > 0.3
 
 
-def test_a_pass_behind_an_interruption_is_hardly_news() -> None:
+def test_an_interrupted_pass_hardly_changes_the_estimate() -> None:
     times = PassTimes()
     for _ in range(50):
         times.observe(1, 1, 0.1)
@@ -65,7 +65,7 @@ def test_a_pass_behind_an_interruption_is_hardly_news() -> None:
     assert times.seconds(1, 1) < 0.11
 
 
-def test_a_width_that_is_no_longer_used_is_not_condemned_by_its_last_passes() -> None:
+def test_the_estimate_of_a_slow_width_falls_while_the_width_is_unused() -> None:
     times = PassTimes(FLAT)
     times.observe(1, 1, 0.1)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Which pipeline is chosen."""
+"""The choice of the pipeline."""
 
 from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan, PipelineSelector
 from sglang_qspec.policy.pipeline_selector import PERIOD, VOTES
@@ -15,7 +15,7 @@ def times(cost: PassCost, one_row: float) -> PassTimes:
 
 FLAT = PassCost(cheap_row=0.0, row=0.0)
 STEEP = PassCost(cheap_rows=0, row=1.0)
-"""A pass's time is as its rows, nearly."""
+"""The time of a pass is nearly proportional to its rows."""
 
 
 def plan(
@@ -34,16 +34,16 @@ def plan(
     ]
 
 
-def test_where_a_pass_takes_as_long_for_twice_as_many_the_batch_is_drafted_ahead() -> None:
+def test_ahead_is_chosen_where_a_pass_takes_the_same_time_for_twice_the_requests() -> None:
     assert set(plan(PipelineSelector(times(FLAT, 0.04)), 8, GOOD, step=0.01)) == {"ahead"}
 
 
-def test_where_it_takes_twice_as_long_and_drafts_go_wrong_the_batch_is_halved() -> None:
+def test_halves_is_chosen_where_pass_time_doubles_with_requests_and_drafts_often_fail() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
     assert plan(selector, 8, BAD, step=0.016)[-1] == "halves"
 
 
-def test_the_course_is_changed_once_and_for_more_than_a_passing_reason() -> None:
+def test_the_pipeline_changes_only_after_several_wins_in_a_row() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
     chosen = plan(selector, 8, BAD, step=0.016, rounds=PERIOD * VOTES - 1)
     assert set(chosen) == {"ahead"}
@@ -53,14 +53,14 @@ def test_the_course_is_changed_once_and_for_more_than_a_passing_reason() -> None
     assert plan(selector, 8, BAD, step=0.016, rounds=PERIOD)[-1] == "halves"
 
 
-def test_sizes_of_batches_have_courses_of_their_own() -> None:
+def test_each_batch_size_has_its_own_pipeline() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
     plan(selector, 8, BAD, step=0.016)
     assert plan(selector, 2, GOOD, step=0.0001)[-1] == "ahead"
     assert plan(selector, 8, BAD, step=0.016, rounds=1) == ["halves"]
 
 
-def test_one_request_has_no_halves_and_without_measurements_there_is_no_choice() -> None:
+def test_one_request_or_missing_measurements_give_ahead() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
     assert set(plan(selector, 1, BAD, step=0.016)) == {"ahead"}
     unmeasured = selector.choose(
@@ -69,7 +69,7 @@ def test_one_request_has_no_halves_and_without_measurements_there_is_no_choice()
     assert unmeasured == PipelinePlan("ahead", 5)
 
 
-def test_halves_are_drafted_for_only_as_far_as_pays_unless_all_passes_have_one_width() -> None:
+def test_halves_limit_the_width_to_what_pays_unless_the_width_is_fixed() -> None:
     for fixed, width in ((False, 2), (True, 16)):
         selector = PipelineSelector(times(STEEP, 0.004))
         for _ in range(SETTLED):

@@ -1,4 +1,4 @@
-"""Which sources are paused, for how long, and what is said of it."""
+"""Pauses of draft sources: conditions, lengths and log messages."""
 
 import logging
 
@@ -18,7 +18,7 @@ GUESS, STEP = Source.GUESS, Source.STEP
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that the test sets."""
 
     now = 100.0
 
@@ -37,7 +37,7 @@ def sources(clock: Clock) -> Sources:
 
 
 def fail(sources: Sources, source: Source = GUESS, tokens: int = FEWEST_TOKENS) -> None:
-    """As many tokens as it is judged by, most of them wrong and dear."""
+    """Report enough tokens for a verdict, nine of ten wrong, with more cost than saving."""
     sources.observe(source, tokens, tokens // 10, saved=0.1, cost=0.2)
 
 
@@ -50,7 +50,7 @@ def test_a_source_that_is_seldom_right_and_costs_more_than_it_saves_is_paused(
     assert sources.paused == {GUESS}
 
 
-def test_one_that_is_never_right_is_paused_sooner(sources: Sources) -> None:
+def test_a_source_that_is_never_right_is_paused_sooner(sources: Sources) -> None:
     for _ in range(13):
         sources.observe(GUESS, 1, 0, cost=0.01)
     assert sources.paused == frozenset()
@@ -63,13 +63,15 @@ def test_one_that_is_never_right_is_paused_sooner(sources: Sources) -> None:
     [(0, 0.2, 0.1), (FEWEST_TOKENS // 2, 0.1, 0.2), (0, 0.0, 0.0)],
     ids=["saves more", "often right", "costs nothing"],
 )
-def test_others_are_not(sources: Sources, right: int, saved: float, cost: float) -> None:
+def test_a_source_that_saves_more_or_is_often_right_or_costs_nothing_is_not_paused(
+    sources: Sources, right: int, saved: float, cost: float
+) -> None:
     for _ in range(20):
         sources.observe(GUESS, FEWEST_TOKENS, right, saved, cost)
     assert sources.paused == frozenset()
 
 
-def test_a_pause_ends_in_a_probe_and_each_that_fails_doubles_it(
+def test_a_pause_ends_in_a_probe_and_each_failed_probe_doubles_the_next_pause(
     sources: Sources, clock: Clock
 ) -> None:
     pause = FIRST_PAUSE_S
@@ -82,7 +84,7 @@ def test_a_pause_ends_in_a_probe_and_each_that_fails_doubles_it(
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def test_a_probe_that_pays_ends_the_trouble(sources: Sources, clock: Clock) -> None:
+def test_a_successful_probe_resets_the_length_of_the_pause(sources: Sources, clock: Clock) -> None:
     for _ in range(3):
         fail(sources)
         clock.now += LONGEST_PAUSE_S
@@ -94,7 +96,7 @@ def test_a_probe_that_pays_ends_the_trouble(sources: Sources, clock: Clock) -> N
     assert sources.paused == frozenset(), "the next pause is as short as the first one"
 
 
-def test_what_was_drafted_before_a_pause_does_not_count_against_the_probe(
+def test_drafts_from_before_a_pause_do_not_count_against_the_probe(
     sources: Sources, clock: Clock
 ) -> None:
     fail(sources)
@@ -105,7 +107,7 @@ def test_what_was_drafted_before_a_pause_does_not_count_against_the_probe(
     assert sources.paused == frozenset()
 
 
-def test_the_past_is_forgotten(sources: Sources) -> None:
+def test_old_observations_lose_their_weight(sources: Sources) -> None:
     for _ in range(100):
         sources.observe(GUESS, FEWEST_TOKENS, FEWEST_TOKENS, saved=1.0, cost=0.1)
     for _ in range(100):
@@ -113,7 +115,7 @@ def test_the_past_is_forgotten(sources: Sources) -> None:
     assert sources.paused == {GUESS}
 
 
-def test_one_source_says_nothing_of_another(sources: Sources) -> None:
+def test_sources_are_judged_independently(sources: Sources) -> None:
     fail(sources, GUESS)
     sources.observe(STEP, FEWEST_TOKENS, FEWEST_TOKENS, saved=1.0, cost=0.1)
     assert sources.paused == {GUESS}
@@ -127,7 +129,7 @@ def test_one_source_says_nothing_of_another(sources: Sources) -> None:
     }
 
 
-def test_there_is_one_warning_a_minute_at_most(
+def test_at_most_one_warning_is_logged_per_minute(
     sources: Sources, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -146,7 +148,7 @@ def chain(source: Source) -> DraftTree:
     return DraftTree((5, 6, 7), (0, 0, 1), (source,) * 3, (1.0, 0.9, 0.8))
 
 
-def test_a_pass_s_time_is_shared_by_its_draft_tokens_and_saved_by_those_that_are_right(
+def test_draft_tokens_share_the_cost_of_a_pass_and_accepted_ones_save_time(
     sources: Sources,
 ) -> None:
     trees = DraftTrees.of([chain(GUESS), chain(STEP)], 3)
@@ -158,11 +160,11 @@ def test_a_pass_s_time_is_shared_by_its_draft_tokens_and_saved_by_those_that_are
     assert described["step"]["accept_rate"] == 1.0
 
 
-def test_a_plain_pass_tells_whether_first_tokens_were_right_and_costs_nothing(
+def test_a_plain_pass_shows_whether_first_tokens_were_right_at_no_cost(
     sources: Sources,
 ) -> None:
     trees = DraftTrees.of([chain(GUESS), chain(STEP)], 3)
-    sources.judge(trees, FirstTokens.of(trees, np.array([9, 6], np.int32)))
+    sources.update(trees, FirstTokens.of(trees, np.array([9, 6], np.int32)))
     described = sources.describe()
     assert described["guess"]["accept_rate"] == 0.0
     assert described["step"]["accept_rate"] == 1.0

@@ -1,4 +1,4 @@
-"""The common width of a pass."""
+"""The choice of the width that all requests of a pass share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_drafts_a_pass_is_plain_decoding() -> None:
     assert width_for(WidthPolicy(8), []) == 1
 
 
-def test_likely_drafts_are_verified_whole() -> None:
+def test_all_tokens_of_a_likely_draft_are_verified() -> None:
     assert width_for(WidthPolicy(8), [chain(*[0.9] * 7)]) == 8
 
 
@@ -44,7 +44,7 @@ def test_the_width_is_a_step_of_the_ladder_or_the_maximum() -> None:
             assert width in (*LADDER, maximum)
 
 
-def test_a_draft_that_is_not_worth_its_row_is_left_out() -> None:
+def test_a_draft_token_that_costs_more_than_it_gains_is_left_out() -> None:
     assert width_for(WidthPolicy(8, times=linear(0.05)), [chain(0.9, 0.8, 0.02, 0.01)]) == 3
     assert width_for(WidthPolicy(8, times=linear(0.05)), [chain(0.04)]) == 1
     assert width_for(WidthPolicy(8, times=linear(0.0)), [chain(0.04)]) == 2
@@ -56,7 +56,7 @@ def test_one_request_s_long_tree_pays_only_in_a_small_batch() -> None:
     assert width_for(policy, [long, *[chain()] * 40]) == 1
 
 
-def test_the_more_requests_the_likelier_must_a_draft_be() -> None:
+def test_larger_batches_need_likelier_drafts() -> None:
     policy, doubtful = WidthPolicy(8, times=linear(0.03)), chain(*[0.2] * 7)
     assert width_for(policy, [doubtful]) == 8
     assert width_for(policy, [doubtful] * 12) == 1
@@ -66,7 +66,7 @@ def test_a_fixed_width_is_always_the_maximum() -> None:
     assert width_for(WidthPolicy(8, fixed=True), [chain()]) == 8
 
 
-def test_rows_that_cost_next_to_nothing_are_used_and_dear_ones_only_where_they_pay() -> None:
+def test_cheap_rows_are_used_and_expensive_rows_only_where_they_pay() -> None:
     policy, doubtful = WidthPolicy(8), chain(*[0.06] * 7)
     assert width_for(policy, [doubtful]) == 8
     assert width_for(policy, [doubtful] * 2) == 4
@@ -79,7 +79,7 @@ def test_settings_out_of_range_are_refused() -> None:
         WidthPolicy(0)
 
 
-def test_the_rate_of_a_pass_follows_the_times_that_passes_took() -> None:
+def test_the_expected_rate_follows_the_measured_pass_times() -> None:
     policy = WidthPolicy(8)
     scores = DraftTrees.of([chain()], 8).scores
     for _ in range(200):
@@ -87,7 +87,7 @@ def test_the_rate_of_a_pass_follows_the_times_that_passes_took() -> None:
     assert policy.choose(scores).rate == pytest.approx(10.0, rel=0.01)
 
 
-def test_a_limit_holds_from_then_on() -> None:
+def test_a_limit_bounds_the_width_of_later_passes() -> None:
     policy = WidthPolicy(8)
     policy.limit(3)
     assert width_for(policy, [chain(*[0.9] * 2)]) == 3
@@ -96,7 +96,7 @@ def test_a_limit_holds_from_then_on() -> None:
         policy.limit(0)
 
 
-def test_plain_decoding_is_measured_now_and_then_while_drafts_are_good() -> None:
+def test_plain_passes_are_measured_at_intervals_while_drafts_are_good() -> None:
     policy = WidthPolicy(8)
     widths = []
     for _ in range(1000):
@@ -108,7 +108,7 @@ def test_plain_decoding_is_measured_now_and_then_while_drafts_are_good() -> None
     assert max(after - before for before, after in pairwise(plain)) <= LONGEST_GAP + 1
 
 
-def test_a_width_is_left_for_plain_decoding_that_was_taken_for_slower_than_it_is() -> None:
+def test_a_width_is_abandoned_once_plain_decoding_is_measured_faster() -> None:
     policy, doubtful = WidthPolicy(8), [chain(*[0.2] * 7)]
     widths = []
     for _ in range(200):

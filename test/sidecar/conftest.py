@@ -1,4 +1,4 @@
-"""The draft model of these tests: the demo target itself in float32, loaded once."""
+"""The draft model of these tests: the demo target in float32, loaded once."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def loaded(models: DemoModels) -> DraftModel:
 
 @pytest.fixture
 def model(loaded: DraftModel) -> Iterator[DraftModel]:
-    """The draft model; a test gives back all that it takes of it."""
+    """The draft model; each test must free all KV that it takes."""
     yield loaded
     loaded.check_integrity()
     assert loaded.free_tokens == loaded.total_tokens

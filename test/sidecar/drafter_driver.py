@@ -1,6 +1,7 @@
-"""A drafter in a test, and what its requests are told."""
+"""A drafter under test, and the drafts that its requests receive."""
 
 from collections import defaultdict
+from typing import Any
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
@@ -22,26 +23,26 @@ ONE, TWO = Peer("one", b"1"), Peer("two", b"2")
 
 
 class DrafterDriver:
-    """Drives a drafter and collects what its requests are told."""
+    """Drives a drafter and collects the messages for each request."""
 
-    def __init__(self, model: ScriptedModel, **options: int) -> None:
+    def __init__(self, model: ScriptedModel, **options: Any) -> None:
         self.model = model
         self._names: list[str] = []
-        """The names of requests, each at the number of its submissions."""
+        """Names of requests; the index of a name is its submission number."""
         self.declined: dict[str, str] = {}
-        """Why nothing is kept of a request."""
+        """Reason for which each declined request was declined."""
         self.gaps: list[tuple[str, int | None]] = []
-        """Requests whose commits did not fit, and the output length that is known."""
+        """One entry per Gap: the request, and the known output length or None."""
         self.drafter = Drafter(model, **options)
         self.told: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
         self.finished: list[tuple[Peer, str, int]] = []
         self.base_lens: dict[str, int] = {}
         self.bases: dict[tuple[Peer, str, int], int] = {}
         self.rests: dict[str, int] = {}
-        """The output length at which a request was last told that its step draft is complete."""
+        """Output length at which the drafter last reported a request's step draft as complete."""
 
     def number(self, rid: str) -> int:
-        """The number of a request's submissions."""
+        """The submission number of a request."""
         if rid not in self._names:
             self._names.append(rid)
         return self._names.index(rid)
@@ -124,9 +125,9 @@ class DrafterDriver:
                 return
         name = (peer, rid, drafted.completion)
         assert drafted.start == len(self.told[name]), "a gap, or tokens sent twice"
-        rests = drafted.completion >= MAX_COMPLETIONS  # a step draft may go on
-        assert rests or name not in self.finished, "told after it was finished"
-        assert drafted.token_ids or drafted.finished, "a message that says nothing"
+        rests = drafted.completion >= MAX_COMPLETIONS  # a step draft can continue
+        assert rests or name not in self.finished, "drafted after it was finished"
+        assert drafted.token_ids or drafted.finished, "a message without content"
         self.told[name] += drafted.token_ids
         self.base_lens[rid] = drafted.base_len
         assert self.bases.setdefault(name, drafted.base_len) == drafted.base_len
@@ -134,7 +135,7 @@ class DrafterDriver:
             self.finished.append(name)
 
     def leave(self, *rids: str) -> None:
-        """End all requests, and see that nothing is left of them."""
+        """Close all requests, and check that the drafter keeps nothing of them."""
         for rid in rids:
             self.close(rid)
         self.drafter.drop(TWO)

@@ -1,4 +1,4 @@
-"""A draft model that follows a script: KV accounts, but no weights."""
+"""A draft model that follows a script: it accounts for KV but has no weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Script = Callable[[tuple[int, ...]], int]
 
 
 def count_on(sequence: tuple[int, ...]) -> int:
-    """The script that says the next number: 5, 6, 7, ..."""
+    """The script that counts up: 5, 6, 7, ..."""
     return sequence[-1] + 1
 
 
 class ScriptedModel:
-    """`DraftKV` that say what `script` tells, with KV for `tokens` tokens in `rows` rows.
+    """A `DraftKV` that predicts `script`'s tokens, with KV for `tokens` tokens in `rows` rows.
 
-    Every pass is noted in `passes`, as (verb, rows, tokens).
+    `passes` records every pass as (verb, rows, tokens).
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class ScriptedModel:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.passes: list[tuple[str, int, int]] = []
         self.certainty = 1000.0
-        """The logit of the token that the script tells; those of all others are 0."""
+        """The logit of the script's token; all other logits are 0."""
         self.failures: list[Exception] = []
-        """Raised by the next passes, one each."""
+        """Exceptions that the next passes raise, one each."""
         self._free = list(range(tokens, 0, -1))
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
         self._rows = KVRows(table, context_len, tokens + 1, self._allocate, self._take_back, tokens)
-        self._told: dict[int, int] = {}  # the token in each slot
+        self._told: dict[int, int] = {}  # the token id in each slot
 
     @property
     def free_rows(self) -> int:
@@ -65,7 +65,7 @@ class ScriptedModel:
         return self._rows.total
 
     def sequence(self, row: int) -> tuple[int, ...]:
-        """The tokens that the row's KV stands for."""
+        """The token ids in the row's KV."""
         slots = self._rows.table[row, : self._rows.length(row)].tolist()
         return tuple(self._told[slot] for slot in slots)
 

@@ -33,7 +33,7 @@ def reference(models: DemoModels) -> list[list[int]]:
 def _greedy(
     model: DraftModel, rows: list[int], logits: torch.Tensor, count: int
 ) -> list[list[int]]:
-    """The next `count` tokens of each row; the last of them is not in its KV yet."""
+    """The next `count` tokens of each row; the KV does not yet hold the last one."""
     told = [[token] for token in logits.argmax(-1).tolist()]
     for _ in range(count - 1):
         logits = model.step(rows, [tokens[-1] for tokens in told])
@@ -54,7 +54,7 @@ def test_a_batch_of_rows_continues_as_transformers_does(
         model.close(row)
 
 
-def test_a_prompt_read_in_pieces_gives_the_same_continuation(
+def test_a_prompt_prefilled_in_chunks_gives_the_same_continuation(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
     row = model.open()
@@ -65,7 +65,7 @@ def test_a_prompt_read_in_pieces_gives_the_same_continuation(
     model.close(row)
 
 
-def test_forked_rows_continue_as_rows_of_their_own_would(
+def test_forked_rows_continue_like_independent_rows(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
     prompt = PROMPTS[1]
@@ -87,7 +87,7 @@ def test_forked_rows_continue_as_rows_of_their_own_would(
         model.close(row)
 
 
-def test_a_truncated_row_goes_on_as_a_fresh_one(
+def test_a_truncated_row_continues_like_a_new_one(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
     row = model.open()
@@ -95,7 +95,7 @@ def test_a_truncated_row_goes_on_as_a_fresh_one(
     twin = model.fork(row, len(PROMPTS[0]) + 2)
     free = model.free_tokens
     model.truncate(row, len(PROMPTS[0]) - 1)
-    assert model.free_tokens == free + 2  # the twin still holds the other tokens
+    assert model.free_tokens == free + 2  # the forked row still holds the other tokens
     logits = model.step([row], PROMPTS[0][-1:])
     assert _greedy(model, [row], logits, 20)[0] == reference[0]
     model.check_integrity()
@@ -103,20 +103,20 @@ def test_a_truncated_row_goes_on_as_a_fresh_one(
     model.close(row)
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(model: DraftModel) -> None:
+def test_a_pass_without_room_is_refused_and_changes_nothing(model: DraftModel) -> None:
     row = model.open()
     model.extend([row], [[5] * 300])
     free = model.free_tokens
-    with pytest.raises(DraftModelError, match="context of 512"):
+    with pytest.raises(DraftModelError, match="of at most 512"):
         model.extend([row], [[5] * 213])
-    with pytest.raises(DraftModelError, match="cannot be shared"):
+    with pytest.raises(DraftModelError, match="cannot share"):
         model.fork(row, 301)
-    with pytest.raises(DraftModelError, match="cannot be cut"):
+    with pytest.raises(DraftModelError, match="cannot truncate"):
         model.truncate(row, 301)
     others = [model.open() for _ in range(63)]
-    with pytest.raises(DraftModelError, match="64 rows"):
+    with pytest.raises(DraftModelError, match="64 KV rows"):
         model.open()
-    with pytest.raises(DraftModelError, match="free tokens"):
+    with pytest.raises(DraftModelError, match="KV slots"):
         model.extend(others, [[5] * 100] * 63)
     assert model.free_tokens == free
     assert model.length(row) == 300
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(model: DraftModel) -> 
         model.close(row)
 
 
-def test_it_knows_the_models_vocabulary_context_end_and_tokenizer(
+def test_the_draft_model_reports_vocabulary_context_eos_and_tokenizer(
     model: DraftModel, models: DemoModels
 ) -> None:
     assert model.vocab_size == 49152

@@ -1,9 +1,11 @@
 import pytest
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue
-from sglang_qspec.sidecar.prompt import Completion, Place, Prompt, tokens_of
+from sglang_qspec.sidecar.prompt import Prompt, tokens_of
 from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.subscription import Place
 
 PEER = Peer("one", b"1")
 
@@ -17,7 +19,7 @@ def queue(drafts: DraftQueue, name: str, place: Place | None, completions: int =
 
 
 def order(drafts: DraftQueue) -> list[str]:
-    """Each completion as its prompt's name and its own number."""
+    """The name of the prompt and the number of each completion, in order."""
     return [f"{completion.prompt.key[0]}{completion.index}" for completion in drafts.urgent()]
 
 
@@ -27,7 +29,7 @@ def finish(drafts: DraftQueue, completion: Completion) -> None:
     drafts.check_integrity()
 
 
-def test_smaller_ranks_come_first_and_equal_ones_as_they_arrive() -> None:
+def test_smaller_ranks_come_first_and_equal_ranks_in_arrival_order() -> None:
     drafts = DraftQueue()
     queue(drafts, "a", ((5, 0), 1), 1)
     queue(drafts, "b", ((5, -9), 2), 1)
@@ -36,22 +38,22 @@ def test_smaller_ranks_come_first_and_equal_ones_as_they_arrive() -> None:
     assert order(drafts) == ["c0", "b0", "a0", "d0"]
 
 
-def test_the_next_prompt_gets_the_rest_before_those_far_behind_get_their_first(
+def test_the_next_prompt_gets_all_completions_before_distant_prompts_get_their_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lookahead = 8
-    monkeypatch.setattr("sglang_qspec.sidecar.draft_queue.LOOKAHEAD", lookahead)
+    ahead = 8
+    monkeypatch.setattr("sglang_qspec.sidecar.draft_queue.PROMPTS_AHEAD", ahead)
     drafts = DraftQueue()
-    prompts = [queue(drafts, chr(97 + i), ((0, 0), i), 2) for i in range(lookahead + 3)]
-    firsts = [f"{chr(97 + i)}0" for i in range(lookahead)]
-    assert order(drafts)[: lookahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
+    prompts = [queue(drafts, chr(97 + i), ((0, 0), i), 2) for i in range(ahead + 3)]
+    firsts = [f"{chr(97 + i)}0" for i in range(ahead)]
+    assert order(drafts)[: ahead + 5] == [*firsts, "a1", "i0", "b1", "j0", "c1"]
     finish(drafts, prompts[0].completions[1])
-    assert order(drafts)[: lookahead + 1] == [*firsts, "i0"]
-    finish(drafts, prompts[0].completions[0])  # the prompt is done: the others move up
-    assert order(drafts)[: lookahead + 1] == [*firsts[1:], "i0", "b1"]
+    assert order(drafts)[: ahead + 1] == [*firsts, "i0"]
+    finish(drafts, prompts[0].completions[0])  # the prompt is complete: the others move up
+    assert order(drafts)[: ahead + 1] == [*firsts[1:], "i0", "b1"]
 
 
-def test_step_drafts_come_before_all_else() -> None:
+def test_step_drafts_come_before_all_completions() -> None:
     drafts = DraftQueue()
     served = queue(drafts, "s", None)
     queue(drafts, "a", ((0, 0), 1), 2)
@@ -64,7 +66,7 @@ def test_step_drafts_come_before_all_else() -> None:
     assert order(drafts)[:3] == ["x0", "a0", "a1"]
 
 
-def test_of_served_prompts_the_first_completions_and_the_shortest_come_first() -> None:
+def test_first_completions_and_then_the_shortest_come_first_among_served_prompts() -> None:
     drafts = DraftQueue()
     long, short = queue(drafts, "l", None, 2), queue(drafts, "s", None, 2)
     for prompt, size in ((long, 6), (short, 2)):
@@ -73,7 +75,7 @@ def test_of_served_prompts_the_first_completions_and_the_shortest_come_first() -
     assert order(drafts) == ["s0", "l0", "s1", "l1"]
 
 
-def test_a_prompt_stands_where_the_first_of_its_requests_does_and_moves_with_it() -> None:
+def test_a_prompt_has_the_rank_of_its_first_request() -> None:
     drafts = DraftQueue()
     shared = queue(drafts, "a", ((0, 0), 2), 1)
     queue(drafts, "b", ((0, 0), 1), 1)

@@ -16,7 +16,7 @@ def test_each_completion_follows_the_model_up_to_max_new_tokens() -> None:
     driver.leave("a")
 
 
-def test_the_first_token_comes_at_once_and_the_rest_in_pieces() -> None:
+def test_the_first_token_is_sent_at_once_and_the_rest_in_chunks() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3])
     driver.step()
@@ -40,7 +40,7 @@ def test_equal_prompts_are_drafted_once_for_all_their_requests() -> None:
     driver.leave("a", "c")
 
 
-def test_requests_that_wait_come_before_those_that_are_served() -> None:
+def test_waiting_requests_are_drafted_before_served_ones() -> None:
     driver = DrafterDriver(ScriptedModel(), slots=3)
     driver.submit("served", [1, 2, 3])
     driver.step(2)
@@ -55,12 +55,12 @@ def test_requests_that_wait_come_before_those_that_are_served() -> None:
     driver.leave("served", "waits")
 
 
-def test_a_prompt_is_urgent_as_long_as_one_of_its_requests_waits() -> None:
+def test_a_prompt_counts_as_waiting_while_one_of_its_requests_waits() -> None:
     driver = DrafterDriver(ScriptedModel(), slots=1)
     driver.submit("first", [1, 2, 3], completions=1)
     driver.submit("other", [4, 5, 6], completions=1)
     driver.admit("first")
-    driver.submit("second", [1, 2, 3], completions=1)  # in line again, behind the other
+    driver.submit("second", [1, 2, 3], completions=1)  # waits again, behind "other"
     driver.submit("third", [7, 8, 9], completions=1)
     driver.step(22)
     assert len(driver.told[ONE, "second", 0]) == len(driver.told[ONE, "other", 0]) == 10
@@ -68,7 +68,7 @@ def test_a_prompt_is_urgent_as_long_as_one_of_its_requests_waits() -> None:
     driver.leave("first", "other", "second", "third")
 
 
-def test_a_prompt_is_deferred_when_the_last_of_its_requests_that_waits_is_gone() -> None:
+def test_a_prompt_is_deferred_when_its_last_waiting_request_is_closed() -> None:
     driver = DrafterDriver(ScriptedModel(), slots=3)
     driver.submit("first", [1, 2, 3])
     driver.submit("second", [1, 2, 3])
@@ -82,7 +82,7 @@ def test_a_prompt_is_deferred_when_the_last_of_its_requests_that_waits_is_gone()
     driver.leave("first", "other")
 
 
-def test_a_late_request_gets_at_once_what_exists_and_then_the_rest() -> None:
+def test_a_late_request_gets_the_existing_tokens_at_once_and_then_the_rest() -> None:
     driver = DrafterDriver(ScriptedModel(), share=True)
     driver.submit("a", [1, 2, 3])
     driver.step(6)
@@ -116,20 +116,20 @@ def test_prompts_are_drafted_in_the_order_of_their_ranks() -> None:
     driver.leave("a", "b", "c")
 
 
-def test_without_a_greedy_one_all_completions_are_sampled_from_the_first_token_on() -> None:
+def test_without_greedy_first_all_completions_are_sampled() -> None:
     model = ScriptedModel()
-    model.certainty = 0.0  # all tokens are as likely
+    model.certainty = 0.0  # all tokens are equally likely
     driver = DrafterDriver(model)
     driver.submit("a", [1, 2, 3])
     driver.submit("b", [1, 2, 3], greedy_first=False)
     driver.run()
-    assert driver.told[ONE, "a", 0] == [0] * 10  # the lowest id of the likeliest
+    assert driver.told[ONE, "a", 0] == [0] * 10  # the lowest id wins a tie
     assert driver.told[ONE, "b", 0] != [0] * 10
     assert driver.told[ONE, "b", 0] != driver.told[ONE, "b", 1] == driver.told[ONE, "a", 1]
     driver.leave("a", "b")
 
 
-def test_a_newcomers_greedy_completion_overtakes_and_the_paused_one_goes_on() -> None:
+def test_a_new_greedy_completion_overtakes_and_the_paused_one_continues() -> None:
     driver = DrafterDriver(ScriptedModel(), slots=3)
     driver.submit("a", [1, 2, 3], max_new_tokens=50)
     driver.step(5)
@@ -141,7 +141,7 @@ def test_a_newcomers_greedy_completion_overtakes_and_the_paused_one_goes_on() ->
     driver.leave("a", "b")
 
 
-def test_close_stops_the_work_and_frees_kv_at_once() -> None:
+def test_a_close_stops_drafting_and_frees_kv_at_once() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3])
     driver.submit("b", [1, 2, 3], peer=TWO)
@@ -157,7 +157,7 @@ def test_close_stops_the_work_and_frees_kv_at_once() -> None:
     driver.leave()
 
 
-def test_a_server_that_is_gone_is_drafted_for_no_more() -> None:
+def test_drafting_stops_for_a_departed_server() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3])
     for rid in "bcd":
@@ -170,7 +170,7 @@ def test_a_server_that_is_gone_is_drafted_for_no_more() -> None:
     driver.leave("a")
 
 
-def test_a_completion_ends_at_a_stop_token_or_the_models_end() -> None:
+def test_a_completion_ends_at_a_stop_token_or_at_eos() -> None:
     driver = DrafterDriver(ScriptedModel(eos_token_ids=[30]))
     driver.submit("stop", [1, 2, 3], stop=[6])
     driver.submit("eos", [27, 28])
@@ -184,7 +184,7 @@ def test_a_completion_ends_at_a_stop_token_or_the_models_end() -> None:
     driver.leave("stop", "eos", "on", "first")
 
 
-def test_lengths_are_capped_by_the_setting_and_by_the_context() -> None:
+def test_the_setting_and_the_context_cap_the_length() -> None:
     driver = DrafterDriver(ScriptedModel(context_len=40), max_completion_tokens=6)
     driver.submit("setting", [1, 2, 3])
     driver.submit("context", [1] * 37)
@@ -197,7 +197,7 @@ def test_lengths_are_capped_by_the_setting_and_by_the_context() -> None:
 
 
 @pytest.mark.parametrize("token_ids", [[], [1] * 40, [1] * 41, [1] * 500])
-def test_nothing_is_kept_of_a_prompt_that_cannot_fit(token_ids: list[int]) -> None:
+def test_a_prompt_that_cannot_fit_is_declined_and_dropped(token_ids: list[int]) -> None:
     driver = DrafterDriver(ScriptedModel(context_len=40))
     driver.submit("a", token_ids)
     assert list(driver.declined) == ["a"]
@@ -206,7 +206,7 @@ def test_nothing_is_kept_of_a_prompt_that_cannot_fit(token_ids: list[int]) -> No
     driver.leave("a")
 
 
-def test_long_prompts_are_read_in_pieces_between_which_others_advance() -> None:
+def test_long_prompts_are_prefilled_in_chunks_and_others_advance_in_between() -> None:
     driver = DrafterDriver(ScriptedModel(), prefill_tokens=10)
     driver.submit("a", [1, 2, 3])
     driver.step(2)
@@ -218,7 +218,7 @@ def test_long_prompts_are_read_in_pieces_between_which_others_advance() -> None:
     driver.leave("a", "b")
 
 
-def test_a_common_beginning_of_prompts_is_read_once() -> None:
+def test_a_common_prefix_of_prompts_is_prefilled_once() -> None:
     driver = DrafterDriver(ScriptedModel())
     system = list(range(100, 150))
     for number, rid in enumerate("abc"):
@@ -232,7 +232,7 @@ def test_a_common_beginning_of_prompts_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(100, 64), (45, 64), (30, 64), (400, 3), (60, 4)])
-def test_short_kv_costs_time_but_no_tokens(tokens: int, rows: int) -> None:
+def test_scarce_kv_costs_time_but_no_tokens(tokens: int, rows: int) -> None:
     driver = DrafterDriver(ScriptedModel(tokens=tokens, rows=rows), prefill_tokens=8)
     for number, rid in enumerate("abcde"):
         driver.submit(rid, list(range(100 * number, 100 * number + 12)))
@@ -244,7 +244,7 @@ def test_short_kv_costs_time_but_no_tokens(tokens: int, rows: int) -> None:
     driver.leave(*"abcde")
 
 
-def test_a_completion_that_alone_outgrows_the_kv_ends_with_what_it_has() -> None:
+def test_a_completion_that_outgrows_the_whole_kv_ends_early() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=20))
     driver.submit("a", list(range(12)), completions=2, max_new_tokens=50)
     driver.submit("b", list(range(40, 45)), completions=1)
@@ -255,7 +255,7 @@ def test_a_completion_that_alone_outgrows_the_kv_ends_with_what_it_has() -> None
     driver.leave("a", "b")
 
 
-def test_a_request_that_is_sent_again_starts_anew() -> None:
+def test_a_repeated_submission_starts_again() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3])
     driver.step(3)
@@ -267,7 +267,7 @@ def test_a_request_that_is_sent_again_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_first_completions_may_be_kept_apart_from_others(apart: bool) -> None:
+def test_first_completions_can_have_passes_of_their_own(apart: bool) -> None:
     driver = DrafterDriver(ScriptedModel(), slots=8, apart=apart)
     for rid, prompt in (("a", [1, 2]), ("b", [3, 4])):
         driver.submit(rid, prompt, completions=3, max_new_tokens=6)

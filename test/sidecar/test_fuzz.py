@@ -1,4 +1,4 @@
-"""The real drafter and its loop under any messages of three servers, departures, failing passes."""
+"""The real drafter and its loop under any messages of three servers, departures and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ runs = records(VOCAB, CONTEXT - 10, to_sidecar=True)
 
 @settings(max_examples=150, deadline=None)
 @given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
-def test_a_sidecar_stands_any_messages_and_keeps_nothing_of_servers_that_have_gone(
+def test_a_sidecar_survives_any_messages_and_keeps_nothing_of_departed_servers(
     run: list[Record], share: bool, apart: bool, tokens: int
 ) -> None:
     SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
@@ -26,14 +26,14 @@ def test_a_sidecar_stands_any_messages_and_keeps_nothing_of_servers_that_have_go
 @pytest.mark.timeout(3600)
 @settings(max_examples=10_000, deadline=None)
 @given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
-def test_a_sidecar_stands_any_messages_at_length(
+def test_a_sidecar_survives_any_messages_at_length(
     run: list[Record], share: bool, apart: bool, tokens: int
 ) -> None:
     SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
 
 
-def test_the_runs_draft_and_fail_and_are_refused() -> None:
-    """Otherwise the tests above would prove little."""
+def test_the_runs_reach_drafts_failures_and_refusals() -> None:
+    """Otherwise the tests above would test little."""
     end = SidecarEnd()
     for seed in range(20):
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What an exception costs, and that nothing is left of a pass that failed."""
+"""The consequences of exceptions; a failed pass leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from test.sidecar.drafter_driver import ONE, TWO, DrafterDriver
 from test.sidecar.scripted import ScriptedModel
 
 POISON = 990
-"""A token over which no pass succeeds."""
+"""A token that makes every pass over it fail."""
 
 
 class Scripted:
-    """A wire with messages to come; ends the loop when it is idle and all have been read."""
+    """A link with scripted messages; it ends the loop when all are read and the drafter is idle."""
 
     def __init__(self, drafter: Drafter, *messages: tuple[Peer, ToSidecar]) -> None:
         self.drafter = drafter
@@ -59,7 +59,7 @@ class Scripted:
         serve(self.drafter, self, self.over)
 
     def told(self, peer: Peer, number: int) -> list[int]:
-        """The first completion of a submission."""
+        """The tokens of a submission's first completion."""
         drafts = [m for p, m in self.sent if p == peer and isinstance(m, Drafted)]
         mine = [d for d in drafts if (d.submission, d.completion) == (number, 0)]
         return [token for drafted in mine for token in drafted.token_ids]
@@ -77,11 +77,11 @@ def single(number: int) -> Submit:
 
 
 class Fragile(ScriptedModel):
-    """A model whose passes over POISON fail after they have taken KV, as those on a device do."""
+    """A model that fails on POISON after it has taken KV, as a failure on a device does."""
 
     def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
         if POISON in token_ids:
-            raise RuntimeError("by order")
+            raise RuntimeError("injected failure")
         return super()._say(rows, slots, token_ids)
 
 
@@ -89,19 +89,19 @@ class Dead(ScriptedModel):
     """A model on a device that has failed for good."""
 
     def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
-        raise RuntimeError("by order")
+        raise RuntimeError("injected failure")
 
 
 class FailsTogether(ScriptedModel):
-    """A model whose passes over several rows fail."""
+    """A model that fails in every pass over several rows."""
 
     def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
         if len(rows) > 1:
-            raise RuntimeError("by order")
+            raise RuntimeError("injected failure")
         return super()._say(rows, slots, token_ids)
 
 
-def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
+def test_failing_prompts_do_not_end_the_process_however_many() -> None:
     drafter = Drafter(Fragile())
     bad = [(ONE, submit(number, [POISON, number])) for number in range(20)]
     wire = Scripted(drafter, *bad, (TWO, submit(1, [50, 51])))
@@ -111,8 +111,8 @@ def test_any_number_of_prompts_that_fail_do_not_end_the_process() -> None:
     drafter.check_integrity()
 
 
-def test_a_prompt_that_fails_behind_its_first_piece_is_found_too() -> None:
-    """Its passes succeed alone at first; others must not lose their KV to it for ever."""
+def test_a_prompt_that_fails_after_its_first_chunk_is_found_too() -> None:
+    """Its first passes succeed alone; the other prompts must not lose their KV to it repeatedly."""
     drafter = Drafter(Fragile(), prefill_tokens=8)
     long = [*range(100, 140), POISON, 5]
     wire = Scripted(
@@ -133,7 +133,7 @@ def test_passes_that_fail_only_together_end_the_process() -> None:
         wire.run()
 
 
-def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
+def test_a_prompt_that_fails_every_pass_is_declined_and_no_other() -> None:
     drafter = Drafter(Fragile())
     wire = Scripted(
         drafter,
@@ -150,18 +150,18 @@ def test_a_prompt_that_fails_every_pass_costs_itself_and_no_other() -> None:
     drafter.check_integrity()
 
 
-def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
-    """The KV of POISON was taken and never computed; a later prompt has the same beginning."""
+def test_the_kv_of_a_failed_pass_is_never_reused() -> None:
+    """The slot of POISON was taken and never computed; a later prompt has the same prefix."""
     prompt = list(range(100, 130))
     model = Fragile()
     driver = DrafterDriver(model)
     driver.submit("a", prompt)
     driver.step(2)
-    model.failures.append(DraftModelError("by order"))
+    model.failures.append(DraftModelError("injected failure"))
     with pytest.raises(DraftModelError):
         driver.step()
     driver.drafter.check_integrity()
-    assert model.free_tokens == model.total_tokens  # nothing of the pass is kept
+    assert model.free_tokens == model.total_tokens  # the failed pass keeps no KV
     driver.run()
     assert driver.told[ONE, "a", 0] == list(range(130, 140))
     driver.submit("poisoned", [*prompt, POISON, 5])
@@ -177,7 +177,7 @@ def test_no_kv_of_a_pass_that_failed_is_ever_reused() -> None:
     driver.leave("a", "b")
 
 
-def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
+def test_a_failing_step_draft_declines_only_its_request() -> None:
     driver = DrafterDriver(Fragile())
     for rid in "ab":
         driver.submit(rid, [1, 2, 3] if rid == "a" else [4, 5, 6])
@@ -196,7 +196,7 @@ def test_a_step_draft_that_fails_costs_its_request_alone() -> None:
     driver.leave("b")
 
 
-def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_lines(
+def test_a_dead_device_ends_the_process_after_a_few_passes_and_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     drafter = Drafter(Dead())
@@ -209,15 +209,15 @@ def test_a_device_that_always_fails_ends_the_process_after_a_few_passes_and_line
     drafter.check_integrity()
 
 
-def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
+def test_an_error_while_handling_a_message_declines_only_its_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = Drafter(ScriptedModel())
     failing: Callable[..., None] = drafter._follow
 
-    def follow(subscriber, prompt, commit, *, draft):  # type: ignore[no-untyped-def]
+    def follow(subscriber: object, prompt: object, commit: Commit, *, draft: object) -> None:
         if commit.token_ids == [7]:
-            raise IndexError("by order")
+            raise IndexError("injected failure")
         failing(subscriber, prompt, commit, draft=draft)
 
     monkeypatch.setattr(drafter, "_follow", follow)
@@ -235,8 +235,8 @@ def test_an_error_in_a_message_costs_the_requests_that_it_is_about(
     drafter.check_integrity()
 
 
-def test_messages_that_once_ended_a_sidecar_are_declined() -> None:
-    """An empty text, and a commit of nothing: no pass is made over no tokens."""
+def test_an_empty_prompt_is_declined_and_an_empty_commit_ignored() -> None:
+    """Otherwise the model would run a pass over no tokens."""
     drafter = Drafter(ScriptedModel())
     wire = Scripted(
         drafter,

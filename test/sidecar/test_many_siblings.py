@@ -1,4 +1,4 @@
-"""Many sampled requests of one prompt: what each costs, and what is left of those that are over."""
+"""Many sampled requests of one prompt: the cost of each, and cleanup after they end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sampled(driver: DrafterDriver, rid: str, seed: int, completions: int = 4) ->
 
 
 def in_flight(driver: DrafterDriver, requests: int, at_once: int) -> Iterator[None]:
-    """Requests one after another, each begun as the oldest of `at_once` ends."""
+    """Submit requests one after another; close the oldest so that at most `at_once` are open."""
     live: list[str] = []
     for number in range(requests):
         if len(live) == at_once:
@@ -30,14 +30,14 @@ def in_flight(driver: DrafterDriver, requests: int, at_once: int) -> Iterator[No
     driver.leave(*live)
 
 
-def test_a_completion_goes_with_the_last_request_that_gets_it() -> None:
+def test_a_completion_is_dropped_with_its_last_subscriber() -> None:
     driver = DrafterDriver(ScriptedModel())
     most = 0
     for _ in in_flight(driver, requests=200, at_once=4):
         driver.step()
         (prompt,) = driver.drafter._turns.prompts.values()
         most = max(most, len(prompt.completions))
-    # The oldest three others are shared by all, and each request has one of its own.
+    # All requests share the three oldest others, and each has one of its own.
     assert most <= 4 + 3
 
 
@@ -67,9 +67,9 @@ def test_a_prompt_has_a_bounded_number_of_completions_and_all_requests_get_some(
     driver.run()
     for rid in names:
         assert sum(len(driver.told[ONE, rid, number]) == 10 for number in range(4)) >= 3
-    # One that came too late for a completion of its own gets it where another ends.
+    # A request too late for its own completion gets one when another request ends.
     assert (ONE, names[-1], 0) not in driver.finished
-    for rid in names[:44]:  # three of which leave a completion that others share
+    for rid in names[:44]:  # of which three have completions that others share
         driver.close(rid)
     driver.run()
     assert (ONE, names[-1], 0) in driver.finished
@@ -77,7 +77,7 @@ def test_a_prompt_has_a_bounded_number_of_completions_and_all_requests_get_some(
 
 
 @pytest.mark.parametrize("order", ["old first", "new first", "own first"])
-def test_siblings_that_leave_in_any_order_leave_nothing(order: str) -> None:
+def test_siblings_that_close_in_any_order_leave_nothing(order: str) -> None:
     driver = DrafterDriver(ScriptedModel())
     names = [f"r{number}" for number in range(20)]
     for number, rid in enumerate(names):
@@ -96,10 +96,8 @@ def test_siblings_that_leave_in_any_order_leave_nothing(order: str) -> None:
     driver.leave()
 
 
-def test_a_submission_and_a_delivery_touch_no_more_completions_the_more_siblings_there_are() -> (
-    None
-):
-    """Counted in looks at completions and messages, as times would be noise."""
+def test_the_number_of_siblings_does_not_change_the_completions_of_a_submission() -> None:
+    """The test counts shares, because times would be noisy."""
 
     def messages_of_the_last(siblings: int) -> int:
         driver = DrafterDriver(ScriptedModel(rows=256))

@@ -20,12 +20,12 @@ from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.process import SidecarProcess
 
 START_S = 240.0
-"""Loading the model takes seconds, and many of them on a busy machine."""
+"""Time limit in seconds; loading the model is slow on a busy machine."""
 
 
 @dataclass
 class Served:
-    """A running sidecar, the link to it, and what it has said."""
+    """A running sidecar, the link to it, and its output."""
 
     process: SidecarProcess
     endpoint: PrivateEndpoint
@@ -73,7 +73,7 @@ def served(models: DemoModels) -> Iterator[Served]:
             process.stop()
 
 
-def test_it_streams_the_completions_of_a_submitted_prompt(served: Served) -> None:
+def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Served) -> None:
     prompt = [504, 3575, 282, 4649, 314]
     served.link.send(Submit(1, prompt, 0, 12, 3, 0.8, ignore_eos=True))
     served.link.send(Submit(2, prompt, 0, 12, 3, 0.8, ignore_eos=True))
@@ -86,7 +86,7 @@ def test_it_streams_the_completions_of_a_submitted_prompt(served: Served) -> Non
         served.link.send(Close(submission))
 
 
-def test_it_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
+def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
     process = psutil.Process(served.process.pid)
     assert process.cpu_affinity() == [0]
     assert process.nice() == 0
@@ -96,7 +96,7 @@ def test_it_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
     assert sum(process.cpu_times()[:2]) - before < 0.2
 
 
-def test_a_server_with_another_tokenizer_is_refused_and_told_why(served: Served) -> None:
+def test_a_server_with_another_tokenizer_is_refused_with_the_reason(served: Served) -> None:
     other = SidecarLink(served.endpoint.address, Hello(PROTOCOL, 49152, "another"))
     deadline = time.monotonic() + 30
     while other.state is not LinkState.REFUSED and time.monotonic() < deadline:
@@ -106,7 +106,7 @@ def test_a_server_with_another_tokenizer_is_refused_and_told_why(served: Served)
     other.close()
 
 
-def test_bytes_that_are_no_message_and_a_prompt_too_long_do_not_end_it(served: Served) -> None:
+def test_invalid_bytes_and_an_overlong_prompt_do_not_end_the_sidecar(served: Served) -> None:
     served.link.send(Submit(7, [5] * 9000, 0, 10, 2, 0.5))
     served.until(lambda: 7 in served.declined)
     assert "9000 tokens" in served.declined[7]
@@ -115,7 +115,7 @@ def test_bytes_that_are_no_message_and_a_prompt_too_long_do_not_end_it(served: S
     assert len(served.told[8, 0]) == 4
 
 
-def test_sigterm_in_the_middle_of_work_ends_it_cleanly(served: Served) -> None:
+def test_sigterm_ends_a_busy_sidecar_cleanly(served: Served) -> None:
     served.link.send(Submit(9, [5, 6, 7], 0, 400, 8, 0.9, ignore_eos=True))
     served.until(lambda: (9, 0) in served.told)
     pid = served.process.pid
@@ -130,8 +130,10 @@ def test_sigterm_in_the_middle_of_work_ends_it_cleanly(served: Served) -> None:
     served.process.stop()
 
 
-def test_without_cores_it_yields_to_its_parent_and_ends_with_it(models: DemoModels) -> None:
-    # Its parent dies while the model is still being loaded, which takes the longest.
+def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
+    models: DemoModels,
+) -> None:
+    # The parent dies while the sidecar still loads the model, its longest step.
     program = (
         "import resource, sys, time\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, int(sys.argv[2])))\n"
@@ -156,7 +158,7 @@ def test_without_cores_it_yields_to_its_parent_and_ends_with_it(models: DemoMode
         time.sleep(0.05)
     assert child.nice() == 19
     assert child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit)
-    assert os.getsid(child.pid) == os.getsid(0)  # in another, niceness would not count
+    assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
     parent.kill()
     parent.wait()
     child.wait(timeout=30)

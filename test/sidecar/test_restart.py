@@ -1,4 +1,4 @@
-"""A sidecar that dies or cannot be started is started again; the program is a stand-in."""
+"""Restarts of a sidecar that dies or does not start; the program is a stand-in."""
 
 import signal
 import sys
@@ -46,13 +46,15 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def die(process: SidecarProcess, clock: Clock) -> None:
-    """Until it has, and that was seen."""
+    """Wait until the process has died and `keep_alive` has noticed."""
     until(lambda: not process.alive)
     clock.now += LOOK_S
     process.keep_alive()
 
 
-def test_one_that_dies_is_started_again_later_each_time_and_given_up_at_last(clock: Clock) -> None:
+def test_a_sidecar_that_dies_is_restarted_with_growing_delays_and_finally_given_up(
+    clock: Clock,
+) -> None:
     process = program(clock, "raise SystemExit(3)")
     process.start()
     for number, wait_s in enumerate(BACKOFF_S):
@@ -70,7 +72,7 @@ def test_one_that_dies_is_started_again_later_each_time_and_given_up_at_last(clo
     assert process.exit_code == 3
 
 
-def test_one_that_ran_for_long_is_as_good_as_new(clock: Clock) -> None:
+def test_a_long_run_resets_the_restart_delay(clock: Clock) -> None:
     process = program(clock, "raise SystemExit(3)")
     process.start()
     for _ in range(2 * len(BACKOFF_S)):
@@ -82,7 +84,7 @@ def test_one_that_ran_for_long_is_as_good_as_new(clock: Clock) -> None:
     assert process.restarts == 2 * len(BACKOFF_S)
 
 
-def test_one_that_lives_or_was_stopped_is_left_alone(clock: Clock) -> None:
+def test_a_running_or_stopped_sidecar_is_not_restarted(clock: Clock) -> None:
     process = program(clock, "import time; time.sleep(600)")
     process.keep_alive()
     assert not process.alive
@@ -97,7 +99,7 @@ def test_one_that_lives_or_was_stopped_is_left_alone(clock: Clock) -> None:
     assert (process.pid, process.alive, process.restarts) == (pid, False, 0)
 
 
-def test_one_that_cannot_be_started_is_tried_again_with_the_same_back_off(
+def test_a_failed_start_is_tried_again_with_the_same_delays(
     clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interpreter = tmp_path / "python"
@@ -109,7 +111,7 @@ def test_one_that_cannot_be_started_is_tried_again_with_the_same_back_off(
         clock.now += LOOK_S
         process.keep_alive()
         assert f"No such file or directory: '{interpreter}'" in caplog.messages[-1]
-        assert f"again in {wait_s:g} s" in caplog.messages[-1]
+        assert f"restarting it in {wait_s:g} s" in caplog.messages[-1]
         clock.now += wait_s - LOOK_S
         process.keep_alive()
         assert not process.alive
@@ -124,7 +126,7 @@ def test_one_that_cannot_be_started_is_tried_again_with_the_same_back_off(
         process.stop()
 
 
-def test_one_that_can_never_be_started_is_given_up(clock: Clock) -> None:
+def test_a_sidecar_that_never_starts_is_given_up(clock: Clock) -> None:
     process = program(clock, "")
     process.command[0] = "/nowhere/python"
     process.start()
@@ -147,7 +149,7 @@ STUBBORN = (
 )
 
 
-def test_one_that_is_dismissed_ends_without_being_waited_for(clock: Clock) -> None:
+def test_dismiss_ends_a_sidecar_without_waiting(clock: Clock) -> None:
     process = program(clock, "import time; time.sleep(600)")
     process.start()
     began = time.monotonic()
@@ -162,7 +164,7 @@ def test_one_that_is_dismissed_ends_without_being_waited_for(clock: Clock) -> No
     assert process.restarts == 0
 
 
-def test_one_that_is_dismissed_and_does_not_end_is_killed(clock: Clock, tmp_path: Path) -> None:
+def test_a_dismissed_sidecar_that_does_not_end_is_killed(clock: Clock, tmp_path: Path) -> None:
     deaf = tmp_path / "deaf"
     process = program(clock, STUBBORN)
     process.command.append(str(deaf))
@@ -171,6 +173,6 @@ def test_one_that_is_dismissed_and_does_not_end_is_killed(clock: Clock, tmp_path
     pid = process.pid
     assert pid is not None
     process.dismiss(grace_s=0.2)
-    process.stop(grace_s=60.0)  # as at the end of the server, which may come meanwhile
+    process.stop(grace_s=60.0)  # the server may end meanwhile and then calls stop
     assert process.exit_code == -signal.SIGKILL
     assert not psutil.pid_exists(pid)

@@ -1,6 +1,6 @@
-"""A real sidecar loads the revision of the draft model that it is told, and that one's tokenizer.
+"""A real sidecar loads the given revision of the draft model, and the tokenizer of that revision.
 
-The hub is a cache folder with two revisions of one model, laid out as the hub's client does.
+The hub is a cache folder with two revisions of one model, in the layout of the hub's client.
 """
 
 import json
@@ -21,12 +21,12 @@ NAME = "demo/draft"
 COMMITS = {"main": "a" * 40, "small": "b" * 40}
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 CONTEXTS = {"main": 555, "small": 777}
-"""The revisions differ in their context, and `main` has a token that the target has not."""
+"""The revisions differ in context length, and `main` has a token that the target lacks."""
 
 
 @pytest.fixture
 def hub(models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the hub, for the processes that are started now."""
+    """A hub cache for the processes that the test starts."""
     root = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
     (root / "refs").mkdir(parents=True)
     for revision, commit in COMMITS.items():

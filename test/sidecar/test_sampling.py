@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def test_greedy_rows_are_the_argmax_and_the_lowest_id_wins_a_tie() -> None:
     assert tokens_of(logits.bfloat16(), [GREEDY] * 20, [0] * 20, [0] * 20)[3] == 17
 
 
-def test_a_vocabulary_that_is_no_multiple_of_the_block_is_never_left() -> None:
+def test_draws_stay_within_a_vocabulary_that_is_no_multiple_of_the_block() -> None:
     logits = torch.full((50, 70), -1.0)
     tokens = tokens_of(logits, [Sampling(2.0)] * 50, list(range(50)), [0] * 50)
     assert max(tokens) < 70
@@ -40,7 +41,7 @@ def test_drawn_tokens_follow_the_distribution_at_their_temperature() -> None:
         assert (drawn - expected).abs().max() < 0.015
 
 
-def test_top_p_keeps_to_the_likeliest_tokens_and_to_their_proportions() -> None:
+def test_top_p_keeps_the_likeliest_tokens_and_their_proportions() -> None:
     probabilities = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
     logits = probabilities.log().expand(20000, -1)
     for top_p, kept in ((0.0, [1]), (0.4, [1]), (0.41, [1, 2]), (0.69, [1, 2]), (0.85, [1, 2, 4])):
@@ -50,7 +51,7 @@ def test_top_p_keeps_to_the_likeliest_tokens_and_to_their_proportions() -> None:
         assert (drawn - probabilities[kept] / probabilities[kept].sum()).abs().max() < 0.015
 
 
-def test_a_row_without_top_p_is_drawn_as_if_no_other_had_it() -> None:
+def test_a_row_without_top_p_is_not_changed_by_rows_with_it() -> None:
     logits = torch.randn(6, 500)
     plain = tokens_of(logits, [Sampling(0.8)] * 6, list(range(6)), [4] * 6)
     some = [Sampling(0.8, 0.5 if i % 2 else 1.0) for i in range(6)]
@@ -67,7 +68,7 @@ def test_a_draw_depends_on_its_own_row_alone() -> None:
     assert [mixed[i] for i in (0, 2, 4, 5)] == [alone[i] for i in (0, 2, 4, 5)]
 
 
-def test_a_row_with_dice_is_drawn_as_the_target_would_draw_it_whatever_is_beside_it() -> None:
+def test_a_seeded_row_is_drawn_like_the_targets_whatever_the_other_rows_are() -> None:
     logits = torch.randn(6, 500) * 2
     seeded = [
         SeededSampling(7, 0.9),
@@ -90,7 +91,7 @@ def test_a_row_with_dice_is_drawn_as_the_target_would_draw_it_whatever_is_beside
     assert tokens[5] == tokens_of(logits[5:], [Sampling(0.8)], [1], [45])[0]
 
 
-def test_the_numbers_behind_draws_differ_by_seed_and_position_and_are_uniform() -> None:
+def test_random_numbers_differ_by_seed_and_position_and_are_uniform() -> None:
     seeds = [seed_of([1, 2, 3], i) for i in range(100)]
     numbers = torch.cat([uniforms(seeds, [position] * 100) for position in range(100)])
     assert len(numbers.unique()) == len(numbers)
@@ -104,15 +105,15 @@ def test_seeds_repeat_from_run_to_run_and_differ_between_completions_and_prompts
     assert len({seed_of([1, 2, 3], 1), seed_of([1, 2, 3], 2), seed_of([1, 2, 4], 1)}) == 3
 
 
-def told(**filters: float) -> SeededSampling:
-    """Dice of a target that wants to know what a token was drawn from."""
-    return SeededSampling(**{"seed": 0, "temperature": 1.0, **filters}, probabilities=True)  # type: ignore[arg-type]
+def with_probabilities(temperature: float = 1.0, **filters: Any) -> SeededSampling:
+    """Sampling parameters of a target that asks for the probabilities of the candidates."""
+    return SeededSampling(0, temperature, probabilities=True, **filters)
 
 
-def test_a_told_token_is_drawn_from_just_what_is_told() -> None:
+def test_a_token_with_probabilities_is_drawn_from_the_reported_candidates() -> None:
     count = 20_000
     logits = (torch.arange(100) * 0.1).expand(count, -1)
-    chosen = choose(logits, [told(temperature=2.0)] * count, [0] * count, [0] * count)
+    chosen = choose(logits, [with_probabilities(temperature=2.0)] * count, [0] * count, [0] * count)
     candidates = chosen.candidates[0]
     assert sorted(chosen.candidates) == list(range(count))
     assert candidates.token_ids == list(range(99, 99 - MAX_CANDIDATES, -1))
@@ -124,10 +125,12 @@ def test_a_told_token_is_drawn_from_just_what_is_told() -> None:
     assert chi_square(counts, expected) < 1.8
 
 
-def test_told_candidates_are_those_that_the_targets_filters_leave() -> None:
+def test_reported_candidates_are_those_that_pass_the_targets_filters() -> None:
     probs = torch.tensor([0.05, 0.4, 0.3, 0.05, 0.2])
-    filters = ({"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.45}, {})
-    chosen = choose(probs.log().expand(4, -1), [told(**f) for f in filters], [0] * 4, [0] * 4)
+    filters: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.45}, {}]
+    chosen = choose(
+        probs.log().expand(4, -1), [with_probabilities(**f) for f in filters], [0] * 4, [0] * 4
+    )
     kept = [chosen.candidates[row] for row in range(4)]
     assert [len(candidates.token_ids) for candidates in kept] == [2, 3, 3, 5]
     for token, candidates in zip(chosen.token_ids, kept, strict=True):
@@ -137,19 +140,24 @@ def test_told_candidates_are_those_that_the_targets_filters_leave() -> None:
     assert torch.allclose(torch.tensor(kept[1].probs), probs[[1, 2, 4]] / probs[[1, 2, 4]].sum())
 
 
-def test_told_draws_repeat_neither_with_the_seed_nor_with_torchs() -> None:
+def test_draws_with_probabilities_use_neither_the_seed_nor_torchs_generator() -> None:
     logits = torch.zeros(50, 1000)
     drawn = []
     for _ in range(2):
         torch.manual_seed(5)
-        drawn.append(tokens_of(logits, [told()] * 50, [3] * 50, list(range(50))))
+        drawn.append(tokens_of(logits, [with_probabilities()] * 50, [3] * 50, list(range(50))))
     assert drawn[0] != drawn[1]
 
 
-def test_told_rows_are_beside_others_and_of_no_number_there_is_a_token_too() -> None:
+def test_rows_with_probabilities_mix_with_others_and_nan_logits_give_a_token() -> None:
     logits = torch.randn(4, 500)
     logits[3] = torch.nan
-    chosen = choose(logits, [GREEDY, told(), SeededSampling(7, 0.9), told()], [0] * 4, [9] * 4)
+    chosen = choose(
+        logits,
+        [GREEDY, with_probabilities(), SeededSampling(7, 0.9), with_probabilities()],
+        [0] * 4,
+        [9] * 4,
+    )
     assert sorted(chosen.candidates) == [1, 3]
     assert chosen.token_ids[0] == int(logits[0].argmax())
     assert chosen.token_ids[2] == tokens_of(logits[2:3], [SeededSampling(7, 0.9)], [0], [9])[0]

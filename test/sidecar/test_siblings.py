@@ -1,4 +1,4 @@
-"""Requests of one prompt with dice of their own, as the n answers to one request are."""
+"""Requests of one prompt with their own seeds, like the n answers to one request."""
 
 import pytest
 
@@ -11,21 +11,21 @@ NAMES = "abcd"
 
 
 def undecided() -> ScriptedModel:
-    """A model whose samples differ."""
+    """A model with enough entropy that samples differ."""
     model = ScriptedModel()
     model.certainty = 7.0
     return model
 
 
 def alone(seed: int) -> list[int]:
-    """The completion that a request with dice of this seed is likeliest to follow."""
+    """The seeded completion of a request with this seed that has no siblings."""
     driver = DrafterDriver(undecided())
     driver.submit("a", [1, 2, 3], completions=1, seeded=SeededSampling(seed, 1.0))
     driver.run()
     return driver.told[ONE, "a", 0]
 
 
-def test_n_answers_to_a_prompt_are_drafted_for_at_the_price_of_one() -> None:
+def test_n_answers_to_a_prompt_cost_the_drafts_of_one() -> None:
     driver = DrafterDriver(undecided())
     for seed, rid in enumerate(NAMES):
         driver.submit(rid, [1, 2, 3], completions=4, seeded=SeededSampling(seed, 1.0))
@@ -38,7 +38,7 @@ def test_n_answers_to_a_prompt_are_drafted_for_at_the_price_of_one() -> None:
     driver.leave(*NAMES)
 
 
-def test_a_prompt_has_sampled_completions_beside_those_of_its_requests() -> None:
+def test_a_prompt_has_shared_sampled_completions_beside_the_seeded_ones() -> None:
     driver = DrafterDriver(undecided())
     for seed, rid in enumerate("ab"):
         driver.submit(rid, [1, 2, 3], completions=4, seeded=SeededSampling(seed, 1.0))
@@ -52,7 +52,7 @@ def test_a_prompt_has_sampled_completions_beside_those_of_its_requests() -> None
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 30])
-def test_one_that_comes_late_gets_a_completion_of_its_own_and_all_that_is_there(steps: int) -> None:
+def test_a_late_sibling_gets_its_own_completion_and_the_existing_ones(steps: int) -> None:
     driver = DrafterDriver(undecided(), share=True)
     driver.submit("a", [1, 2, 3], completions=3, seeded=SeededSampling(0, 1.0))
     driver.step(min(steps, 11))
@@ -62,12 +62,12 @@ def test_one_that_comes_late_gets_a_completion_of_its_own_and_all_that_is_there(
     assert driver.told[ONE, "a", 0] == alone(0)
     assert driver.told[TWO, "b", 1] == driver.told[ONE, "a", 0]
     assert driver.told[TWO, "b", 2] == driver.told[ONE, "a", 1]
-    assert (ONE, "a", 3) not in driver.told  # it asked for three
+    assert (ONE, "a", 3) not in driver.told  # it requested three
     assert driver.drafter.drafted_tokens == 4 * 10
     driver.leave("a")
 
 
-def test_siblings_may_leave_in_any_order() -> None:
+def test_siblings_can_close_in_any_order() -> None:
     for order in ("abcd", "dcba", "bdac"):
         driver = DrafterDriver(undecided())
         for seed, rid in enumerate(NAMES):
@@ -79,7 +79,7 @@ def test_siblings_may_leave_in_any_order() -> None:
         driver.leave()
 
 
-def test_equal_dice_share_one_completion() -> None:
+def test_requests_with_equal_seeds_share_one_completion() -> None:
     driver = DrafterDriver(undecided())
     for rid in "ab":
         driver.submit(rid, [1, 2, 3], completions=1, seeded=SeededSampling(5, 1.0))

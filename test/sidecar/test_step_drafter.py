@@ -1,4 +1,4 @@
-"""Drafting for requests that are served, over the scripted model."""
+"""Step drafts for served requests, over the scripted model."""
 
 import random
 
@@ -16,18 +16,18 @@ FIRST, SECOND = MAX_COMPLETIONS, MAX_COMPLETIONS + 1
 
 
 def read(driver: DrafterDriver) -> int:
-    """Tokens that were prefilled so far."""
+    """Number of tokens prefilled so far."""
     return sum(tokens for verb, _, tokens in driver.model.passes if verb == "extend")
 
 
 def served(driver: DrafterDriver, rid: str = "a", prompt: list[int] | None = None) -> None:
-    """A request whose completions are drafted: 4, 5, ... behind the default prompt."""
+    """Submit a request, draft its completions (4, 5, ... after the default prompt), admit it."""
     driver.submit(rid, prompt or [1, 2, 3])
     driver.run()
     driver.admit(rid)
 
 
-def test_a_request_that_left_its_drafts_gets_one_from_what_is_committed() -> None:
+def test_a_diverged_request_gets_a_draft_from_its_committed_output() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5, 50])
@@ -37,7 +37,7 @@ def test_a_request_that_left_its_drafts_gets_one_from_what_is_committed() -> Non
     driver.leave("a")
 
 
-def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
+def test_only_tokens_after_the_divergence_are_prefilled_again() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver, prompt=list(range(100, 140)))
     before = read(driver)
@@ -50,7 +50,7 @@ def test_only_the_tokens_behind_the_divergence_are_read_anew() -> None:
     driver.leave("a")
 
 
-def test_nothing_is_drafted_while_a_queue_draft_runs_ahead_as_far_in_agreement() -> None:
+def test_no_step_draft_is_made_while_an_agreeing_queue_draft_is_far_enough_ahead() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5], max_new_tokens=8)
@@ -61,7 +61,7 @@ def test_nothing_is_drafted_while_a_queue_draft_runs_ahead_as_far_in_agreement()
     driver.leave("a")
 
 
-def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_followed() -> None:
+def test_a_draft_pauses_when_far_enough_ahead_and_continues_when_it_is_followed() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [50], max_new_tokens=3)
@@ -71,9 +71,9 @@ def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_follo
     driver.commit("a", 1, [51, 52], max_new_tokens=3)
     driver.run()
     assert driver.told[ONE, "a", FIRST] == [51, 52, 53, 54, 55]
-    driver.commit("a", 3, [53], max_new_tokens=1)  # far enough already
+    driver.commit("a", 3, [53], max_new_tokens=1)  # already far enough ahead
     assert driver.drafter.idle
-    driver.commit("a", 4, [54, 55], max_new_tokens=2)  # all of it, and no more
+    driver.commit("a", 4, [54, 55], max_new_tokens=2)  # exactly the whole draft
     driver.run()
     assert driver.told[ONE, "a", FIRST] == list(range(51, 58))
     assert read(driver) == before
@@ -81,7 +81,7 @@ def test_a_draft_rests_where_it_is_far_enough_ahead_and_goes_on_when_it_is_follo
     driver.leave("a")
 
 
-def test_a_draft_that_has_come_to_an_end_of_the_text_does_not_go_on() -> None:
+def test_a_draft_that_reached_a_stop_token_does_not_continue() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3], stop=[53])
     driver.run()
@@ -94,14 +94,14 @@ def test_a_draft_that_has_come_to_an_end_of_the_text_does_not_go_on() -> None:
     driver.leave("a")
 
 
-def test_a_draft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
+def test_a_new_draft_replaces_one_that_diverged_or_fell_behind() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [50])
     driver.step(3)
-    driver.commit("a", 1, list(range(51, 57)))  # outrun
+    driver.commit("a", 1, list(range(51, 57)))  # passes the draft
     driver.step(2)
-    driver.commit("a", 7, [90])  # left
+    driver.commit("a", 7, [90])  # diverges
     driver.run()
     assert len(driver.told[ONE, "a", FIRST]) < 10
     assert driver.told[ONE, "a", SECOND][:1] == [57]
@@ -110,7 +110,7 @@ def test_a_draft_that_the_request_leaves_or_outruns_ends_for_another() -> None:
     driver.leave("a")
 
 
-def test_a_request_without_queue_drafts_is_followed_too() -> None:
+def test_a_request_without_queue_drafts_gets_step_drafts() -> None:
     driver = DrafterDriver(ScriptedModel())
     driver.submit("a", [1, 2, 3], completions=0)
     assert driver.drafter.idle
@@ -120,7 +120,7 @@ def test_a_request_without_queue_drafts_is_followed_too() -> None:
     driver.leave("a")
 
 
-def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
+def test_the_drafter_asks_for_missing_tokens_or_an_unknown_request() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("unknown", 0, [50])
@@ -128,7 +128,7 @@ def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
     assert driver.gaps == [("unknown", None), ("a", 0)]
     assert driver.drafter.idle
     driver.commit("a", 0, [50, 51])
-    driver.commit("a", 0, [50, 51])  # sent again, as its first answer came late
+    driver.commit("a", 0, [50, 51])  # a repeated answer to the Gap
     driver.commit("a", 1, [51, 52])
     driver.run()
     assert len(driver.gaps) == 2
@@ -137,7 +137,7 @@ def test_what_is_missing_of_a_request_or_all_of_it_is_asked_for() -> None:
     driver.leave("a")
 
 
-def test_a_draft_is_as_long_as_is_useful() -> None:
+def test_a_draft_is_as_long_as_requested_and_ends_at_the_context() -> None:
     driver = DrafterDriver(ScriptedModel(context_len=400))
     served(driver)
     driver.commit("a", 0, [50], max_new_tokens=4)
@@ -148,12 +148,12 @@ def test_a_draft_is_as_long_as_is_useful() -> None:
     assert len(driver.told[ONE, "a", SECOND]) == 400 - 394
     driver.commit("a", 391, [7] * 6)  # the context is full
     assert driver.drafter.idle
-    assert "outgrown" in driver.declined["a"]
+    assert "no longer fits" in driver.declined["a"]
     driver.leave("a")
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool) -> None:
+def test_step_drafts_come_first_and_with_apart_in_passes_of_their_own(apart: bool) -> None:
     driver = DrafterDriver(ScriptedModel(), apart=apart)
     served(driver)
     for number in range(4):
@@ -170,7 +170,7 @@ def test_steps_come_first_and_where_passes_cost_by_their_rows_alone(apart: bool)
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_prompts_are_read_in_small_pieces_where_a_step_may_have_to_wait(apart: bool) -> None:
+def test_prompts_are_prefilled_in_small_chunks_where_a_step_may_have_to_wait(apart: bool) -> None:
     driver = DrafterDriver(ScriptedModel(), apart=apart, prefill_tokens=200)
     served(driver)
     driver.submit("w", list(range(100, 250)))
@@ -182,14 +182,14 @@ def test_prompts_are_read_in_small_pieces_where_a_step_may_have_to_wait(apart: b
     driver.leave("a", "w")
 
 
-def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
+def test_completions_behind_the_output_of_all_subscribers_are_dropped() -> None:
     driver = DrafterDriver(ScriptedModel(), slots=3)
     driver.submit("a", [1, 2, 3])
     driver.submit("b", [1, 2, 3])
     driver.step(3)
     driver.admit("a")
     driver.commit("a", 0, [4, 5, 6, 7, 8, 9])
-    assert not driver.finished  # for b they may still come in time
+    assert not driver.finished  # the completions can still help b
     driver.admit("b")
     driver.commit("b", 0, [4, 5, 6, 7, 8, 9])
     assert len(driver.finished) == 6
@@ -202,7 +202,7 @@ def test_completions_that_all_requests_have_outrun_are_given_up() -> None:
 def alike(
     driver: DrafterDriver, seed: int, prompt: list[int], output: list[int], count: int
 ) -> list[int]:
-    """What a target with the model's logits draws after a prompt and its output."""
+    """The tokens that a target with the model's logits draws after a prompt and its output."""
     drawn: list[int] = []
     for _ in range(count):
         text = (*prompt, *output, *drawn)
@@ -214,9 +214,9 @@ def alike(
     return drawn
 
 
-def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
+def test_drafts_of_a_sampled_request_are_drawn_like_the_targets_tokens() -> None:
     driver = DrafterDriver(ScriptedModel())
-    driver.model.certainty = 7.0  # about as likely as all other tokens together
+    driver.model.certainty = 7.0  # the script's token is about as likely as all others together
     driver.submit("a", [1, 2, 3], seeded=SeededSampling(5, 1.0))
     driver.submit("b", [1, 2, 3], seeded=SeededSampling(6, 1.0))
     driver.run()
@@ -234,14 +234,15 @@ def test_a_sampled_request_gets_drafts_drawn_as_its_target_draws() -> None:
     driver.leave("a", "b")
 
 
-def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() -> None:
+def test_step_drafts_carry_their_candidates_if_the_target_asks_for_probabilities() -> None:
     driver = DrafterDriver(ScriptedModel())
-    driver.model.certainty = 2.0  # the likeliest token, with a tenth of what is told
+    driver.model.certainty = 2.0  # the likeliest token has a tenth of the candidates' probability
     driver.submit("a", [1, 2, 3], seeded=SeededSampling(0, 1.0, probabilities=True))
     driver.run()
-    assert driver.told[ONE, "a", 0] == list(range(4, 14))  # greedy, as nothing is known of the dice
+    # Greedy, because the seed of such a target is unknown.
+    assert driver.told[ONE, "a", 0] == list(range(4, 14))
     driver.admit("a")
-    # A greedy draft agrees by chance, so that it is not relied on.
+    # A greedy draft agrees only by chance, so step drafts begin all the same.
     driver.drafter.follow(ONE, Commits([Commit(driver.number("a"), 0, [4, 5], 8)]))
     steps: list[Drafted] = []
     while not driver.drafter.idle:
@@ -249,7 +250,7 @@ def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() 
         steps += [message for _, message in driver.drafter.take() if isinstance(message, Drafted)]
     text = [1, 2, 3, 4, 5]
     for step in steps:
-        (token,), (candidates,) = step.token_ids, step.candidates  # each at once
+        (token,), (candidates,) = step.token_ids, step.candidates  # each token is sent at once
         assert step.completion == FIRST
         assert token in candidates.token_ids
         assert candidates.token_ids[0] == text[-1] + 1
@@ -261,7 +262,7 @@ def test_a_target_that_wants_to_know_is_told_what_a_step_draft_was_drawn_from() 
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])
-def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relied_on(
+def test_a_greedy_queue_draft_does_not_replace_step_drafts_of_a_sampled_request(
     greedy_first: bool,
 ) -> None:
     driver = DrafterDriver(ScriptedModel())
@@ -269,14 +270,14 @@ def test_a_queue_draft_that_agrees_with_a_sampled_request_by_chance_is_not_relie
     driver.run()
     driver.admit("a")
     driver.commit("a", 0, [4, 5], max_new_tokens=8)
-    # With greedy_first one of the drafts is drawn with the request's dice, otherwise none.
+    # With greedy_first one draft uses the request's seed; otherwise none does.
     assert driver.drafter.idle is greedy_first
     driver.run()
     assert driver.told[ONE, "a", FIRST] == ([] if greedy_first else list(range(6, 14)))
     driver.leave("a")
 
 
-def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
+def test_closing_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [50])
@@ -285,7 +286,7 @@ def test_the_end_of_a_request_ends_its_step_draft_and_frees_its_kv() -> None:
     driver.leave("a")
 
 
-def test_kept_rows_give_way_to_those_that_wait() -> None:
+def test_rows_of_paused_drafts_give_way_to_waiting_prompts() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=60, rows=4))
     served(driver)
     driver.commit("a", 0, [50])
@@ -296,15 +297,15 @@ def test_kept_rows_give_way_to_those_that_wait() -> None:
     for number in range(6):
         start = 100 * number + 12
         assert driver.told[ONE, f"w{number}", 2] == list(range(start, start + 10))
-    driver.commit("a", 1, [70])  # its rows are gone, and it is read again
+    driver.commit("a", 1, [70])  # its rows are gone, so it is prefilled again
     driver.run()
     assert driver.told[ONE, "a", SECOND] == list(range(71, 81))
     driver.leave("a", *(f"w{number}" for number in range(6)))
 
 
-@pytest.mark.parametrize("seed", [0, *range(2, 13)])  # those of 0 to 12 with a step draft
-def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left(seed: int) -> None:
-    """Requests of any rank come, are served, go astray and end, with more or less KV."""
+@pytest.mark.parametrize("seed", [0, *range(2, 13)])  # seed 1 makes no step draft
+def test_random_events_leave_correct_drafts_and_free_all_kv(seed: int) -> None:
+    """Requests of any rank arrive, are served, diverge and end, with more or less KV."""
     rng = random.Random(seed)
 
     def mixed(sequence: tuple[int, ...]) -> int:
@@ -350,19 +351,19 @@ def test_whatever_happens_in_whatever_order_drafts_are_right_and_nothing_is_left
     driver.leave(*live)
 
 
-def test_after_each_commit_the_server_is_told_when_no_more_is_to_come() -> None:
+def test_the_server_learns_after_each_commit_when_its_step_draft_is_complete() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver)
     driver.commit("a", 0, [4, 5], max_new_tokens=8)
-    assert driver.rests == {"a": 2}  # a queue draft is as far ahead
+    assert driver.rests == {"a": 2}  # a queue draft is far enough ahead
     driver.commit("a", 2, [50], max_new_tokens=2)
     assert driver.rests == {"a": 2}
     driver.step(2)
     assert driver.rests == {"a": 3}  # with the last token
     driver.commit("a", 3, [51], max_new_tokens=1)
-    assert driver.rests == {"a": 4}  # it is far enough already
+    assert driver.rests == {"a": 4}  # already far enough ahead
     driver.commit("a", 9, [60], max_new_tokens=1)
-    assert driver.rests == {"a": 4}  # with a gap, nothing is known
+    assert driver.rests == {"a": 4}  # a gap gives no information
     driver.commit("a", 4, [70], max_new_tokens=0)
-    assert driver.rests == {"a": 5}  # nothing is wanted
+    assert driver.rests == {"a": 5}  # no draft is requested
     driver.leave("a")

@@ -1,10 +1,12 @@
-"""Several servers at one sidecar: nothing of one reaches another, and none takes another's turn."""
+"""Several servers at one sidecar: no data passes between them, and each gets its share of time."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
+import torch
 
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
@@ -41,7 +43,7 @@ def test_a_draft_drawn_with_one_servers_seed_reaches_no_other_server() -> None:
     driver.leave("a")
 
 
-def test_how_soon_a_draft_comes_does_not_tell_what_another_server_was_asked() -> None:
+def test_the_timing_of_a_draft_does_not_reveal_prompts_of_another_server() -> None:
     def passes_to_first(asked_before: bool) -> int:
         driver = DrafterDriver(ScriptedModel(), prefill_tokens=8)
         if asked_before:
@@ -71,7 +73,7 @@ def test_an_operator_may_let_servers_share_drafts_and_kv() -> None:
 
 
 def greedy(driver: DrafterDriver, count: int, peer: Peer = ONE) -> None:
-    """A server that wants as much as it can get."""
+    """Submit `count` requests with as many drafts as possible."""
     for number in range(count):
         driver.submit(
             f"{peer}{number}",
@@ -87,24 +89,25 @@ def greedy(driver: DrafterDriver, count: int, peer: Peer = ONE) -> None:
 def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     servers: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock on which a pass takes a second, and with `apart` one more for each eight rows."""
+    """A pass takes one second on the test's clock; with `apart`, one more second per eight rows."""
     driver = DrafterDriver(ScriptedModel(tokens=1 << 16, rows=256), slots=16, apart=apart)
     now = [0.0]
-    monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sglang_qspec.sidecar.pass_runner.time.monotonic", lambda: now[0])
     step, extend = driver.model.step, driver.model.extend
 
     def spend(rows: int) -> None:
         now[0] += 1.0 + (rows / 8 if apart else 0.0)
 
-    def timed_step(rows, token_ids):  # type: ignore[no-untyped-def]
+    def timed_step(rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
         spend(len(rows))
         return step(rows, token_ids)
 
-    def timed_extend(rows, token_ids):  # type: ignore[no-untyped-def]
+    def timed_extend(rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         spend(sum(map(len, token_ids)))
         return extend(rows, token_ids)
 
-    driver.model.step, driver.model.extend = timed_step, timed_extend  # type: ignore[method-assign]
+    monkeypatch.setattr(driver.model, "step", timed_step)
+    monkeypatch.setattr(driver.model, "extend", timed_extend)
     for number in range(servers - 1):
         greedy(driver, 20, Peer(f"greedy {number}", bytes([number])))
     driver.step(20)
@@ -113,14 +116,14 @@ def test_a_server_with_few_requests_gets_its_share_of_the_passes(
     while len(driver.told[TWO, "light", 0]) < 40:
         driver.step()
     alone = 40 * (1 + (1 / 8 if apart else 0))
-    # One pass of a greedy server may be under way when the light one comes.
+    # One pass of a greedy server may be running when the light one arrives.
     assert now[0] - began <= servers * alone + 8 * (1 + 2)
 
 
-def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
+def test_a_late_server_gets_no_credit_for_the_time_before_it_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor has one that was idle for a moment less than one that was not."""
+    """A short idle time does not lower the share of a server either."""
     driver = DrafterDriver(ScriptedModel(tokens=1 << 16), slots=1, apart=True)
     now = [0.0]
 
@@ -128,9 +131,9 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
         now[0] += 0.5
         return now[0]
 
-    monkeypatch.setattr("sglang_qspec.sidecar.drafter.time.monotonic", clock)
+    monkeypatch.setattr("sglang_qspec.sidecar.pass_runner.time.monotonic", clock)
     driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=100)
-    driver.run()  # which is idle now, after a hundred passes
+    driver.run()  # idle now, after a hundred passes
     driver.submit("late", [7, 8], peer=TWO, completions=1, max_new_tokens=200)
     driver.step(4)
     driver.submit("b", [4, 5], completions=1, max_new_tokens=20)
@@ -139,7 +142,7 @@ def test_a_server_that_comes_late_has_no_claim_on_the_time_before(
     driver.leave("a", "b")
 
 
-def test_who_reads_long_prompts_pays_for_them() -> None:
+def test_long_prompts_count_against_the_share_of_their_server() -> None:
     driver = DrafterDriver(
         ScriptedModel(tokens=1 << 16, rows=128, context_len=4096), prefill_tokens=64
     )
@@ -154,13 +157,13 @@ def test_who_reads_long_prompts_pays_for_them() -> None:
     driver.leave(*(f"long{number}" for number in range(8)))
 
 
-def test_a_server_that_rests_keeps_its_row_while_another_holds_no_less() -> None:
+def test_a_paused_draft_keeps_its_row_while_its_server_holds_less_kv() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=300, rows=64))
     driver.submit("a", [1, 2, 3], completions=1, max_new_tokens=4)
     driver.run()
     driver.admit("a")
     driver.commit("a", 0, [50], max_new_tokens=4)
-    driver.run()  # its step draft rests
+    driver.run()  # its step draft pauses
     greedy(driver, 20, TWO)
     driver.step(80)
     assert driver.model.free_tokens < 80
@@ -174,7 +177,7 @@ def test_a_server_that_rests_keeps_its_row_while_another_holds_no_less() -> None
     driver.leave("a")
 
 
-def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
+def test_a_server_takes_kv_from_another_until_both_hold_the_same() -> None:
     driver = DrafterDriver(ScriptedModel(tokens=400, rows=64), slots=32)
     greedy(driver, 10)
     driver.step(20)
@@ -182,14 +185,14 @@ def test_a_server_takes_kv_from_another_until_both_hold_as_much() -> None:
     held = {ONE: 0, TWO: 0}
     for _ in range(60):
         driver.step()
-    for completion in driver.drafter._allocator._seated:
+    for completion in driver.drafter._allocator._holders:
         assert completion.row is not None
         held[completion.prompt.owner] += driver.model.length(completion.row)
     assert min(held.values()) > 100, held
     driver.leave(*(f"{ONE}{number}" for number in range(10)))
 
 
-def test_texts_over_a_servers_share_are_declined_and_others_are_not() -> None:
+def test_prompts_over_a_servers_share_are_declined_and_others_are_not() -> None:
     model = ScriptedModel(context_len=200)
     drafter = Drafter(model, max_server_tokens=250)
 
@@ -220,12 +223,12 @@ def test_the_number_of_open_submissions_of_a_server_is_bounded() -> None:
     assert quota.objection(TWO, submit) is None
 
 
-def test_drafts_over_a_servers_share_end_and_steps_go_on() -> None:
+def test_completions_over_a_servers_share_end_and_step_drafts_continue() -> None:
     driver = DrafterDriver(ScriptedModel(), max_server_tokens=30)
     driver.submit("a", [1, 2, 3], completions=3, max_new_tokens=20)
     driver.run()
     told = [len(driver.told[ONE, "a", number]) for number in range(3)]
-    assert sum(told) == 30 + 2  # the others of the pass that reached the share
+    assert sum(told) == 30 + 2  # 2 more in the pass that reached the share
     driver.admit("a")
     driver.commit("a", 0, [50])
     driver.run()
@@ -234,8 +237,8 @@ def test_drafts_over_a_servers_share_end_and_steps_go_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_servers_do_drafts_are_right_and_nothing_is_left(seed: int) -> None:
-    """Three servers send anything, valid or not, in any order, with much or little KV."""
+def test_random_messages_of_several_servers_leave_correct_drafts_and_free_all_kv(seed: int) -> None:
+    """Three servers send messages, valid or not, in any order, with much or little KV."""
     rng = random.Random(seed)
     model = ScriptedModel(tokens=rng.choice([60, 200, 4096]), rows=rng.choice([4, 16, 64]))
     drafter = Drafter(

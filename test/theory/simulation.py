@@ -1,7 +1,7 @@
-"""Simulations of the pipelines, token by token, to compare the formulas with.
+"""Simulations of the pipelines, token by token, as a reference for the formulas.
 
-They share no code with `sglang_qspec.theory`: whether the target agrees with a token of a draft is
-decided when the token is verified, and time passes step by step.
+They share no code with `sglang_qspec.theory`. A random draw at verification decides whether the
+target agrees with a draft token, and time advances step by step.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 @dataclass
 class Drafter:
-    """Keeps the chains of some requests growing in batched steps of `step` seconds.
+    """Extends the chains of several requests in batched steps of `step` seconds.
 
-    A chain that begins while a step is under way gets its first token of the next one.
+    A chain that begins during a step gets its first token in the next step.
     """
 
     chains: list[int]
-    """Tokens ahead of what is committed."""
+    """Number of draft tokens ahead of the committed output, for each request."""
     step: float
     lookahead: int
     now: float = 0.0
     under_way: list[int] | None = None
-    """Requests whose chains the step under way makes longer."""
+    """Requests that the running step extends; None between steps."""
     ends: float = 0.0
 
     def run(self, until: float) -> None:
-        """Draft on until then."""
+        """Draft until this time, in seconds."""
         while True:
             if self.under_way is None:
                 growing = [i for i, length in enumerate(self.chains) if length < self.lookahead]
@@ -42,14 +42,14 @@ class Drafter:
         self.now = max(self.now, until)
 
     def begin(self, request: int, length: int, *, anew: bool) -> None:
-        """The target has committed; `length` tokens of the request's chain are left."""
+        """After a commit, keep `length` tokens of the request's chain, or begin it `anew`."""
         self.chains[request] = length
         if anew and self.under_way is not None and request in self.under_way:
             self.under_way.remove(request)
 
 
 def accepted(rng: random.Random, alpha: float, tokens: int) -> int:
-    """How many of so many draft tokens the target agrees with before it does not."""
+    """Number of draft tokens, of `tokens`, before the first that the target rejects."""
     for index in range(tokens):
         if rng.random() >= alpha:
             return index
@@ -57,16 +57,16 @@ def accepted(rng: random.Random, alpha: float, tokens: int) -> int:
 
 
 def in_turn(alpha: float, k: int, verify: float, draft: float, rounds: int) -> tuple[float, float]:
-    """Tokens of a request in a round of drafting and verifying, and the round's seconds."""
+    """Tokens of a request per round of drafting and then verifying, and seconds per round."""
     rng = random.Random(1)
     tokens = sum(accepted(rng, alpha, k) + 1 for _ in range(rounds))
     return tokens / rounds, verify + draft
 
 
 def alternating(verify: float, draft: float, rounds: int) -> float:
-    """Seconds of a round in which two halves are drafted for and verified, one at a time."""
-    target = drafter = 0.0  # when each is free
-    committed = [0.0, 0.0]  # when each half's last pass ended
+    """Seconds per round of two halves; the drafter and the target each serve one at a time."""
+    target = drafter = 0.0  # seconds at which each is free
+    committed = [0.0, 0.0]  # seconds at which each half's last pass ended
     for number in range(2 * rounds):
         half = number % 2
         drafter = max(drafter, committed[half]) + draft
@@ -86,7 +86,7 @@ def ahead(
     passes: int,
     least: int = 0,
 ) -> tuple[float, float]:
-    """Tokens of a request in a pass, and seconds per pass, where drafts run ahead of the target.
+    """Tokens of a request per pass, and seconds per pass, for drafts that run ahead of the target.
 
     A pass waits until every chain has `least` tokens.
     """
@@ -111,7 +111,7 @@ def ahead(
 
 
 def queue(alpha: float, k: int, again: float, passes: int) -> float:
-    """Tokens of a pass where a text follows queue drafts, leaves them, and is found again."""
+    """Tokens per pass for a text that follows queue drafts, diverges, and matches again."""
     rng = random.Random(3)
     tokens = 0
     follows = False

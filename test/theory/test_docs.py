@@ -1,4 +1,4 @@
-"""The figures in docs/theory.md are those that the model gives."""
+"""The figures in docs/theory.md match the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "theory.md"
 
 
 def table(heading: str) -> Iterator[list[str]]:
-    """The rows of a table, from its heading on, without the line below that."""
+    """The rows of a table, including its heading, without the separator line."""
     lines = PAGE.read_text().splitlines()
     for line in lines[lines.index(next(line for line in lines if line.startswith(heading))) :]:
         if not line.startswith("|"):
@@ -24,7 +24,7 @@ def table(heading: str) -> Iterator[list[str]]:
             yield cells
 
 
-def test_the_throughputs_are_those_that_the_command_prints(
+def test_the_documented_throughputs_match_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options, *rows = table("| `--alpha` |")
@@ -38,7 +38,7 @@ def test_the_throughputs_are_those_that_the_command_prints(
             assert float(cell) == pytest.approx(rates[pipeline], abs=0.6)
 
 
-def test_the_ratios_of_theorem_1_are_those_of_the_function() -> None:
+def test_the_documented_ratios_of_theorem_1_match_the_function() -> None:
     places, ratios = table("| αV |")
     for place, ratio in zip(places[1:], ratios[1:], strict=True):
         assert float(ratio) == pytest.approx(sd_over_psd(float(place)), abs=0.006)

@@ -1,8 +1,10 @@
-"""Each pipeline's tokens and seconds, against simulations and at the limits."""
+"""Tokens and seconds of each pipeline, compared with simulations and at limits."""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ ALPHAS = (0.0, 0.5, 0.9, 0.97, 1.0)
 
 
 def verify(b: int, width: int) -> float:
-    """Seconds of a pass, flat up to eight rows."""
+    """Seconds of a pass, constant up to eight rows."""
     return V + 0.0005 * max(0, b * width - 8)
 
 
@@ -27,11 +29,11 @@ def draft(b: int) -> float:
 def flat(
     alpha: float = 0.97, k: int = 4, b: int = 8, v: float = V, d: float = D, **more: float
 ) -> dict[str, Estimate]:
-    """Where V and D are the same for any number of requests."""
+    """Estimates with V and D constant over the number of requests."""
     return estimates(alpha, k, b, lambda *_: v, lambda _: d, again=more.get("again", 0.5))
 
 
-def test_a_sequential_round_is_that_of_drafting_and_verifying_in_turn() -> None:
+def test_sequential_matches_a_simulation_of_drafting_and_verifying_in_turn() -> None:
     tokens, seconds = simulation.in_turn(0.9, 4, V, D, 20_000)
     sequential = flat(0.9)["sequential"]
     assert sequential.tokens == pytest.approx(tokens, rel=0.02)
@@ -40,7 +42,7 @@ def test_a_sequential_round_is_that_of_drafting_and_verifying_in_turn() -> None:
 
 
 @pytest.mark.parametrize("d", [0.004, 0.030, 0.040, 0.090])
-def test_a_round_of_halves_lasts_as_long_as_two_workers_need_that_wait_for_each_other(
+def test_a_round_of_halves_matches_a_simulation_of_two_alternating_workers(
     d: float,
 ) -> None:
     assert flat(d=d)["halves"].seconds == pytest.approx(
@@ -69,12 +71,12 @@ def test_one_request_is_not_halved() -> None:
         (0.60, 4, 8, 0.0020, 0.03),
         (0.97, 15, 8, 0.0033, 0.03),
         (0.97, 4, 8, 0.0500, 0.02),
-        # Drafting is under way where these texts diverge, which the formula neglects.
+        # A draft step is running when these texts diverge; the formula neglects that.
         (0.90, 4, 8, 0.0090, 0.06),
         (0.80, 4, 4, 0.0127, 0.09),
     ],
 )
-def test_ahead_yields_what_the_best_of_the_simulated_waits_yields(
+def test_ahead_matches_the_simulation_with_the_best_wait(
     alpha: float, k: int, b: int, step: float, tolerance: float
 ) -> None:
     ahead = estimates(alpha, k, b, lambda *_: V, lambda _: k * step)["ahead"]
@@ -87,57 +89,61 @@ def test_ahead_yields_what_the_best_of_the_simulated_waits_yields(
     assert ahead.rate == pytest.approx(simulated, rel=tolerance)
 
 
-def test_a_draft_that_is_far_ahead_survives_a_pass_as_often_as_all_its_tokens_agree() -> None:
+def test_a_draft_far_ahead_survives_a_pass_if_all_verified_tokens_agree() -> None:
     ahead = flat(0.97, b=1000, d=0.016)["ahead"]
-    assert ahead.seconds == V  # nothing is waited for
+    assert ahead.seconds == V  # no pass waits
     dies = 1 - 0.97**5
     assert dies == pytest.approx(1 - 0.86, abs=0.005)
-    # A dead draft's request has a pass without one. Meanwhile the next begins, with the guess of
-    # that pass's token, and lives on if that was right.
+    # After a rejection the request has one pass without a draft. Meanwhile the next draft begins
+    # with a guess of that pass's token, and survives if the guess was right.
     empty = dies / (dies + 0.97)
     assert ahead.tokens == pytest.approx(empty + (1 - empty) * expected_tokens(0.97, 4))
 
 
-def test_where_nothing_agrees_each_pipeline_yields_a_token_a_pass() -> None:
+def test_without_agreement_each_pipeline_yields_one_token_per_pass() -> None:
     found = flat(0.0, again=0.0)
     assert {estimate.tokens for estimate in found.values()} == {1.0}
-    assert found["ahead"].seconds == V  # and it does not wait for drafts
+    assert found["ahead"].seconds == V  # it does not wait for drafts
 
 
-def test_where_everything_agrees_and_drafts_are_fast_a_pass_yields_all() -> None:
+def test_with_full_agreement_and_fast_drafts_all_draft_tokens_are_accepted() -> None:
     found = flat(1.0, d=0.004)
     assert found["sequential"].tokens == found["halves"].tokens == 5.0
     assert found["ahead"].tokens == pytest.approx(5.0)
     assert found["ahead"].seconds == pytest.approx(V)
 
 
-def test_drafts_that_take_no_time_make_ahead_sequential() -> None:
+def test_ahead_equals_sequential_if_drafts_take_no_time() -> None:
     found = flat(0.9, d=0.0)
     assert found["ahead"].tokens == pytest.approx(found["sequential"].tokens)
     assert found["ahead"].seconds == found["sequential"].seconds == V
 
 
-def test_where_v_is_flat_halves_lose_and_ahead_gains() -> None:
+def test_halves_lose_and_ahead_gains_where_verify_time_is_flat() -> None:
     found = rates(0.97, 4, 8, lambda *_: V, lambda _: D)
     assert found["halves"] < found["sequential"] < found["ahead"]
 
 
-def test_where_both_times_grow_with_the_requests_halves_gain() -> None:
+def test_halves_gain_where_both_times_grow_with_the_requests() -> None:
     found = rates(0.7, 4, 16, lambda b, _: 0.005 * b, lambda b: 0.005 * b)
     assert found["halves"] == pytest.approx(2 * found["sequential"])
     assert found["halves"] > found["ahead"]
+
+
+def _draft(seconds: float, b: int) -> float:
+    return seconds * (0.8 + 0.2 * b)
 
 
 @pytest.mark.parametrize("k", [1, 4, 15])
 @pytest.mark.parametrize("b", [1, 2, 8, 64])
 def test_ahead_is_never_behind_sequential(k: int, b: int) -> None:
     for alpha, d in itertools.product(ALPHAS, (0.0005, 0.005, 0.02, 0.1)):
-        found = rates(alpha, k, b, verify, lambda b, d=d: k * d * (0.8 + 0.2 * b))  # type: ignore[misc]
+        found = rates(alpha, k, b, verify, partial(_draft, k * d))
         assert found["ahead"] >= 0.999 * found["sequential"]
 
 
 @pytest.mark.parametrize("pipeline", ["sequential", "halves", "ahead", "queue"])
-def test_more_agreement_and_faster_drafts_never_cost_throughput(pipeline: str) -> None:
+def test_more_agreement_or_faster_drafts_never_reduce_throughput(pipeline: str) -> None:
     by_alpha = [
         estimates(alpha / 50, 4, 8, verify, draft, again=0.5)[pipeline].rate for alpha in range(51)
     ]
@@ -169,7 +175,13 @@ def test_an_overhead_is_part_of_every_round() -> None:
         ({"again": 2.0}, "again is 2.0, but must be from 0 to 1"),
     ],
 )
-def test_a_figure_that_is_not_possible_is_refused(wrong: dict[str, float], message: str) -> None:
-    given = {"alpha": 0.9, "k": 4, "b": 8, "verify_seconds": verify, "draft_seconds": draft}
+def test_an_impossible_parameter_is_refused(wrong: dict[str, float], message: str) -> None:
+    given: dict[str, Any] = {
+        "alpha": 0.9,
+        "k": 4,
+        "b": 8,
+        "verify_seconds": verify,
+        "draft_seconds": draft,
+    }
     with pytest.raises(TheoryError, match=message):
-        estimates(**{**given, **wrong})  # type: ignore[arg-type]
+        estimates(**{**given, **wrong})

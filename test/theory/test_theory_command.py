@@ -35,7 +35,7 @@ def test_the_pipelines_are_printed_as_a_table(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == TABLE
 
 
-def test_times_may_depend_on_the_requests_and_on_the_width(
+def test_times_can_depend_on_the_requests_and_on_the_width(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     curves = ["--verify-ms", "1:30,8:45,16:80", "--plain-ms", "25", "--draft-ms", "1:4,8:8"]
@@ -44,7 +44,7 @@ def test_times_may_depend_on_the_requests_and_on_the_width(
     rounds = {row[0]: row[2] for row in rows[1:]}
     assert rounds["none"] == "25.0"
     assert rounds["sequential"] == "53.0"
-    assert rounds["halves"] == f"{2 * (30 + 15 * 3 / 7):.1f}"  # of four each
+    assert rounds["halves"] == f"{2 * (30 + 15 * 3 / 7):.1f}"  # four pipelines each
 
 
 def test_a_measured_run_is_compared_with_its_fit(

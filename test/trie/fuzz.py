@@ -1,9 +1,9 @@
-"""Random operations on the tries, valid and invalid, against what must hold after each.
+"""Random operations on the tries, valid and invalid; the invariants must hold after them.
 
     python -m test.trie.fuzz --operations 20000 --seed 1
 
-prints the number of operations, or the exception of the first that went wrong. Every argument comes
-from the seed, so a failure repeats. `scripts/sanitize` runs it over a build with sanitizers.
+prints the number of operations, or the exception of the first that failed. All arguments derive
+from the seed, so a failure is reproducible. `scripts/sanitize` runs it on a build with sanitizers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LIMITS = TrieLimits(
 RIDS = ("a", "b", "c", "d", "e", "f")
 EXTREMES = (-(1 << 80), -(1 << 31), -1, 0, 1, 39, 40, (1 << 31) - 1, 1 << 31, 1 << 63, 1 << 80)
 REFUSED = (ValueError, TypeError, IndexError, OverflowError, MemoryError)
-"""What invalid arguments may raise; IndexError and MemoryError only come from numpy itself."""
+"""Allowed exceptions for invalid arguments; only numpy raises IndexError and MemoryError."""
 MOST_BYTES = 64 * (300 + 64 + 1000) + 8192
-"""Of one request within `LIMITS`, with as much output as one gets here."""
+"""Maximum bytes of one request within `LIMITS`, with the longest output of this test."""
 
 
 class TrieFuzz:
-    """A store of requests to which anything may happen."""
+    """A store of requests under random operations."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -66,7 +66,7 @@ class TrieFuzz:
         ]
 
     def run(self, operations: int) -> None:
-        """Do so many operations; raises what the first wrong one raises."""
+        """Run this number of random operations; raises the first failure."""
         weights = [weight for weight, _ in self._actions]
         actions = [action for _, action in self._actions]
         for action in self.random.choices(actions, weights, k=operations):
@@ -77,7 +77,7 @@ class TrieFuzz:
         self.check()
 
     def check(self) -> None:
-        """What holds whatever was done."""
+        """Check the invariants."""
         self.store.check_integrity()
         for rid in RIDS:
             trie = self.store.get(rid)
@@ -90,7 +90,7 @@ class TrieFuzz:
         return rid, self.store.get(rid) or self.store.open(rid, self.tokens(20))
 
     def tokens(self, most: int) -> list[int]:
-        """Token ids; few kinds, so that texts match."""
+        """At most `most` token ids with few distinct values, so that texts match."""
         kinds = self.random.choice((2, 5, LIMITS.vocab_size))
         return self.random.choices(range(kinds), k=self.random.randint(0, most))
 
@@ -125,14 +125,16 @@ class TrieFuzz:
         token_ids: Any = self.random.choice(
             (self.tokens(4), [self.anything() for _ in range(3)], None, 7, "abc", b"ab", {3: 1})
         )
-        numbers = [self.anything() for _ in range(3)]
+        stream_id, base_len, start = (self.anything() for _ in range(3))
         with suppress(*REFUSED):
             if self.random.random() < 0.5:
                 source = self.random.choice((Source.QUEUE, Source.STEP))
-                self.store.insert(rid, trie.serial, source, *numbers, token_ids)
+                self.store.insert(rid, trie.serial, source, stream_id, base_len, start, token_ids)
             else:
                 before = trie.size
-                trie.native.insert(self.anything(), *numbers, token_ids, self.anything())
+                trie.native.insert(
+                    self.anything(), stream_id, base_len, start, token_ids, self.anything()
+                )
                 self.store._size += trie.size - before
 
     def commit(self) -> None:
@@ -146,7 +148,7 @@ class TrieFuzz:
 
     def commit_anything(self) -> None:
         rid, trie = self.trie()
-        bad = self.random.choice(([-1], [LIMITS.vocab_size], [1 << 40], [1.5], None, ["x"], 5))
+        bad: Any = self.random.choice(([-1], [LIMITS.vocab_size], [1 << 40], [1.5], None, ["x"], 5))
         size, output_len = trie.size, trie.output_len
         try:
             self.store.commit(rid, bad)
@@ -165,7 +167,9 @@ class TrieFuzz:
         natives = [trie.native if trie else None for trie in tries]
         trees = DraftTrees(*propose(natives, roots, width, floor, policy))
         assert trees.width == width
-        for root, tree in zip(roots, trees, strict=True):
+        assert len(trees) == len(roots)
+        for row, root in enumerate(roots):
+            tree = trees[row]
             tree.check_integrity()
             assert tree.token_ids[0] == root
             assert all(0 <= token < LIMITS.vocab_size for token in tree.token_ids)
@@ -177,7 +181,7 @@ class TrieFuzz:
         _, trie = self.trie()
         numbers = [self.anything() for _ in range(3)]
         if isinstance(numbers[0], int) and numbers[0] > 1 << 16:
-            numbers[0] = 0  # large widths are allowed, and slow
+            numbers[0] = 0  # large widths are allowed but slow
         with suppress(*REFUSED):
             propose([trie.native], self.random.choice(([1], [], [1, 2])), *numbers)
 
@@ -234,7 +238,7 @@ class TrieFuzz:
             assert wrong in (4, 5) or not arguments[4].any()
 
     def make_anything(self) -> None:
-        """Trusts and tries with a limit that cannot be, mostly."""
+        """Create a Trust and a trie, usually with an invalid limit."""
         max_match = self.anything()
         try:
             trust: Any = Trust(max_match)
@@ -270,7 +274,7 @@ class TrieFuzz:
         return np.array(drawn, dtype).reshape(shape)
 
     def array(self, dtype: Any) -> np.ndarray:
-        """An array of any shape, of that type mostly."""
+        """An array of any shape, usually of this type."""
         shape = tuple(self.random.randint(0, 4) for _ in range(self.random.randint(0, 3)))
         low = 0 if dtype is np.uint8 else -3
         array = self.integers(low, 7, shape, dtype)
@@ -287,7 +291,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     done = 0
-    while done < options.operations:  # a new store now and then
+    while done < options.operations:  # a new store every 5000 operations
         fuzz = TrieFuzz(options.seed + done)
         fuzz.run(min(5000, options.operations - done))
         done += fuzz.operations

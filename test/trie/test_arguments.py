@@ -1,4 +1,4 @@
-"""What the compiled tries are given: errors name the argument, and nothing is read or written."""
+"""Invalid arguments of the compiled tries: errors name the argument, and nothing changes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.trie import RequestTrie, TrieLimits, Trust
+from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
 from sglang_qspec.trie._native import Trie, count_by_position, count_by_source, lay_out, propose
 
 LIMITS = TrieLimits(vocab_size=1000)
 
 
-def test_limits_that_node_numbers_do_not_reach_are_refused() -> None:
+def test_limits_beyond_the_range_of_node_numbers_are_refused() -> None:
     for name in ("max_request_tokens", "max_lookup_tokens", "max_match", "max_cursors"):
         with pytest.raises(ConfigError, match=f"{name} is {1 << 30}, but must be from"):
             TrieLimits(1000, max_total_tokens=1 << 31, **{name: 1 << 30})
@@ -31,8 +31,8 @@ def test_limits_that_node_numbers_do_not_reach_are_refused() -> None:
         ({"usable_prompt": [1] * 65}, r"len\(usable_prompt\) is 65, but must be from 0 to 64"),
     ],
 )
-def test_a_trie_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
-    arguments = {
+def test_invalid_arguments_of_a_trie_are_refused(changed: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
         "usable_prompt": [1],
         "last_prompt_id": 1,
         "vocab_size": 1000,
@@ -51,7 +51,7 @@ def test_a_trie_that_cannot_be_is_refused(changed: dict[str, Any], message: str)
         Trie(**{**arguments, "trust": None})
 
 
-def test_a_match_of_no_length_cannot_be_trusted() -> None:
+def test_trust_needs_a_positive_match_length() -> None:
     with pytest.raises(ValueError, match="max_match is -1, but must be from 1"):
         Trust(-1)
 
@@ -65,13 +65,13 @@ def test_output_outside_the_vocabulary_is_refused_and_changes_nothing(token: int
     trie.check_integrity()
 
 
-def test_a_source_that_is_no_draft_s_is_refused() -> None:
+def test_an_unknown_source_is_refused() -> None:
     with pytest.raises(ValueError, match="source is 77, but a draft's is 0"):
         RequestTrie([1], LIMITS).native.insert(77, 0, 0, 0, [1], False)
 
 
-def test_token_ids_that_shrink_while_they_are_read_do_no_harm() -> None:
-    token_ids: list[Any] = [1, 2, 3]
+def test_token_ids_that_shrink_while_they_are_read_are_safe() -> None:
+    token_ids: Any = [1, 2, 3]
 
     class Shrinking:
         def __index__(self) -> int:
@@ -80,7 +80,7 @@ def test_token_ids_that_shrink_while_they_are_read_do_no_harm() -> None:
 
     token_ids[0] = Shrinking()
     trie = RequestTrie([1], LIMITS)
-    trie.insert(0, 0, 0, 0, token_ids)  # type: ignore[arg-type]
+    trie.insert(Source.QUEUE, 0, 0, 0, token_ids)
     assert trie.propose(4).token_ids == (1, 7)
 
 
@@ -93,7 +93,7 @@ def test_token_ids_that_shrink_while_they_are_read_do_no_harm() -> None:
         (2, 0.1, 3, "policy is 3, but must be from 0 to 2"),
     ],
 )
-def test_a_tree_that_cannot_be_is_refused(
+def test_invalid_arguments_of_a_proposal_are_refused(
     width: int, floor: float, policy: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -115,7 +115,7 @@ PARENTS, SIZES = np.array([[0, 0, 1]], np.int32), np.array([3], np.int32)
         (np.zeros((1, 0), np.int32), SIZES, "parents' width is 0"),
     ],
 )
-def test_links_that_cannot_be_are_refused(
+def test_invalid_parents_and_sizes_are_refused(
     parents: np.ndarray, sizes: np.ndarray, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -134,7 +134,7 @@ def test_links_that_cannot_be_are_refused(
         ("accepted", np.zeros((5, 1), np.int64), "accepted has the shape"),
     ],
 )
-def test_counts_that_cannot_be_are_refused(wrong: str, value: object, message: str) -> None:
+def test_invalid_arguments_of_a_count_are_refused(wrong: str, value: object, message: str) -> None:
     arguments: dict[str, Any] = {
         "parents": PARENTS,
         "sources": np.zeros((1, 3), np.uint8),
@@ -148,6 +148,6 @@ def test_counts_that_cannot_be_are_refused(wrong: str, value: object, message: s
     assert not arguments["judged"].any()
 
 
-def test_sources_are_counted_only_where_they_are() -> None:
+def test_a_count_by_source_refuses_a_size_beyond_the_width() -> None:
     with pytest.raises(ValueError, match=r"sizes\[0\] is 4, but must be from 1 to 3"):
         count_by_source(np.zeros((1, 3), np.uint8), np.array([4], np.int32))

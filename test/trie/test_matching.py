@@ -1,9 +1,10 @@
-"""Matching against a naive reference that searches all texts anew at every step."""
+"""Matching, compared with a naive reference that searches all texts at every step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from sglang_qspec.trie import DraftTree, RequestTrie, Source, TrieLimits, Trust
 Path = tuple[int, ...]
 
 GENEROUS = TrieLimits(vocab_size=10, max_cursors=10_000, max_scan=10_000, min_score=1e-300)
-"""Caps that nothing below reaches, and no score too small."""
+"""Limits that no test below reaches."""
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 steps = st.lists(
@@ -28,14 +29,14 @@ steps = st.lists(
 
 @dataclass
 class NaiveRequest:
-    """What a request's trie should propose, from its definition."""
+    """The tokens that a request's trie should propose, by definition."""
 
     prompt: list[int]
     output: list[int] = field(default_factory=list)
     streams: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
     def followed(self) -> list[list[int]]:
-        """What follows in the streams that continue all that is committed."""
+        """The rests of the streams that agree with the whole committed output."""
         remains = []
         for base_len, draft in self.streams.values():
             committed = self.output[base_len:]
@@ -44,7 +45,7 @@ class NaiveRequest:
         return remains
 
     def after(self, size: int) -> list[list[int]]:
-        """What follows the occurrences of the last `size` tokens in drafts and in the own text."""
+        """The rests after each occurrence of the last `size` tokens in all texts."""
         text = self.prompt + self.output
         tail = text[-size:]
         remains = []
@@ -78,8 +79,8 @@ def _paths(tree: DraftTree) -> set[Path]:
 
 @settings(max_examples=400, deadline=None)
 @given(prompt=tokens, script=steps)
-def test_the_whole_tree_is_what_follows_all_occurrences_of_the_last_two_tokens(
-    prompt: list[int], script: list[tuple]
+def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_tokens(
+    prompt: list[int], script: list[tuple[Any, ...]]
 ) -> None:
     trie, naive = RequestTrie(prompt, GENEROUS), NaiveRequest(list(prompt))
     for step in script:
@@ -105,8 +106,8 @@ def test_the_whole_tree_is_what_follows_all_occurrences_of_the_last_two_tokens(
 
 @settings(max_examples=200, deadline=None)
 @given(prompt=tokens, script=steps, width=st.integers(1, 9))
-def test_small_caps_give_a_part_of_that_tree_within_the_width(
-    prompt: list[int], script: list[tuple], width: int
+def test_small_caps_give_a_part_of_the_whole_tree_within_the_width(
+    prompt: list[int], script: list[tuple[Any, ...]], width: int
 ) -> None:
     capped = TrieLimits(vocab_size=10, max_cursors=2, max_scan=1, max_match=3, min_score=1e-3)
     trie, naive = RequestTrie(prompt, capped), NaiveRequest(list(prompt))
@@ -134,7 +135,7 @@ def test_small_caps_give_a_part_of_that_tree_within_the_width(
     output=st.lists(st.integers(0, 2), min_size=1, max_size=20),
     cuts=st.lists(st.integers(0, 20), max_size=4),
 )
-def test_a_late_completion_proposes_what_an_early_one_does(
+def test_a_late_completion_gives_the_scores_of_an_early_one(
     prompt: list[int], draft: list[int], output: list[int], cuts: list[int]
 ) -> None:
     early, late = (

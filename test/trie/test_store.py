@@ -1,4 +1,4 @@
-"""Many requests under one cap: eviction, isolation, reuse of rids."""
+"""Many requests under one cap: eviction, isolation, reuse of request ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = TrieLimits(
     max_match=4,
 )
 SPAN = 10
-"""Token ids of one request, so that every token tells whose it is."""
+"""Number of token ids per request; each id belongs to one request."""
 
 
 def ids(serial: int, values: list[int]) -> list[int]:
@@ -28,7 +28,7 @@ values = st.lists(st.integers(0, SPAN - 1), min_size=1, max_size=12)
 
 
 class ManyRequests(RuleBasedStateMachine):
-    """Anything may happen in any order; no request sees a token of another, nor of a former one."""
+    """Random operations; no request gets a token of another or an earlier request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def drafts_left(store: TrieStore) -> set[str]:
     return {rid for rid in "abcdef" if (trie := store.get(rid)) and trie.draft_size}
 
 
-def test_waiting_requests_lose_their_drafts_before_running_ones_and_the_last_opened_first() -> None:
+def test_waiting_requests_lose_their_drafts_first_and_the_last_opened_before_others() -> None:
     store = TrieStore(LIMITS)
     for rid in "abcd":
         store.open(rid, [1])
@@ -128,7 +128,7 @@ def test_waiting_requests_lose_their_drafts_before_running_ones_and_the_last_ope
     store.check_integrity()
 
 
-def test_a_running_request_s_drafts_displace_those_of_the_one_used_longest_ago() -> None:
+def test_drafts_of_a_running_request_displace_those_of_the_least_recently_used() -> None:
     store = TrieStore(LIMITS)
     for rid in "abcd":
         store.open(rid, [1])
@@ -151,7 +151,7 @@ def test_a_prompt_that_does_not_fit_is_no_error() -> None:
     assert trie.size == LIMITS.max_match
 
 
-def test_a_closed_request_leaves_nothing() -> None:
+def test_a_closed_request_leaves_no_tokens() -> None:
     store = TrieStore(LIMITS)
     trie = store.open("a", [1])
     store.insert("a", trie.serial, Source.QUEUE, 0, 0, 0, [5, 6], greedy=True)
@@ -160,13 +160,13 @@ def test_a_closed_request_leaves_nothing() -> None:
     assert store.size == len(store) == 0
 
 
-def test_a_batch_of_trees_has_a_row_for_each_request_also_for_one_that_is_not_open() -> None:
+def test_a_batch_of_trees_has_a_row_for_every_request_open_or_not() -> None:
     store = TrieStore(LIMITS)
     for rid, draft in (("a", [5, 6, 7]), ("b", [8])):
         trie = store.open(rid, [1])
         store.insert(rid, trie.serial, Source.QUEUE, 0, 0, 0, draft, greedy=True)
     trees = store.propose(["b", "?", "a"], [1, 4, 1], 3)
-    assert [tree.token_ids for tree in trees] == [(1, 8), (4,), (1, 5, 6)]
+    assert [trees[row].token_ids for row in range(len(trees))] == [(1, 8), (4,), (1, 5, 6)]
     assert trees.count_by_source()[Source.QUEUE] == 3
     assert len(store.propose([], [], 3)) == 0
 

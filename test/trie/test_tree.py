@@ -1,4 +1,4 @@
-"""The flat tree and its padded batch."""
+"""The flat tree and a padded batch of trees."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_mask_holds_each_node_and_its_ancestors(batch: list[DraftTree], widt
 
 
 @given(st.lists(trees(), max_size=4), st.integers(1, 9))
-def test_the_links_lead_to_each_child_in_order_and_not_to_padding(
+def test_the_links_visit_each_child_in_order_and_no_padding(
     batch: list[DraftTree], width: int
 ) -> None:
     layout = DraftTrees.of(batch, width).lay_out()
@@ -76,15 +76,17 @@ def test_padding_has_no_sibling_so_no_probability_counts_twice(tree: DraftTree, 
 
 
 @given(st.lists(trees(), max_size=4), st.integers(1, 9))
-def test_the_best_part_of_a_batch_is_made_of_trees(batch: list[DraftTree], width: int) -> None:
+def test_narrowing_a_batch_keeps_valid_trees(batch: list[DraftTree], width: int) -> None:
     best = DraftTrees.of(batch, 9).best(width)
     assert best.width == width
-    for tree, part in zip(batch, best, strict=True):
+    assert len(best) == len(batch)
+    for row, tree in enumerate(batch):
+        part = best[row]
         part.check_integrity()
         assert part == cut(tree, width)
 
 
-def test_a_width_of_nothing_is_refused() -> None:
+def test_a_width_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="width is 0"):
         DraftTrees.of([], 0)
 
@@ -99,7 +101,7 @@ def test_a_width_of_nothing_is_refused() -> None:
         ((1, 2), (0,), (1.0, 0.5)),
     ],
 )
-def test_a_malformed_tree_is_noticed(
+def test_check_integrity_rejects_a_malformed_tree(
     token_ids: tuple[int, ...], parents: tuple[int, ...], scores: tuple[float, ...]
 ) -> None:
     tree = DraftTree(token_ids, parents, (Source.QUEUE,) * len(token_ids), scores)

@@ -1,4 +1,4 @@
-"""Do counts agree with a distribution?"""
+"""Tests whether counts agree with a distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 RARE = 5.0
-"""Outcomes that are expected less often than this are taken together (Cochran's rule)."""
+"""Outcomes with smaller expected counts are pooled (Cochran's rule)."""
 
 
 class Fit(NamedTuple):
@@ -18,7 +18,8 @@ class Fit(NamedTuple):
     statistic: float
     freedom: int
     p: float
-    """How likely a statistic as large is if the distribution is right; 0 for the impossible."""
+    """Probability of a statistic at least as large under the distribution; 0 after an impossible
+    outcome."""
 
 
 def fit(counts: Tensor, expected: Tensor) -> Fit:
@@ -36,7 +37,7 @@ def fit(counts: Tensor, expected: Tensor) -> Fit:
 
 
 def compare(ours: Mapping[Hashable, int], theirs: Mapping[Hashable, int]) -> Fit:
-    """Whether two samples of outcomes, each with its count, may be of one distribution."""
+    """Test whether two samples, given as counts by outcome, can have one distribution."""
     sizes = sum(ours.values()), sum(theirs.values())
     scale = (sizes[1] / sizes[0]) ** 0.5
     pairs = {key: (ours.get(key, 0), theirs.get(key, 0)) for key in {*ours, *theirs}}
@@ -54,7 +55,10 @@ def _fit(statistic: float, freedom: int) -> Fit:
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """Per degree of freedom, about 1 if they do; impossible outcomes must not occur at all."""
+    """Pearson's statistic per degree of freedom, about 1 if `counts` [n] agree with `expected` [n].
+
+    Raises AssertionError if an impossible outcome occurred.
+    """
     possible = expected > 0
     assert int(counts[~possible].sum()) == 0
     hoped = expected[possible] * counts.sum()

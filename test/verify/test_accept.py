@@ -1,4 +1,4 @@
-"""The accepted path is the longest one whose tokens are those that the target has drawn."""
+"""The accepted path is the longest one that equals the target's draws."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def test_a_chain_is_accepted_up_to_the_first_difference() -> None:
     assert paths([[5, 7, 8, 9]], [[0, 0, 1, 2]], [[7, 8, 1, 2]], 4) == [[0, 1, 2]]
 
 
-def test_nothing_matching_leaves_the_bonus_token_alone() -> None:
+def test_without_a_match_only_the_bonus_token_is_accepted() -> None:
     assert paths([[5, 7]], [[0, 0]], [[1, 7]], 2) == [[0]]
 
 
-def test_of_equal_siblings_the_first_counts() -> None:
+def test_the_first_of_equal_siblings_is_accepted() -> None:
     assert paths([[5, 7, 7, 8, 9]], [[0, 0, 0, 1, 2]], [[7, 9, 9, 0, 0]], 5) == [[0, 1]]
 
 
@@ -31,13 +31,12 @@ def test_a_node_without_a_parent_is_never_accepted() -> None:
     assert paths([[5, 7, 7]], [[0, 1, 1]], [[7, 7, 7]], 3) == [[0]]
 
 
-def test_no_more_is_accepted_than_the_width_allows() -> None:
+def test_the_accepted_path_is_at_most_as_long_as_the_width() -> None:
     assert paths([[4] * 6], [[0, 0, 1, 2, 3, 4]], [[4] * 6], 3) == [[0, 1, 2]]
 
 
 def longest(draft: list[int], parents: list[int], targets: list[int], max_len: int) -> list[int]:
-    """From each node up to the root: the longest path that is right all the way, the first of
-    several."""
+    """The first of the longest paths that match the targets, by a search from each node upwards."""
     best: list[int] = []
     for leaf in range(len(draft)):
         path, right = [leaf], True
@@ -52,7 +51,7 @@ def longest(draft: list[int], parents: list[int], targets: list[int], max_len: i
     return best
 
 
-def test_random_trees_are_walked_along_their_longest_right_path() -> None:
+def test_the_longest_matching_path_of_random_trees_is_accepted() -> None:
     random = torch.Generator().manual_seed(4)
     bs, width = 200, 12
     parents = torch.zeros(bs, width, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The statistic that other tests rely on has the distribution that it is judged by."""
+"""The statistics of `chi_square` have the distribution that other tests assume."""
 
 from collections import Counter
 
@@ -18,13 +18,13 @@ def counts(count: int, seed: int, probs: torch.Tensor = EXPECTED) -> torch.Tenso
     return torch.bincount(draws(count, seed, probs), minlength=5)
 
 
-def test_a_right_sample_is_as_improbable_as_p_says() -> None:
+def test_p_is_uniform_for_a_correct_sample() -> None:
     found = [fit(counts(500, seed), EXPECTED).p for seed in range(400)]
     assert 0.02 < sum(p < 0.05 for p in found) / 400 < 0.09
     assert 0.4 < sum(p < 0.5 for p in found) / 400 < 0.6
 
 
-def test_two_samples_of_one_distribution_are_too() -> None:
+def test_p_is_uniform_for_two_samples_of_one_distribution() -> None:
     found = [
         compare(Counter(draws(300, seed).tolist()), Counter(draws(900, seed + 1000).tolist())).p
         for seed in range(400)
@@ -33,18 +33,18 @@ def test_two_samples_of_one_distribution_are_too() -> None:
     assert 0.4 < sum(p < 0.5 for p in found) / 400 < 0.6
 
 
-def test_a_bent_sample_is_found_out() -> None:
-    bent = torch.tensor([0.46, 0.34, 0.15, 0.05, 0.0], dtype=torch.float64)
-    assert fit(counts(20_000, 1, bent), EXPECTED).p < 1e-9
-    ours, theirs = draws(20_000, 1, bent).tolist(), draws(20_000, 2).tolist()
+def test_a_biased_sample_is_detected() -> None:
+    biased = torch.tensor([0.46, 0.34, 0.15, 0.05, 0.0], dtype=torch.float64)
+    assert fit(counts(20_000, 1, biased), EXPECTED).p < 1e-9
+    ours, theirs = draws(20_000, 1, biased).tolist(), draws(20_000, 2).tolist()
     assert compare(Counter(ours), Counter(theirs)).p < 1e-9
 
 
-def test_what_is_impossible_must_not_occur() -> None:
+def test_impossible_outcomes_give_p_zero() -> None:
     assert fit(torch.tensor([50, 30, 15, 4, 1]), EXPECTED).p == 0.0
 
 
-def test_rare_outcomes_are_taken_together() -> None:
+def test_rare_outcomes_are_pooled() -> None:
     rare = torch.full((1001,), 0.0005, dtype=torch.float64)
     rare[0] = 0.5
     seen = torch.bincount(draws(200, 3, rare), minlength=1001)

@@ -1,4 +1,4 @@
-"""Penalties at the nodes of a tree are those of plain decoding behind the same tokens."""
+"""Penalties at a tree node equal those of plain decoding after the same tokens."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ PARENTS = (0, 0, 0, 1, 1, 3, 5)
 
 
 def plainly(logits: list[float], penalty: Penalty, output: list[int]) -> list[float]:
-    """One token after the other, as the parameters are explained."""
+    """The penalties token by token, as SGLang's parameters define them."""
     after = []
     for token, logit in enumerate(logits):
         times = output.count(token)
@@ -35,7 +35,7 @@ def plainly(logits: list[float], penalty: Penalty, output: list[int]) -> list[fl
 
 
 def path(node: int) -> list[int]:
-    """The tokens behind the root on the way to a node."""
+    """The tokens on the path to a node, without the root."""
     return [] if node == 0 else [*path(PARENTS[node]), TOKENS[node]]
 
 
@@ -49,7 +49,7 @@ def tree_mask(width: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("output", [[4], [4, 4, 1, 2, 4]])
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_every_node_is_penalized_as_a_plain_loop_does_behind_its_path(
+def test_every_node_is_penalized_like_plain_decoding_after_its_path(
     penalty: Penalty, output: list[int]
 ) -> None:
     logits = torch.randn(len(TOKENS), VOCAB, generator=torch.Generator().manual_seed(4)) * 3
@@ -69,7 +69,7 @@ def test_an_empty_output_is_penalized_by_its_length_alone() -> None:
     assert logits[0].tolist() == [0.0, 0.0, 0.0, float("-inf"), *[0.0] * 5]
 
 
-def test_padding_behind_a_tree_changes_none_of_its_nodes() -> None:
+def test_padding_does_not_change_the_penalties_of_a_tree() -> None:
     width, size = len(TOKENS) + 3, len(TOKENS)
     logits = torch.randn(width, VOCAB, generator=torch.Generator().manual_seed(4))
     alone = logits[:size].clone()

@@ -1,4 +1,4 @@
-"""Draws near a drafter's have the target's distribution, and are the drafter's when they can be."""
+"""Rejection sampling keeps the target's distribution and accepts drafts as often as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test.verify.chi_square import chi_square
 _DRAWS = 100_000
 _VOCAB = 5
 _TARGET = torch.randn(_VOCAB, _VOCAB, generator=torch.Generator().manual_seed(2)) * 1.5
-"""Logits of a toy target, which depend on the token before."""
+"""Logits of a toy target, by the preceding token."""
 _NOISE = torch.randn(_VOCAB, _VOCAB, generator=torch.Generator().manual_seed(3))
 _DRAFTERS = {
     "good": torch.softmax(_TARGET + 0.3 * _NOISE, -1),
@@ -28,7 +28,7 @@ Rule = Callable[[Tensor, Proposals], Tensor]
 
 
 def _propose(probs: Tensor, size: int) -> Proposals:
-    """Draw from the `size` likeliest tokens of each row, as a drafter does that tells no more."""
+    """Draw from the `size` likeliest tokens of each row, like a drafter with `size` candidates."""
     candidates, ids = probs.topk(size)
     candidates = candidates / candidates.sum(1, keepdim=True)
     token_ids = ids.gather(1, torch.multinomial(candidates, 1)).squeeze(1)
@@ -36,7 +36,7 @@ def _propose(probs: Tensor, size: int) -> Proposals:
 
 
 def _careless(probs: Tensor, proposals: Proposals) -> Tensor:
-    """The rule broken: what is left is drawn from all of the target's distribution."""
+    """A broken rule: after a rejection it draws from the target's whole distribution."""
     wanted = probs.gather(1, proposals.token_ids.unsqueeze(1)).squeeze(1)
     matches = proposals.candidate_ids == proposals.token_ids.unsqueeze(1)
     offered = (proposals.candidate_probs * matches).sum(1)
@@ -47,10 +47,10 @@ def _careless(probs: Tensor, proposals: Proposals) -> Tensor:
 def _speculate(
     drafter: Tensor, *, size: int = _VOCAB, choosy: bool = False, rule: Rule = sample_near
 ) -> Tensor:
-    """Counts of the first two tokens behind token 0.
+    """Counts of the first two tokens after token 0.
 
-    Each row's tree has a chain of two drawn tokens and, beside its first, a fixed guess with a
-    continuation. A choosy tree has the first drawn token only where it is a certain one.
+    Each row's tree has a chain of two drawn tokens, and a fixed guess of two tokens beside it. With
+    `choosy` the tree keeps the chain only if its first token is token 1.
     """
     target = torch.softmax(_TARGET, -1)
     first = _propose(drafter[0].expand(_DRAWS, -1), size)
@@ -60,7 +60,7 @@ def _speculate(
     parents = torch.tensor([[0, 0, 1, 0, 3]]).repeat(_DRAWS, 1)
     if choosy:
         left_out = first.token_ids != 1
-        parents[left_out, 1] = 1  # its own parent: no part of the tree
+        parents[left_out, 1] = 1  # its own parent: not part of the tree
         parents[left_out, 2] = 2
     nothing = Proposals(
         torch.zeros(_DRAWS, dtype=torch.bool),
@@ -76,8 +76,8 @@ def _speculate(
     one = targets[:, 0]
     second_node = torch.tensor([path[1] if len(path) > 1 else 3 for path in paths]).unsqueeze(1)
     two = targets.gather(1, second_node).squeeze(1)
-    # Where one token alone came out, the next pass begins behind it; what was drafted there and
-    # led on from this very token still counts.
+    # If a pass yields one token, the next pass begins after it; a draft that continues from this
+    # token still counts.
     short = torch.tensor([len(path) == 1 for path in paths])
     led = short & (one == first.token_ids)
     again = rule(target[one], second._replace(known=led))
@@ -93,7 +93,7 @@ def _expected() -> Tensor:
 @pytest.mark.parametrize("choosy", [False, True])
 @pytest.mark.parametrize("size", [_VOCAB, 2])
 @pytest.mark.parametrize("name", _DRAFTERS)
-def test_text_has_the_targets_distribution_whatever_was_drafted(
+def test_text_follows_the_targets_distribution_whatever_was_drafted(
     name: str, size: int, choosy: bool
 ) -> None:
     torch.manual_seed(12)
@@ -128,7 +128,7 @@ def test_the_statistic_catches_drafts_that_are_tested_only_where_the_tree_has_th
 
 
 @pytest.mark.parametrize("name", _DRAFTERS)
-def test_a_draft_is_kept_as_often_as_the_distributions_overlap(name: str) -> None:
+def test_the_acceptance_rate_equals_the_overlap_of_the_distributions(name: str) -> None:
     torch.manual_seed(3)
     target, drafter = torch.softmax(_TARGET, -1)[0], _DRAFTERS[name][0]
     offers = _propose(drafter.expand(_DRAWS, -1), _VOCAB)
@@ -137,7 +137,7 @@ def test_a_draft_is_kept_as_often_as_the_distributions_overlap(name: str) -> Non
     assert kept == pytest.approx(float(torch.minimum(target, drafter).sum()), abs=0.01)
 
 
-def test_a_filtered_target_never_gives_what_its_filter_drops() -> None:
+def test_a_filtered_target_never_draws_a_filtered_token() -> None:
     target = torch.tensor([[0.0, 0.7, 0.0, 0.3, 0.0]]).expand(2000, -1)
     drawn = sample_near(target, _propose(_DRAFTERS["bad"][1].expand(2000, -1), _VOCAB))
     assert set(drawn.tolist()) == {1, 3}

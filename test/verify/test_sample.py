@@ -1,4 +1,4 @@
-"""The draws have the filtered target distribution, and acceptance leaves it so."""
+"""The draws follow the filtered target distribution, and acceptance preserves it."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ _LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
 
 
 def _expected(temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """The filtered distribution, written out token by token."""
+    """The filtered distribution, computed token by token."""
     probs = torch.softmax(_LOGITS.double() / temperature, -1).tolist()
     order = sorted(range(len(probs)), key=lambda token: -probs[token])
     kept, mass = [], 0.0
@@ -44,7 +44,7 @@ def test_draws_follow_the_filtered_distribution(
     temperature: float, top_k: int, top_p: float, min_p: float, seeded: bool
 ) -> None:
     torch.manual_seed(7)
-    count = _DRAWS // 4 if seeded else _DRAWS  # which takes as long
+    count = _DRAWS // 4 if seeded else _DRAWS  # seeded draws take longer
     rows = torch.ones(count)
     drawn = sample_targets(
         _LOGITS.expand(count, -1),
@@ -62,7 +62,7 @@ def test_draws_follow_the_filtered_distribution(
 
 
 @pytest.mark.parametrize("seeded", [False, True])
-def test_the_shortlist_gives_way_to_the_whole_vocabulary_when_filters_reach_further(
+def test_draws_use_the_whole_vocabulary_when_filters_exceed_the_shortlist(
     seeded: bool,
 ) -> None:
     torch.manual_seed(1)
@@ -81,7 +81,7 @@ def test_a_greedy_request_in_a_mixed_batch_gets_the_argmax() -> None:
     assert torch.equal(drawn[::2], logits[::2].argmax(-1))
 
 
-def test_rows_are_filtered_by_their_own_settings() -> None:
+def test_each_row_is_filtered_by_its_own_settings() -> None:
     torch.manual_seed(3)
     logits = _LOGITS.expand(4000, -1)
     top_ks = torch.tensor([2, 6]).repeat(2000)
@@ -95,7 +95,7 @@ def test_a_seed_repeats_its_draw_and_ignores_its_neighbours() -> None:
     seeds, positions = torch.tensor([9, 9, 4, 9]), torch.tensor([3, 3, 3, 8])
     same = logits.clone()
     same[1] = same[0]
-    # The last row is filtered, which the others must not notice.
+    # The filter of the last row must not change the others.
     draws = Draws(torch.tensor([64, 64, 64, 3]), seeds=seeds, positions=positions)
     drawn = sample_targets(same, torch.ones(4), draws)
     assert drawn[0] == drawn[1]
@@ -104,13 +104,13 @@ def test_a_seed_repeats_its_draw_and_ignores_its_neighbours() -> None:
 
 
 def _gumbel_maxima(weights: torch.Tensor, seeds: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """As SGLang's `multinomial_with_seed` draws: noise for every column, then the largest sum."""
+    """The draws of SGLang's `multinomial_with_seed`: the largest sum of noise and log weight."""
     noise = gumbel(murmur_hash32(seeds, at, torch.arange(weights.shape[1])))
     return (noise + weights.double().log()).argmax(-1)
 
 
 @pytest.mark.parametrize("sharpness", [0.0, 0.3, 3.0, 30.0])
-def test_a_race_has_the_winner_of_the_gumbel_maximum(sharpness: float) -> None:
+def test_the_bounded_search_finds_the_gumbel_maximum(sharpness: float) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = torch.softmax(torch.randn(400, 2500, generator=generator) * sharpness, -1)
     weights[::3, 40:] = 0.0
@@ -119,14 +119,14 @@ def test_a_race_has_the_winner_of_the_gumbel_maximum(sharpness: float) -> None:
     assert torch.equal(gumbel_argmax(weights, seeds, at), _gumbel_maxima(weights, seeds, at))
 
 
-def test_a_race_of_what_are_no_numbers_ends() -> None:
+def test_the_bounded_search_ends_on_nan() -> None:
     assert (
         len(gumbel_argmax(torch.full((1, 9), torch.nan), torch.tensor([1]), torch.tensor([1]))) == 1
     )
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_equal_dice_draw_alike_from_distributions_that_are_alike(top_p: float) -> None:
+def test_equal_seeds_draw_equal_tokens_as_often_as_distributions_overlap(top_p: float) -> None:
     rows = 10_000
     logits = torch.randn(50, generator=torch.Generator().manual_seed(4)) * 2
     near = logits + torch.randn(50, generator=torch.Generator().manual_seed(5)) * 0.3
@@ -173,7 +173,7 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
     """First two tokens of a toy language model whose next logits depend on the last token.
 
     The drafts are a fixed tree with a bad guess, a good one and a continuation of each. The
-    broken rule trusts a draft that the target finds likely instead of comparing it to the draw.
+    broken rule sometimes accepts a likely draft without comparing it to the draw.
     """
     table = torch.randn(4, 4, generator=torch.Generator().manual_seed(2)) * 1.5
     tree = torch.tensor([[0, 3, 1, 2, 0]]).expand(rows, -1)
@@ -191,11 +191,11 @@ def _speculate(rows: int, *, broken: bool) -> torch.Tensor:
     children, siblings = links_from_parents(parents)
     paths = accept(tree.tolist(), children.tolist(), siblings.tolist(), targets.tolist(), 5)
     first = targets[:, 0]
-    # Where only the bonus token came out, the next step draws the second token plainly.
+    # If only the bonus token was accepted, the next pass draws the second token plainly.
     alone = torch.tensor([len(path) == 1 for path in paths])
-    node = torch.tensor([path[1] if len(path) > 1 else 0 for path in paths])
+    accepted = torch.tensor([path[1] if len(path) > 1 else 0 for path in paths])
     plain = sample_targets(table[first], torch.ones(rows), Draws())
-    second = torch.where(alone, plain, targets.gather(1, node.unsqueeze(1))[:, 0])
+    second = torch.where(alone, plain, targets.gather(1, accepted.unsqueeze(1))[:, 0])
     return torch.bincount(first * 4 + second, minlength=16)
 
 
@@ -205,7 +205,7 @@ def _pair_distribution() -> torch.Tensor:
     return (probs[0].unsqueeze(1) * probs).flatten()
 
 
-def test_accepted_text_has_the_targets_distribution() -> None:
+def test_accepted_text_follows_the_targets_distribution() -> None:
     torch.manual_seed(12)
     assert chi_square(_speculate(_DRAWS, broken=False), _pair_distribution()) < 3.0
 
@@ -216,7 +216,7 @@ def test_the_statistic_catches_a_broken_acceptance_rule() -> None:
 
 
 def _near(rows: int, known: torch.Tensor, drafter: torch.Tensor) -> Proposals:
-    """Draws from one distribution over all tokens, which count where `known` says."""
+    """Proposals drawn from one distribution over all tokens; `known` marks the valid rows."""
     token_ids = torch.multinomial(drafter, rows, replacement=True)
     everyone = torch.arange(len(drafter)).expand(rows, -1)
     return Proposals(known, token_ids, everyone, drafter.expand(rows, -1))
@@ -226,7 +226,7 @@ def _near(rows: int, known: torch.Tensor, drafter: torch.Tensor) -> Proposals:
     ("temperature", "top_k", "top_p", "min_p"),
     [(1.0, 6, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 6, 0.8, 0.0), (1.3, 5, 0.9, 0.05)],
 )
-def test_draws_near_a_drafters_follow_the_filtered_distribution(
+def test_draws_with_proposals_follow_the_filtered_distribution(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     torch.manual_seed(7)
@@ -245,7 +245,7 @@ def test_draws_near_a_drafters_follow_the_filtered_distribution(
 
 
 @pytest.mark.parametrize("vocab", [50, 3000])
-def test_rows_without_a_known_proposal_are_drawn_as_if_there_were_none(vocab: int) -> None:
+def test_rows_without_a_proposal_are_not_changed_by_rows_with_one(vocab: int) -> None:
     logits = torch.randn(40, vocab, generator=torch.Generator().manual_seed(0))
     known = torch.arange(40) % 3 == 0
     draws = Draws(
@@ -262,7 +262,7 @@ def test_rows_without_a_known_proposal_are_drawn_as_if_there_were_none(vocab: in
     assert not torch.equal(near, alone)
 
 
-def test_distributions_keep_what_the_filters_leave_beyond_the_shortlist_too() -> None:
+def test_filtered_distributions_extend_beyond_the_shortlist() -> None:
     probs = torch.full((2, 3000), 1 / 3000)
     left = distributions(probs, Draws(top_ps=torch.tensor([0.9, 1.0])))
     assert left.sum(1).tolist() == pytest.approx([1.0, 1.0])

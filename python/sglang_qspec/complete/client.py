@@ -12,7 +12,7 @@ from typing import Any
 from sglang_qspec.errors import ClientError
 
 TIMEOUT_S = 600.0
-"""Maximum wait in seconds for each piece of an answer."""
+"""Maximum wait for each piece of an answer, in seconds."""
 
 
 class Client:
@@ -22,13 +22,13 @@ class Client:
         self.url = url.rstrip("/")
 
     def check(self) -> None:
-        """Raise ClientError unless a server answers that speculates with QSPEC."""
+        """Raise ClientError unless a server at `url` answers and uses QSPEC."""
         info = self._read("/server_info")
         try:
             speculates = "qspec" in info["internal_states"][0]
         except (LookupError, TypeError):
             raise ClientError(
-                f"{self.url} is not an SGLang server; give the address of one with --url"
+                f"{self.url} is not an SGLang server; give the address of a server with --url"
             ) from None
         if not speculates:
             raise ClientError(

@@ -82,7 +82,7 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
 
 
 def _whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Make each piece hold the whole answer so far, if the server streams only the new part."""
+    """Extend each piece to the whole answer so far, if the server streams only new parts."""
     text: str = ""
     ids: list[int] = []
     provenance: list[str] = []

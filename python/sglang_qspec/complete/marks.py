@@ -43,7 +43,7 @@ class Colours:
         return self._paint(stretch.text, stretch.source)
 
     def end(self) -> str:
-        """The text that closes the last stretch: empty, as `mark` closes each one."""
+        """The text that closes the last stretch: empty, because `mark` closes each stretch."""
         return ""
 
     def name(self, source: str) -> str:

@@ -1,7 +1,7 @@
 """Int8 products and a Llama decoder, compiled for CPUs with AVX-512 and VNNI.
 
-Arrays are numpy's, in C order and of exactly the types given here. ValueError where a shape does
-not fit.
+Arrays are numpy arrays in C order, with exactly these types. All calls raise ValueError for a value
+or a shape that is not allowed.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 class PackedInt8:
-    """A weight `q` [outputs, inputs] with a `scale` for each output."""
+    """A weight `q` [outputs, inputs] with a `scale` [outputs]."""
 
     def __init__(self, q: NDArray[np.int8], scale: NDArray[np.float32]) -> None: ...
     @property
@@ -18,9 +18,10 @@ class PackedInt8:
     @property
     def inputs(self) -> int: ...
     def multiply(self, x: NDArray[np.float32], digits: int, threads: int) -> NDArray[np.float32]:
-        """x [rows, inputs] @ weight.T: [rows, outputs].
+        """Return x [rows, inputs] @ weight.T: [rows, outputs].
 
-        Each row is rounded by itself: to 8 bits with one of `digits`, to 16 with two.
+        `digits` is 1 or 2: the number of 8-bit digits to which each value of x is rounded. Each row
+        has its own scale.
         """
 
 NativeLayer = tuple[
@@ -33,11 +34,11 @@ NativeLayer = tuple[
     NDArray[np.float32] | NDArray[np.uint16],
     NDArray[np.float32] | NDArray[np.uint16],
 ]
-"""Products qkv, out, gate_up and down; the norms before attention and MLP [hidden]; keys and values
-[slots, kv_heads, head_dim], bfloat16 as uint16."""
+"""Weights qkv, out, gate_up and down; the norms before attention and MLP, [hidden] each; buffers of
+keys and values, [slots, kv_heads, head_dim] each, with bfloat16 as uint16."""
 
 class Decoder:
-    """All layers of a Llama model and its last norm, over KV that belongs to its caller."""
+    """All layers of a Llama model and its final norm, over KV buffers of the caller."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Decoder:
         kv_heads: int,
         eps: float,
     ) -> None:
-        """`cos_sin` [positions, head_dim]: of all angles the cosines, then the sines."""
+        """`cos_sin` [positions, head_dim] has the cosines of all angles, then the sines."""
 
     def forward(
         self,
@@ -60,8 +61,9 @@ class Decoder:
         digits: int,
         threads: int,
     ) -> None:
-        """New tokens [tokens], in order within a row: `hidden` [tokens, hidden] changes in place.
+        """Replace embeddings `hidden` [tokens, hidden] by the output of the final norm.
 
-        `slots` are where their KV goes, and `table[row]` has the slot of each position of a row,
-        the new ones' too.
+        `positions`, `slots` and `rows` [tokens] are the position, KV slot and KV row of each new
+        token; the tokens of a row are in order. `table` [rows, positions] has the KV slot of each
+        position, new tokens included. Activations have `digits` 8-bit digits, 1 or 2.
         """

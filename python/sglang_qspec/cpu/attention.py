@@ -2,14 +2,15 @@
 
 The cache [slots, kv_heads, head_dim] has one slot per token position, and the slots of a request
 are scattered. A query row is one new token of a request. Once per forward pass, `plan_rows` finds
-the slots that each request reads and the positions that each query row may see. Per layer,
+the slots that each request reads and the positions that each query row may see. In each layer,
 `attend_rows` then takes two gathers, two batched products and a softmax. It serves decode (one
 query row per request), tree verification and short extends. `attend_block` serves long prompts, one
 request at a time.
 
 Heads that share a key (grouped-query attention) are rows of one matrix product. In decode and
-verification, so are requests that share the slots of a long prefix (`SharedPrefixes`). So
-completions of one prompt, or requests with one system prompt, read the prefix once.
+verification, requests that share the slots of a long prefix are rows of one product too
+(`SharedPrefixes`). So completions of one prompt, or requests with the same system prompt, read the
+prefix once.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ _SHARED = 32
 """Minimum length of a shared prefix in positions."""
 
 _SAVED = 4096
-"""Minimum number of positions, over all requests, that sharing must save to pay for its calls."""
+"""Minimum number of positions, over all requests, that sharing must save; its calls take time."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def plan_sharing(
     dtype: torch.dtype,
     visible: Tensor | None = None,
 ) -> RowPlan:
-    """`plan_rows` that reads shared prefixes once."""
+    """Like `plan_rows` without a window, but read shared prefixes once if that is faster."""
     slots = slots.long()
     found = _shared_prefixes(slots, kv_lens - rows)
     if found is None:
@@ -115,7 +116,9 @@ def plan_sharing(
 
 
 def _shared_prefixes(slots: Tensor, lens: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Group and shared prefix length of each request, int64 [B] each; None if sharing does not pay.
+    """Return group and shared prefix length of each request, int64 [B] each.
+
+    Returns None if sharing saves too few positions.
 
     `lens` int64 [B] limits the prefix to positions that all query rows of a request see. A slot
     holds one position of one text. So requests that share the slot of a position share all
@@ -154,9 +157,9 @@ def plan_rows(
 ) -> RowPlan:
     """Plan B requests with `rows` query rows each over their KV slots.
 
-    `slots` int [B, T] are the cache slots of each request's positions, meaningful below
-    `kv_lens` int64 [B]. The last `rows` positions of a request are the query rows themselves,
-    and `visible` bool [B, Q, Q] says which of them each row sees (None: rows == 1, itself).
+    `slots` int [B, T] are the cache slots of each request's positions; positions from `kv_lens`
+    int64 [B] on have no meaning. The last `rows` positions of a request are its query rows.
+    `visible` bool [B, Q, Q] says which query rows each row sees; it may be None if `rows` is 1.
     With a `window`, a row at `row_positions` int64 [B, Q] sees only positions at most `window`
     before its own.
     """
@@ -167,7 +170,7 @@ def plan_rows(
     seen: Tensor | None = None
     if bool((kv_lens < positions).any()):
         inside = place < kv_lens.unsqueeze(1)
-        # Missing positions read the request's first slot: its values are finite, and masked.
+        # Masked positions read the request's first slot, because masked values must be finite.
         slots = torch.where(inside, slots, slots[:, :1])
         seen = inside.unsqueeze(1).expand(requests, rows, positions)
     if visible is not None:
@@ -202,7 +205,7 @@ def _flat_places(slots: Tensor, kv_heads: int) -> Tensor:
 def attend_rows(
     plan: RowPlan, query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float = 0.0
 ) -> Tensor:
-    """Attention of the query rows of `plan`.
+    """Compute the attention of the query rows of `plan` in one layer.
 
     `query` [tokens, heads, head_dim]; `keys` [slots, kv_heads, head_dim] and `values` [slots,
     kv_heads, value_dim] are one layer's whole cache. `cap` > 0 bounds scores by cap * tanh(s /
@@ -242,11 +245,11 @@ def _mix_with_prefixes(
     values: Tensor,
     cap: float,
 ) -> Tensor:
-    """Attention over shared prefixes and own positions, with one softmax over both.
+    """Compute attention over shared prefixes and own positions, with one softmax over both.
 
-    `scores` [B * kv_heads, group, T] and `value` [B * kv_heads, T, value_dim] are a request's own,
-    `query` [B * kv_heads, group, head_dim] is scaled; `group` counts the query rows of all heads
-    that share a key. Returns [B * kv_heads, group, value_dim].
+    `scores` [B * kv_heads, group, T] and `value` [B * kv_heads, T, value_dim] belong to the own
+    positions of each request. `query` [B * kv_heads, group, head_dim] is scaled. `group` is the
+    number of query rows of all heads that share a key. Returns [B * kv_heads, group, value_dim].
     """
     kv_heads, head_dim = keys.shape[1:]
     group, own = scores.shape[1:]
@@ -254,14 +257,14 @@ def _mix_with_prefixes(
     groups, size, length = shared.groups, shared.size, shared.positions
 
     def gathered(rows: Tensor) -> Tensor:
-        """[B * kv_heads, group, x] -> [G * kv_heads, R * group, x]"""
+        """Reorder [B * kv_heads, group, x] by groups: [G * kv_heads, R * group, x]."""
         x = rows.shape[-1]
         rows = rows.reshape(batch, -1).index_select(0, shared.members)
         rows = rows.view(groups, size, kv_heads, group, x).transpose(1, 2)
         return rows.reshape(groups * kv_heads, size * group, x)
 
     def spread(rows: Tensor) -> Tensor:
-        """Inverse of `gathered`: [G * kv_heads, R * group, x] -> [B * kv_heads, group, x]"""
+        """Invert `gathered`: from [G * kv_heads, R * group, x] to [B * kv_heads, group, x]."""
         x = rows.shape[-1]
         rows = (
             rows.view(groups, kv_heads, size, group, x)
@@ -293,11 +296,11 @@ def attend_block(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """Causal attention of the last n positions of one request.
+    """Compute the causal attention of the last n positions of one request.
 
-    `query` [n, heads, head_dim] are the last n of the `slots` int64 [T] positions of a request;
-    `keys` and `values` as in `attend_rows`. The work is n * T, not T * T. Returns [n, heads,
-    value_dim].
+    `query` [n, heads, head_dim] belongs to the last n of the T positions; `slots` int64 [T] are the
+    cache slots of all. `keys` and `values` are as in `attend_rows`. The work is proportional to
+    n * T. Returns [n, heads, value_dim].
     """
     new, total = query.shape[0], slots.shape[0]
     grouped = query.shape[1] != keys.shape[1]

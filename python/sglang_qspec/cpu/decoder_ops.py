@@ -1,6 +1,6 @@
 """The small operations of a decoder layer, in as few torch calls as possible.
 
-With few tokens per pass, a torch call costs more for its dispatch than for its arithmetic.
+With few tokens per pass, the dispatch of a torch call takes longer than its arithmetic.
 """
 
 import torch
@@ -9,15 +9,15 @@ from torch.nn.functional import layer_norm, silu
 
 
 def mirrored(weight: Tensor) -> Tensor:
-    """The weight [n] of an RMS norm in the form that `rms_norm` takes, float32 [2n]."""
+    """Return the weight [n] of an RMS norm as `rms_norm` takes it: twice in a row, float32 [2n]."""
     return torch.cat((weight, weight)).float()
 
 
 def rms_norm(rows: Tensor, mirrored_weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of `rows` [..., n], summed in float32.
+    """Return the RMS norm of `rows` [..., n], summed in float32.
 
-    A vector followed by its negative has the mean 0, and its variance is the mean square. So the
-    first half of torch's fused layer norm is the RMS norm.
+    A vector followed by its negative has the mean 0, and its variance is the mean square of the
+    vector. So the first half of its layer norm, a fused torch call, is the RMS norm of the vector.
     """
     width = rows.shape[-1]
     doubled = torch.cat((rows, rows.neg()), dim=-1)
@@ -25,7 +25,7 @@ def rms_norm(rows: Tensor, mirrored_weight: Tensor, eps: float) -> Tensor:
 
 
 def rotation(cos_sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Factors for `rotate`, [tokens, 1, head_dim] each, from `cos_sin` [tokens, head_dim].
+    """Return two factors for `rotate`, [tokens, 1, head_dim], from `cos_sin` [tokens, head_dim].
 
     `cos_sin` holds the cosines of all angles and then their sines.
     """
@@ -34,12 +34,12 @@ def rotation(cos_sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def rotate(heads: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding in its half-split ("neox") form of `heads` [tokens, n, head_dim]."""
+    """Apply the rotary embedding, in half-split (neox) form, to `heads` [tokens, n, head_dim]."""
     straight, crossed = factors
     return (heads * straight).add_(heads.roll(heads.shape[-1] // 2, -1).mul_(crossed))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of `gate_up` [..., 2n] times its second half."""
+    """Return the SiLU of the first half of `gate_up` [..., 2n] times its second half: [..., n]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate).mul_(up)

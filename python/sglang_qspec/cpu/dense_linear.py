@@ -1,9 +1,9 @@
 """Dense matrix products through oneDNN with weights packed once.
 
-`torch.nn.functional.linear` lets oneDNN reorder the weights at every call. For the few rows of a
-decode pass that costs as much as the product, so this packs the weights once. (135M parameters in
-bf16, one row, one AVX-512 core: 36 ms unpacked, 22 ms packed.) The sums are the same except for
-their order.
+In `torch.nn.functional.linear` oneDNN reorders the weights at each call. For the few rows of a
+decode pass that takes as long as the product, so this module packs the weights once. (135M
+parameters in bfloat16, one row, one AVX-512 core: 36 ms unpacked, 22 ms packed.) The sums are the
+same except for their order.
 """
 
 import torch
@@ -22,12 +22,12 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Reorder `weight` [out, in] into oneDNN's own layout; an opaque tensor of the same shape."""
+    """Copy `weight` [out, in] to oneDNN's layout: an opaque tensor of the same shape."""
     return torch.ops.mkldnn._reorder_linear_weight.default(weight.detach().contiguous(), None)
 
 
 def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`rows` [..., in] times a packed weight [out, in], plus `bias` [out]: [..., out]."""
+    """Multiply `rows` [..., in] by a packed weight [out, in] and add `bias` [out]: [..., out]."""
     return torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
 
 

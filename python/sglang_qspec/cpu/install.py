@@ -1,10 +1,9 @@
 """Makes SGLang import a stand-in for `sgl_kernel` on machines without a CPU build of it.
 
-SGLang's scheduler processes import `sgl_kernel` before any plugin runs there, but a spawned
-process starts with its parent's `sys.path`, so it is enough that the parent calls
-`install_kernels()` before it starts them. A process that imports SGLang's engine before plugins
-are loaded (`import sglang; sglang.Engine(...)`) must import `sglang_qspec` first, which calls it.
-This module therefore imports nothing heavy.
+SGLang's scheduler processes import `sgl_kernel` before they load plugins. But a spawned process
+starts with its parent's `sys.path`, so only the parent must call `install_kernels()`. A process
+that imports SGLang's engine before plugins are loaded (`import sglang; sglang.Engine(...)`) must
+import `sglang_qspec` first, which calls it. So this module imports nothing that loads slowly.
 """
 
 import importlib
@@ -19,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 def install_kernels() -> bool:
-    """Make `import sgl_kernel` import the stand-in if it is needed; returns whether it is.
+    """Make `import sgl_kernel` import the stand-in if it is needed; return whether it is.
 
     It is needed if SGLang runs on the CPU (`SGLANG_USE_CPU_ENGINE=1`) and no CPU build of
     sgl_kernel loads. Repeated calls have no further effect.
@@ -33,17 +32,17 @@ def install_kernels() -> bool:
     for name in [n for n in sys.modules if n.split(".")[0] == "sgl_kernel"]:
         del sys.modules[name]
     sys.path.insert(0, str(_STANDIN))
-    # The stand-in copies KV rows through raw addresses; SGLang's own torch path is as good.
+    # Let SGLang copy KV with its own torch code; the stand-in's copy uses raw addresses.
     os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")
-    _logger.info("sgl_kernel has no CPU build here: using the torch stand-ins of sglang_qspec")
+    _logger.info("sgl_kernel has no CPU build here: using the torch stand-in of sglang_qspec")
     return True
 
 
 def _cpu_build_loads() -> bool:
     """Whether an sgl_kernel with CPU kernels is installed and loads.
 
-    A CPU build keeps its compiled library at the top of the package, a CUDA build in one folder
-    per architecture; telling them apart first saves importing torch for nothing.
+    A CPU build has its compiled library at the top of the package, a CUDA build in a folder for
+    each architecture. This check comes first, because an import of the package also imports torch.
     """
     spec = importlib.util.find_spec("sgl_kernel")
     folders = spec.submodule_search_locations if spec is not None else None

@@ -1,8 +1,8 @@
 """The sgl_kernel functions that SGLang's CPU platform imports, in torch.
 
-Names, argument order and in-place effects are those of SGLang's call sites, so tensors named
-"out" below are written and nothing is returned. `req_to_token` int32 [requests, pool_len] has one
-row per request with the KV slot of each position. Index tensors may be int32 or int64.
+SGLang's call sites define names, argument order and in-place effects. So most functions return
+nothing and write to the tensors marked "out". `req_to_token` int32 [requests, pool_len] has one row
+per request with the KV slot of each position. Index tensors may be int32 or int64.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _FULL_MASK, _QLEN_ONLY = 0, 1
 
 
 def _window(rows: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """(row, column) in `req_to_token` of positions [start, end) of each request, in order."""
+    """Row and column in `req_to_token` of the positions [start, end) of each request, in order."""
     lens = (end - start).long()
     before = lens.cumsum(0) - lens
     owner = torch.repeat_interleave(lens)
@@ -39,7 +39,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Write each request's new KV slots (packed in `out_cache_loc`) into its `req_to_token` row."""
+    """Write the new KV slots, packed in `out_cache_loc`, into the rows of `req_to_token` (out)."""
     row, column = _window(req_pool_indices, start_offset, end_offset)
     req_to_token[row, column] = out_cache_loc[: row.numel()].to(req_to_token.dtype)
 
@@ -66,7 +66,7 @@ def assign_draft_cache_locs_contiguous_cpu(
     topk: int,
     num_steps: int,
 ) -> None:
-    """Pack `topk * num_steps` KV slots from `seq_lens` on into `out_cache_loc` (out)."""
+    """Pack `topk * num_steps` slots per request, from `seq_lens` on, into `out_cache_loc` (out)."""
     columns = seq_lens.long().unsqueeze(1) + torch.arange(topk * num_steps)
     slots = req_to_token[req_pool_indices.long().unsqueeze(1), columns]
     out_cache_loc[: slots.numel()] = slots.flatten().to(out_cache_loc.dtype)
@@ -75,7 +75,7 @@ def assign_draft_cache_locs_contiguous_cpu(
 def fill_accept_out_cache_loc_cpu(
     accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
 ) -> None:
-    """Move the accepted entries of `out_cache_loc` to the front of the third tensor (out)."""
+    """Copy the accepted entries of `out_cache_loc` to the front of `accept_out_cache_loc` (out)."""
     taken = accept_index.flatten()
     taken = taken[taken >= 0].long()
     accept_out_cache_loc[: taken.numel()] = out_cache_loc[taken].to(accept_out_cache_loc.dtype)
@@ -92,9 +92,9 @@ def fill_bonus_tokens_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
 ) -> None:
-    """Copy KV slots `src_loc` to `tgt_loc` in every buffer; overlapping moves are safe.
+    """Copy KV slots `src_loc` to `tgt_loc` in every buffer; source and target may overlap.
 
-    `data_ptrs` uint64 [buffers] are addresses, `strides` the bytes per slot in each buffer.
+    `data_ptrs` uint64 [buffers] are addresses, and `strides` are the bytes per slot of each buffer.
     """
     if tgt_loc.numel() == 0:
         return
@@ -118,7 +118,7 @@ def reconstruct_indices_from_tree_mask(
 ) -> None:
     """Derive positions and links (out) of the NGRAM draft trees from their ancestor mask.
 
-    `tree_mask` is bool [bs * D * D]; the four outputs hold bs * D int64 entries.
+    `tree_mask` is bool [bs * D * D]. The four outputs are int64 with bs * D entries.
     """
     shape = (batch_size, draft_token_num)
     mask = tree_mask.view(*shape, draft_token_num).bool()
@@ -144,14 +144,15 @@ def build_tree_kernel_efficient_cpu(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """Build the EAGLE draft tree (out: mask, positions, links) from the tokens selected.
+    """Build the EAGLE draft trees (out: mask, positions, links) from the selected tokens.
 
-    `selected_index` [bs, D - 1] are places in the drafter's score lists and `parent_list` says
-    from which place each list grew; a quotient of 0 by `topk` means the root. The mask is
-    [bs, D, seq_len + D] flattened (full, its prefix part already filled) or [bs, D, D].
+    `selected_index` [bs, D - 1] are indices into the drafter's concatenated score lists of `topk`
+    tokens. `parent_list` has, for each list, the index of the token that the list continues; list
+    0 continues the root. The mask is flattened: [bs, D, seq_len + D] if full, with its prefix part
+    already filled, or [bs, D, D]. Raises NotImplementedError for other mask modes.
     """
     if int(tree_mask_mode) not in (_FULL_MASK, _QLEN_ONLY):
-        raise NotImplementedError(f"tree mask mode {int(tree_mask_mode)} has no CPU kernel")
+        raise NotImplementedError(f"no CPU kernel exists for tree mask mode {int(tree_mask_mode)}")
     bs = verified_seq_len.numel()
     lists = selected_index.long() // topk
     origin = parent_list.view(bs, -1).long().gather(1, lists)
@@ -189,12 +190,12 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
 ) -> None:
-    """Walk every tree along the target's tokens.
+    """Accept the path of every tree that agrees with the target's tokens.
 
-    `candidates`, the `retrive_*` (SGLang's spelling) and `target_predict` are [bs, D];
-    `accept_index` [bs, S] (out, prefilled with -1) gets the flat places of the accepted nodes,
-    `predicts` [bs * D] (out) the target's tokens there, `accept_token_num` [bs] (out) the
-    number of accepted draft tokens, without the bonus token.
+    `candidates`, the `retrive_*` (SGLang's spelling) and `target_predict` are [bs, D].
+    `accept_index` [bs, S] (out) gets the flat indices of the accepted nodes, padded with -1.
+    `predicts` [bs * D] (out) gets the target's tokens at these nodes. `accept_token_num` [bs] (out)
+    gets the number of accepted draft tokens, without the bonus token.
     """
     # With few numbers per request, lists take a tenth of the time of tensors.
     targets, places = target_predict.tolist(), retrive_index.tolist()
@@ -216,9 +217,9 @@ def rotate_input_ids_cpu(
     topk_index: Tensor,
     select_index: Tensor | None = None,
 ) -> None:
-    """Shift each request's tokens left by one (in place) and put its new token at the end.
+    """Shift each request's tokens left by one, in place, and append its new token `topk_index`.
 
-    With `select_index` [bs] the new token goes to that flat place instead of the last one.
+    With `select_index` [bs], the new token goes to this flat index instead of the end.
     """
     start, lens = extend_start_loc.long(), extend_seq_lens.long()
     zero = torch.zeros_like(lens)
@@ -231,5 +232,5 @@ def rotate_input_ids_cpu(
 
 
 def murmur_hash32_cpu(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
-    """Hash every (seed, position) row with every column: uint32 [n, m]."""
+    """Hash each pair of `seed` and `positions` [n] with each column [m]: uint32 [n, m]."""
     return murmur_hash32(seed, positions, col_indices).to(torch.uint32)

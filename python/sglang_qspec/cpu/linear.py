@@ -1,17 +1,17 @@
 """Matrix products with packed int8 and int4 weights on a CPU; the kernel depends on the row count.
 
-A row is one token of the input matrix. The kernel for each number of rows was chosen by measurement
-on one core of an AVX-512 machine with the layers of a 135M-parameter model
-(`benchmark/bench_linear.py`; the table is in docs/results.md):
+A row is the input of one token. Measurements chose the kernel for each number of rows
+(`benchmark/bench_linear.py`, one AVX-512 core, layers of a 135M-parameter model; the table is in
+docs/results.md):
 
-- An int8 product of bytes (uint8 activations, int8 weights, int32 sums) beats packed bfloat16 at
-  any number of rows. The compiled one (`cpu/native/product.h`) reads a weight as fast as memory
-  gives it for up to 4 rows; where the processor lacks VNNI, FBGEMM's is the fastest in torch.
-- It needs activations in 8 bits, and that costs agreement with the target. For few rows a product
-  is bound by reading the weight, so there each activation is written as two 8-bit digits, a row
-  each: 16 bits, as faithful as float activations, for little time.
-- int4 weights read half the bytes, which pays for up to 2 rows. The kernel's cost then grows with
-  every row, so more rows run on an int8 copy of the same weight.
+- An int8 product (uint8 activations, int8 weights, int32 sums) is faster than packed bfloat16 at
+  any number of rows. Memory bandwidth bounds the compiled product (`cpu/native/product.h`) for up
+  to 4 rows. Without VNNI, FBGEMM's product is the fastest in torch.
+- 8-bit activations lower the agreement with the target. With few rows, reading the weight takes
+  most of the time. So there each activation becomes two 8-bit digits, in two rows: 16 bits are as
+  accurate as float activations and take little more time.
+- An int4 weight has half the bytes, which is faster for up to 2 rows. The kernel's time grows with
+  each row, so more rows use an int8 copy of the weight.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from sglang_qspec.cpu.linear_grids import Grid, round_int4, round_int8
 from sglang_qspec.cpu.native import native
 
 TWO_DIGIT_ROWS = 4
-"""Maximum number of rows with activations of two digits."""
+"""Maximum number of rows with two digits per activation."""
 INT4_ROWS = 2
-"""Maximum number of rows that are multiplied with int4 weights directly."""
+"""Maximum number of rows for the int4 kernel; more rows use the int8 copy."""
 _BLOCK_ROWS = 64
-"""FBGEMM is fastest in blocks: 256 rows at once take 1.2 times as long as four times 64."""
+"""Rows per call of FBGEMM: one call with 256 rows takes 1.2 times as long as four with 64."""
 _INT4_GROUPS = (256, 128, 64, 32)
-"""Group sizes of torch's int4 product, which also wants a multiple of 16 output channels."""
+"""Group sizes of torch's int4 product, which also needs a multiple of 16 output channels."""
 _TINY = 1e-30
+"""Minimum step of a row of activations, so that a row of zeros does not divide by 0."""
 
 
 @cache
@@ -45,22 +46,22 @@ def has_fbgemm() -> bool:
 
 @cache
 def _digit() -> int:
-    """The largest 8-bit digit whose products FBGEMM adds up exactly.
+    """Return the largest digit for which FBGEMM sums products exactly.
 
-    Without VNNI two products are added in 16 bits, so 7 bits are used there.
+    Without VNNI FBGEMM sums two products in 16 bits, so a digit has only 7 bits.
     """
     return 127 if torch.cpu._is_vnni_supported() else 63
 
 
 class Int8Linear:
-    """x @ weight.T with int8 weights and a scale per output channel."""
+    """The product x @ weight.T for an int8 weight with one scale per output channel."""
 
     def __init__(self, grid: Grid) -> None:
         grid = grid.per_channel()
         self.out_features, self.in_features = grid.q.shape
         self._scale = grid.scale[:, 0].contiguous()
         self.native: Any = None
-        """The weight packed for `cpu._native`; None without that module."""
+        """The weight packed for `cpu._native`; None if this module is not available."""
         self._packed: Any = None
         if native() is not None:
             self.native = native().PackedInt8(grid.q.numpy(), self._scale.numpy())
@@ -72,11 +73,11 @@ class Int8Linear:
 
     @classmethod
     def quantize(cls, weight: Tensor) -> Int8Linear:
-        """From a float weight [N, K]."""
+        """Round a float weight [N, K] to int8 and pack it."""
         return cls(round_int8(weight))
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x, a float type, [..., K] -> [..., N] of the same type; bias [N]."""
+        """Multiply `x` [..., K] of a float type and add `bias` [N]: [..., N] of the type of `x`."""
         rows = x.reshape(-1, self.in_features)
         if self.native is not None:
             digits = 2 if rows.shape[0] <= TWO_DIGIT_ROWS else 1
@@ -94,15 +95,21 @@ class Int8Linear:
         return y if bias is None else y.add_(bias)
 
     def _one_digit(self, x: Tensor) -> Tensor:
-        """Each row in 8 bits from its least to its largest value: x = low + step * digit."""
-        # Two reductions: torch's aminmax takes three times as long along the last dimension.
+        """Multiply rows in 8 bits, from their least to their largest value: x = low + step * digit.
+
+        `x` is float32 [M, K]; returns float32 [M, N].
+        """
+        # Not `aminmax`, which takes three times as long as both reductions.
         low = x.amin(-1, keepdim=True)
         step = x.amax(-1, keepdim=True).sub_(low).mul_(1 / (2 * _digit() + 1)).clamp_min_(_TINY)
         y = _multiply((x - low).div_(step), 0, self._packed)
         return y.mul_(step).addr_(low[:, 0], self._sums)
 
     def _two_digits(self, x: Tensor) -> Tensor:
-        """Each row in 16 bits: a digit, and what rounding it left, as rows of one product."""
+        """Multiply rows in 16 bits: a digit, and a second digit for its rounding error.
+
+        Both are rows of the same product. `x` is float32 [M, K]; returns float32 [M, N].
+        """
         m, k = x.shape
         finer = 2 * _digit()
         step = x.abs().amax(-1, keepdim=True).mul_(1 / _digit()).clamp_min_(_TINY)
@@ -116,12 +123,17 @@ class Int8Linear:
 
 
 class Int4Linear:
-    """x @ weight.T with int4 weights in groups; keeps 12 bits a weight, for few and many rows."""
+    """The product x @ weight.T for an int4 weight in groups.
+
+    It also keeps an int8 copy for many rows, so it takes 12 bits per weight.
+    """
 
     def __init__(self, grid: Grid) -> None:
-        """Raises ValueError if the grid is not of 0..15."""
+        """Pack the weight. Raises ValueError unless `grid.q` is uint8 in 0..15."""
         if grid.q.dtype != torch.uint8 or int(grid.q.max()) > 15:
-            raise ValueError(f"an int4 grid holds uint8 in 0..15, this one {grid.q.dtype}")
+            raise ValueError(
+                f"grid.q is {grid.q.dtype} up to {int(grid.q.max())}, but must be uint8 in 0..15"
+            )
         self.out_features, self.in_features = grid.q.shape
         self._many_rows = Int8Linear(grid)
         self._packed: Tensor | None = None
@@ -137,11 +149,14 @@ class Int4Linear:
 
     @classmethod
     def quantize(cls, weight: Tensor, group_size: int) -> Int4Linear:
-        """From a float weight [N, K], in groups of `group_size` inputs, which divides K."""
+        """Round a float weight [N, K] in groups of `group_size` inputs and pack it.
+
+        `group_size` must divide K.
+        """
         return cls(round_int4(weight, group_size))
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x, a float type, [..., K] -> [..., N] of the same type; bias [N]."""
+        """Multiply `x` [..., K] of a float type and add `bias` [N]: [..., N] of the type of `x`."""
         rows = x.reshape(-1, self.in_features)
         if self._packed is None or rows.shape[0] > INT4_ROWS:
             return self._many_rows(x, bias)
@@ -153,12 +168,12 @@ class Int4Linear:
 
 
 def _pack_fbgemm(q: Tensor, scale: Tensor) -> Any:
-    """FBGEMM's blocked copy of an int8 weight [N, K] with scales [N]."""
+    """Return FBGEMM's packed copy of an int8 weight [N, K] with scales [N]."""
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
         with warnings.catch_warnings():
-            # Quantized tensor types are on their way out; the pinned torch still has them.
+            # Quantized tensor types are deprecated; the pinned torch still has them.
             warnings.simplefilter("ignore", UserWarning)
             weight = torch._make_per_channel_quantized_tensor(
                 q, scale.double(), torch.zeros(q.shape[0], dtype=torch.int64), 0
@@ -169,10 +184,10 @@ def _pack_fbgemm(q: Tensor, scale: Tensor) -> Any:
 
 
 def _multiply(digits: Tensor, zero: int, packed: Any) -> Tensor:
-    """Digits, float32 and rounded to nearest here, times a packed weight: float32 [M, N].
+    """Multiply `digits` float32 [M, K], rounded to nearest, by a packed weight: float32 [M, N].
 
-    With `zero` added they are bytes. The operator takes scale and zero point from its caller,
-    where `linear_dynamic` would look for one range of all rows together.
+    With `zero` added, digits fit into bytes. This operator takes scale and zero point from its
+    caller; `linear_dynamic` would compute one range for all rows together.
     """
     product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
         digits, 1.0, zero, packed

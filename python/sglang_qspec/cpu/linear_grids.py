@@ -1,7 +1,7 @@
-"""Integer grids of a weight, before any packing: rounding to a grid, and reading one back.
+"""Integer grids of a weight, before packing: rounding a weight to a grid, and dequantizing it.
 
-A weight is [N, K]: N output channels over K inputs. Every grid here is an exact function of the
-numbers in it, so a test can compare a packed product with the float weight that `dequantize` gives.
+A weight is [N, K]: N output channels and K inputs. `dequantize` returns the exact weight of a grid,
+so a test can compare a packed product with the product of this weight.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Of the largest value in a group: what is worth trying as the end of its grid.
 _SHRINKS = tuple(1.0 - 0.04 * step for step in range(9))
+"""Widths of a grid that `round_int4` tries, as shares of the range of values in the group."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """`(q - zero) * scale`, with a scale and a zero for each group of neighbouring inputs."""
+    """The weight (q - zero) * scale, with a scale and a zero for each group of adjacent inputs."""
 
     q: Tensor
-    """uint8 or int8 [N, K]."""
+    """uint8 or int8 [N, K]: the integers."""
     scale: Tensor
-    """float32 [N, G]; G divides K."""
+    """float32 [N, G]: scale of each group; the number of groups G divides K."""
     zero: Tensor
-    """float32 [N, G], in steps of q."""
+    """float32 [N, G]: the value of `q` that stands for weight 0, for each group."""
 
     @property
     def group_size(self) -> int:
         return self.q.shape[1] // self.scale.shape[1]
 
     def dequantize(self) -> Tensor:
-        """The weight that the grid stands for, float32 [N, K]."""
+        """Return the weight, float32 [N, K]."""
         n, k = self.q.shape
         q = self.q.view(n, -1, self.group_size).float()
         return (q - self.zero[..., None]).mul_(self.scale[..., None]).view(n, k)
 
     def per_channel(self) -> Grid:
-        """The symmetric int8 grid with one scale per channel: exact if this grid is one already.
+        """Return the symmetric int8 grid with one scale per channel.
 
-        Otherwise the dequantized weight is rounded again, by at most half of 1/127 of the largest
-        value in its channel.
+        It is exact if this grid has one integer zero and one scale per channel, and if q - zero
+        fits int8. Otherwise the weight is rounded again, with an error of at most 1/254 of the
+        largest absolute value in its channel.
         """
         zero = self.zero[:, :1]
         if bool((self.zero == zero).all()) and bool((self.scale == self.scale[:, :1]).all()):
@@ -52,7 +53,7 @@ class Grid:
 
 
 def round_int8(weight: Tensor) -> Grid:
-    """Round to nearest in -127..127, symmetric, one scale per output channel."""
+    """Round `weight` [N, K] to nearest on a symmetric grid, -127..127, one scale per channel."""
     weight = weight.float()
     scale = weight.abs().amax(1, keepdim=True).div_(127).clamp_min_(torch.finfo(torch.float32).tiny)
     q = (weight / scale).round_().to(torch.int8)
@@ -60,10 +61,11 @@ def round_int8(weight: Tensor) -> Grid:
 
 
 def round_int4(weight: Tensor, group_size: int) -> Grid:
-    """Round to nearest in 0..15 with a zero, in groups of `group_size` inputs, which divides K.
+    """Round `weight` [N, K] to nearest in 0..15, with a scale and a zero for each group.
 
-    The ends of each group's grid are drawn in as far as that lowers the squared error, which for
-    15 steps is worth more than keeping the largest weight.
+    `group_size` inputs form a group; it must divide K. Among grids from the full range of a group
+    down to 68 % of it, the one with the least squared error is chosen. With 15 steps, a finer step
+    often outweighs the error of clipped weights.
     """
     n, k = weight.shape
     groups = weight.float().view(n, k // group_size, group_size)

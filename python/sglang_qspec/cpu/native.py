@@ -12,7 +12,7 @@ _drafts_only = False
 
 @cache
 def native() -> Any:
-    """`sglang_qspec.cpu._native`; None without AVX-512 and VNNI, or if it was not built."""
+    """Return `sglang_qspec.cpu._native`; None without AVX-512 and VNNI, or if it was not built."""
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return None
     try:
@@ -23,10 +23,10 @@ def native() -> Any:
 
 
 def use_for_drafts() -> None:
-    """Declare that this process runs draft models only, so that the compiled decoder may be used.
+    """Declare that this process runs draft models only, which allows the compiled decoder.
 
-    A target's passes must agree with each other whatever their shape, so its decoder
-    stays in torch. A draft model's passes need not agree.
+    A target must compute the same output in passes of any shape, so its decoder stays in torch. A
+    draft model need not.
     """
     global _drafts_only
     _drafts_only = True

@@ -1,4 +1,4 @@
-"""The one `torch.ops.sgl_kernel` operator that SGLang calls on CPUs without AMX."""
+"""The only `torch.ops.sgl_kernel` operator that SGLang calls on CPUs without AMX."""
 
 from functools import cache
 

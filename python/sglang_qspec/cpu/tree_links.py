@@ -1,9 +1,9 @@
 """Conversions between the forms in which SGLang represents a draft tree.
 
 SGLang's verify kernels read a tree as a mask (which nodes are ancestors) or as links (first child
-and next sibling, -1 for none). `parents` is the form in between; a node without a parent is its
-own. All tensors are int64 [bs, D] unless stated otherwise. A parent's index is smaller than its
-child's.
+and next sibling, -1 for none). The conversions use a third form, `parents`: the index of each
+node's parent, or of the node itself if it has none. All tensors are int64 [bs, D] unless stated
+otherwise. A parent's index is smaller than its child's.
 """
 
 import torch
@@ -11,14 +11,17 @@ from torch import Tensor
 
 
 def parents_from_mask(mask: Tensor) -> Tensor:
-    """`mask` bool [bs, D, D], `mask[b, i, j]`: j is i or an ancestor of i. The nearest wins."""
+    """Return the nearest ancestor of each node in `mask` bool [bs, D, D].
+
+    `mask[b, i, j]` says that j is i or an ancestor of i.
+    """
     nodes = torch.arange(mask.shape[1], device=mask.device)
     nearest = torch.where(mask.tril(-1), nodes, -1).amax(2)
     return torch.where(nearest < 0, nodes, nearest)
 
 
 def links_from_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """(first child, next sibling), each -1 where there is none; both in ascending order."""
+    """Return first child and next sibling of each node, -1 for none; siblings have rising ids."""
     width = parents.shape[1]
     nodes = torch.arange(width, device=parents.device)
     later = nodes > nodes.unsqueeze(1)
@@ -35,7 +38,7 @@ def _first_true(flags: Tensor) -> Tensor:
 
 
 def mask_from_parents(parents: Tensor) -> Tensor:
-    """bool [bs, D, D]: entry [b, i, j] says that j is i or an ancestor of i."""
+    """Return the mask bool [bs, D, D]: entry [b, i, j] says that j is i or an ancestor of i."""
     width = parents.shape[1]
     nodes = torch.arange(width, device=parents.device)
     mask = (nodes == nodes.unsqueeze(1)).expand(parents.shape[0], width, width)

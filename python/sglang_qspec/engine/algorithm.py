@@ -1,7 +1,6 @@
-"""QSPEC as SGLang sees it: a registered speculative algorithm that behaves as NGRAM does.
+"""Registers QSPEC with SGLang as a speculative algorithm that behaves like NGRAM.
 
-SGLang asks an algorithm which built-in one it resembles (`is_ngram`), and calls a few methods that
-`CustomSpecAlgo` of 0.5.23 does not have; they are defined here.
+SGLang asks an algorithm which built-in algorithm it resembles (`is_ngram`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NAME = "QSPEC"
 
 
 class QSpecAlgorithm(CustomSpecAlgo):
-    """Tree verification without draft KV, on the path that SGLang has for NGRAM."""
+    """Verifies trees on SGLang's path for NGRAM; the server has no draft KV."""
 
     def is_ngram(self) -> bool:
         return True
@@ -30,7 +29,7 @@ class QSpecAlgorithm(CustomSpecAlgo):
     def handle_server_args(self, server_args: Any) -> None:
         arguments.apply_defaults(server_args)
 
-    # Called by SGLang 0.5.23, missing in its CustomSpecAlgo.
+    # SGLang 0.5.23 calls these methods, but its CustomSpecAlgo lacks them.
 
     def create_future_map(
         self,
@@ -54,14 +53,14 @@ class QSpecAlgorithm(CustomSpecAlgo):
 
 
 def register() -> None:
-    """Make `--speculative-algorithm QSPEC` known to SGLang."""
+    """Register the name `QSPEC` for `--speculative-algorithm`."""
     SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=QSpecAlgorithm)(
         _worker_class
     )
 
 
 def _worker_class(server_args: Any) -> type:
-    # Imported in scheduler processes only: it pulls in the model executor.
+    # Only scheduler processes call this; the worker imports the model executor.
     from sglang_qspec.engine.passes.worker import QSpecWorker
 
     return QSpecWorker

@@ -1,8 +1,8 @@
-"""Settings on their way in: the server's flags, what QSPEC refuses, and SGLang's own defaults.
+"""Adds QSPEC's flags to SGLang's parser, checks the settings, and sets defaults of SGLang.
 
-Order of events in the process that starts a server: `add_flags` when the parser is built,
-`read_flags` when it has run, `check` when SGLang resolves its speculative arguments, then
-`apply_defaults`. An error in `check` stops the start.
+The process that starts a server calls `add_flags` when it builds the parser, `read_flags` after
+parsing, `check` when SGLang resolves its speculative arguments, and then `apply_defaults`. An error
+in `check` stops the start.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from sglang_qspec.errors import ConfigError, QSpecError
 logger = logging.getLogger(__name__)
 
 DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
-"""Default of --speculative-num-draft-tokens, the root included. On a CPU this is the widest pass,
-and each is as wide as pays; captured CUDA graphs are all as wide as this."""
+"""Default of --speculative-num-draft-tokens by device, including the root. On a CPU this is the
+maximum width of a pass. On a GPU every pass has this width, for which SGLang captures its CUDA
+graphs."""
 
 _started_from_command_line = False
 
 
 def add_flags(result: None, parser: argparse.ArgumentParser) -> None:
-    """After `ServerArgs.add_cli_args`: the settings of QSPEC, shown by --help."""
+    """After `ServerArgs.add_cli_args`: add a flag for each setting of QSPEC."""
     group = parser.add_argument_group("QSPEC speculative decoding (sglang-qspec)")
     for field in config.fields():
         name, default = field.name, field.default
@@ -68,7 +69,7 @@ def _argument_type(name: str) -> Callable[[str], str]:
 
 
 def read_flags(from_cli_args: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
-    """Around `ServerArgs.from_cli_args`: hand the flags to the environment of all processes."""
+    """Around `ServerArgs.from_cli_args`: write the flags to the environment, for all processes."""
     global _started_from_command_line
     _started_from_command_line = True
     given = {
@@ -89,7 +90,7 @@ def read_flags(from_cli_args: Callable[..., Any], cls: type, args: argparse.Name
 
 
 def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Around SGLang's `handle_speculative_decoding`: check before it acts on our arguments."""
+    """Around SGLang's `handle_speculative_decoding`: check them before SGLang uses them."""
     view = resolving_view(server_args)
     if (view.speculative_algorithm or "").upper() == "QSPEC":
         try:
@@ -101,7 +102,7 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 
 def _stop(error: QSpecError) -> None:
-    """A command line ends with the sentence alone; a caller of `sgl.Engine` gets the exception."""
+    """Raise the error for a caller of `sgl.Engine`; on a command line print only its message."""
     if _started_from_command_line:
         sys.stderr.write(f"sglang-qspec: error: {error}\n")
         raise SystemExit(2)
@@ -109,16 +110,17 @@ def _stop(error: QSpecError) -> None:
 
 
 def check(args: Any) -> QSpecConfig:
-    """Refuse what cannot work, before any process is started or any weight is read.
+    """Check all settings before any process starts or any weight loads.
 
-    `args` is SGLang's resolving view of its server arguments. Raises QSpecError.
+    `args` is SGLang's resolving view of its server arguments. Raises QSpecError for settings that
+    do not work with QSPEC.
     """
     compat.check_version()
     compat.check_hooks(hooks.front())
     settings = config.from_environment()
     for refused, name, value, allowed in _unsupported(args):
         if refused:
-            raise ConfigError(f"{name} is {value}, but QSPEC supports only {allowed} so far")
+            raise ConfigError(f"{name} is {value}, but QSPEC supports only {allowed}")
     width = args.speculative_num_draft_tokens
     if width is not None and not 2 <= width <= MAX_DRAFT_TOKENS:
         raise ConfigError(
@@ -128,11 +130,13 @@ def check(args: Any) -> QSpecConfig:
     for name in ("speculative_num_steps", "speculative_eagle_topk"):
         if getattr(args, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is {getattr(args, name)}, but has no meaning for "
-                "QSPEC: leave it out, and set the width with --speculative-num-draft-tokens"
+                f"--{name.replace('_', '-')} is {getattr(args, name)}, but QSPEC does not use it: "
+                "leave it out, and set the width with --speculative-num-draft-tokens"
             )
     if settings.key_file and not Path(settings.key_file).is_file():
-        raise ConfigError(f"{config.flag('key_file')} is {settings.key_file!r}, but no such file")
+        raise ConfigError(
+            f"{config.flag('key_file')} is {settings.key_file!r}, but there is no such file"
+        )
     _check_acceptance(args, settings)
     _check_draft_model(args, settings)
     return settings
@@ -141,12 +145,12 @@ def check(args: Any) -> QSpecConfig:
 def _check_acceptance(args: Any, settings: QSpecConfig) -> None:
     if settings.acceptance == "reject" and str(args.device).split(":")[0] != "cpu":
         raise ConfigError(
-            f"{config.flag('acceptance')} is reject, but QSPEC supports only match on a GPU so far"
+            f"{config.flag('acceptance')} is reject, but QSPEC supports only match on a GPU"
         )
 
 
 def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
-    """(refused, setting, value, allowed) for each of SGLang's modes that QSPEC is not ready for."""
+    """(refused, setting, value, allowed) for each setting of SGLang that QSPEC restricts."""
     device = str(args.device).split(":")[0]
     return [
         (device not in ("cpu", "cuda"), "--device", args.device, "cpu and cuda"),
@@ -167,7 +171,7 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
             "1 (or a larger page with --attention-backend flashinfer)",
         ),
         (args.tokenizer_worker_num != 1, "--tokenizer-worker-num", args.tokenizer_worker_num, "1"),
-        # SGLang's front in Rust passes by the hooks that check requests and read their guesses.
+        # SGLang's Rust server bypasses the hooks that check requests and read guesses.
         (
             bool(envs.SGLANG_RUST_SERVER.get()),
             "SGLANG_RUST_SERVER",
@@ -183,7 +187,7 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
             args.speculative_adaptive,
             "false",
         ),
-        # Below 1 they let drafts pass that the target would not have said.
+        # Below 1 the target would accept draft tokens that it did not choose.
         *(
             (getattr(args, name) != 1.0, "--" + name.replace("_", "-"), getattr(args, name), "1.0")
             for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
@@ -204,16 +208,16 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
 
 
 def _check_target(args: Any, model_config: Any) -> None:
-    """The target keeps nothing but KV, which a pass may leave behind where a draft is wrong."""
+    """Refuse a target with recurrent state, from which a rejected draft token cannot be removed."""
     if mambaish_config(model_config) is not None:
         raise ConfigError(
             f"--model-path is {args.model_path}, a model with recurrent layers (Mamba or linear "
-            "attention), but QSPEC supports only attention so far"
+            "attention), but QSPEC supports only attention"
         )
 
 
 def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
-    """The draft model exists and speaks the target's tokens."""
+    """Check that the draft model exists and has the target's vocabulary and tokenizer."""
     path = args.speculative_draft_model_path
     if path is None:
         if not settings.endpoint:
@@ -247,23 +251,23 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
         ) from error
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, whose vocabulary has "
-            f"{draft.vocab_size} tokens, but it must have the target's {target.vocab_size}"
+            f"--speculative-draft-model-path is {path!r}, but its vocabulary has "
+            f"{draft.vocab_size} tokens and the target's {target.vocab_size}: they must be equal"
         )
     if not args.skip_tokenizer_init and draft.fingerprint != target.fingerprint:
         raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, whose tokenizer gives other token ids "
-            "than the target's, but they must be the same"
+            f"--speculative-draft-model-path is {path!r}, but its tokenizer gives other token "
+            "ids than the target's: they must be equal"
         )
 
 
 def apply_defaults(args: Any) -> None:
-    """What SGLang's NGRAM also sets: one width, no overlap of scheduling and forward, no mixing.
+    """Set SGLang's arguments as for NGRAM: a width, no overlap scheduler and no mixed chunks.
 
-    The tree's budget is `speculative_num_draft_tokens`. `speculative_eagle_topk` only tells
-    attention backends that drafts branch; KV reservation is the larger of topk and the budget.
-    The scheduler reads each pass's tokens before it drafts the next one, so there is nothing for
-    the overlap scheduler to hide.
+    `speculative_num_draft_tokens` is the maximum size of a tree. `speculative_eagle_topk` tells
+    attention backends only that drafts branch; SGLang reserves KV slots for the larger of the two.
+    The overlap scheduler would gain nothing, because the next tree depends on the tokens of the
+    last pass.
     """
     if args.speculative_num_draft_tokens is None:
         args.speculative_num_draft_tokens = DRAFT_TOKENS[str(args.device).split(":")[0]]

@@ -19,23 +19,24 @@ SGLANG_VERSION = "0.5.23"
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What two models must have in common for one to draft for the other."""
+    """Properties in which the draft model must equal the target."""
 
     vocab_size: int
+    """Number of token ids."""
     fingerprint: str
+    """Hash of the tokenizer's vocabulary (`link.fingerprint`)."""
 
 
 def check_version() -> None:
-    """Raise ConfigError unless the installed SGLang is the one QSPEC is written for."""
+    """Raise ConfigError unless the installed SGLang has the version that QSPEC supports."""
     if sglang.__version__ != SGLANG_VERSION:
         raise ConfigError(
-            f"sglang is {sglang.__version__}, but this sglang-qspec works only with "
-            f"{SGLANG_VERSION}"
+            f"sglang is {sglang.__version__}, but this sglang-qspec supports only {SGLANG_VERSION}"
         )
 
 
 def check_hooks(hooks: Iterable[Hook]) -> None:
-    """Raise ConfigError unless each target is wrapped with the hook of its row."""
+    """Raise ConfigError unless SGLang has wrapped each target with the hook of its row."""
     for hook in hooks:
         registered = [
             (kind, getattr(function, "__wrapped__", function))
@@ -44,8 +45,8 @@ def check_hooks(hooks: Iterable[Hook]) -> None:
         in_place = (hook.kind, hook.function) in registered
         if not in_place or hook.target not in HookRegistry._patched:
             raise ConfigError(
-                f"{hook.target} is not wrapped by QSPEC with {hook.function.__name__}: the plugin "
-                "did not load completely; the log above has the reason"
+                f"{hook.target} is not wrapped with the hook {hook.function.__name__} of QSPEC: "
+                "the plugin did not load completely, and the log above has the reason"
             )
 
 
@@ -55,7 +56,7 @@ def describe_model(
 ) -> ModelDescription:
     """Vocabulary size and tokenizer fingerprint of a model, without its weights.
 
-    Raises OSError or ValueError, as transformers does, if there is no such model.
+    Raises OSError or ValueError, as transformers does, if it cannot load the model.
     """
     from sglang.srt.utils.hf_transformers_utils import get_config, get_tokenizer
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sglang_qspec.engine.requests import speculator
+from sglang_qspec.engine import speculator
 
 logger = logging.getLogger(__name__)
 

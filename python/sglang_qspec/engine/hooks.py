@@ -2,7 +2,7 @@
 
 SGLang calls a BEFORE hook with the target's arguments, an AFTER hook with the target's result
 before them, and an AROUND hook with the target itself before them. `engine.guard` wraps each hook,
-so that an error of ours has the consequence that its row names, and no other.
+so that an exception in the hook has only the consequence that its row names.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class OnError(Enum):
     """Consequence of an exception in a hook."""
 
     STOP_START = "the server does not start"
-    """For hooks that run before any request, without which a server would not do what it says."""
-    SKIP = "SGLang goes on as if this call had no hook"
-    """For hooks that each concern one request or one answer."""
-    END_SPECULATION = "speculation ends, and SGLang goes on as if this call had no hook"
-    """For hooks that keep the `Speculator` in step with the scheduler."""
+    """For hooks at the start that a correct server needs."""
+    SKIP = "SGLang continues as if this call had no hook"
+    """For hooks that handle one request or one answer, and for metrics."""
+    END_SPECULATION = "speculation ends, and SGLang continues as if this call had no hook"
+    """For hooks that report the scheduler's events to the `Speculator`."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ class Hook:
     """One row of the tables."""
 
     target: str
+    """Dotted name of the function of SGLang."""
     function: Callable[..., Any]
     kind: HookType
     on_error: OnError
     deliberate: tuple[type[Exception], ...] = ()
-    """Exceptions with which the hook refuses a request: they pass, and SGLang answers a 400."""
+    """Exceptions that refuse a request. The guard lets them pass, and SGLang answers HTTP 400."""
 
 
 def front() -> tuple[Hook, ...]:
@@ -134,8 +135,8 @@ def scheduler() -> tuple[Hook, ...]:
         kv_reserve,
         last_output,
         lifecycle,
+        publishing,
     )
-    from sglang_qspec.engine.telemetry import metrics
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -148,16 +149,16 @@ def scheduler() -> tuple[Hook, ...]:
             OnError.END_SPECULATION,
         ),
         Hook(_SCHEDULER + ".send_abort_output", lifecycle.aborted, AFTER, OnError.END_SPECULATION),
-        # Requests end in our output streamer: without it the speculator would keep all of them.
+        # Our output streamer ends requests; without it the speculator would keep all of them.
         Hook(
             _SCHEDULER + ".get_output_streamer_class",
             last_output.output_streamer_class,
             AFTER,
             OnError.END_SPECULATION,
         ),
-        Hook(_SCHEDULER + ".get_output_streamer_class", metrics.start, AFTER, OnError.SKIP),
+        Hook(_SCHEDULER + ".get_output_streamer_class", publishing.start, AFTER, OnError.SKIP),
         Hook(check_pending_load, lifecycle.polled, AFTER, OnError.END_SPECULATION),
-        Hook(check_pending_load, metrics.publish, AFTER, OnError.SKIP),
+        Hook(check_pending_load, publishing.publish, AFTER, OnError.SKIP),
         Hook(_INTERNAL_STATE + "._add_speculative", internal_state.describe, AFTER, OnError.SKIP),
         Hook(
             _INTERNAL_STATE + "._update_handlers", internal_state.add_handlers, AFTER, OnError.SKIP

@@ -1,8 +1,8 @@
-"""The entry point that SGLang calls in every process it starts, before it reads its arguments.
+"""The entry point that SGLang calls in every process, before the process reads its arguments.
 
-What is installed depends on the process: the one that parses arguments and talks to clients, or
-one that runs a scheduler. Nothing here changes a server that runs another algorithm, but for one
-thing: on a CPU where SGLang's kernels cannot load, `cpu` supplies them to any server.
+The process that parses arguments and serves clients gets the hooks of `hooks.front`; a scheduler's
+process gets those of `hooks.scheduler`. With another algorithm the hooks change nothing. But on a
+CPU where SGLang's kernels cannot load, `cpu` supplies them to every server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_qspec.engine.hooks import Hook
 
 
 def load() -> None:
-    """Install QSPEC in this process. Idempotent through SGLang's own guard."""
+    """Install QSPEC in this process. SGLang calls this once per process."""
     if sglang.__version__ != compat.SGLANG_VERSION:
         _refuse_to_start()
         return
@@ -56,7 +56,7 @@ def _register(rows: Iterable[Hook]) -> None:
 
 
 def _refuse_to_start() -> None:
-    """With another SGLang, know the name QSPEC only to say why it does not work."""
+    """Register QSPEC so that selecting it fails with an error that names the SGLang version."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     def refuse(server_args: object) -> None:

@@ -1,6 +1,6 @@
-"""Every name of SGLang that this package uses, but for the targets of its `hooks`.
+"""Lists every name of SGLang that this package uses, except the targets in `hooks`.
 
-A test compares both with the installed release.
+A test compares both lists with the installed release.
 """
 
 _IMPORTED = {
@@ -132,4 +132,4 @@ _IMPORTED = {
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)
-"""Called, subclassed, or patched on a CPU; also by the sidecar's `draft_model`."""
+"""Names that QSPEC calls, subclasses or, on a CPU, patches, also in `sidecar.draft_model`."""

@@ -18,7 +18,7 @@ from sglang_qspec.link.keys import Keys
 IPC = "ipc://"
 TCP = "tcp://"
 MAX_PATH_BYTES = 107
-"""Linux's `sun_path` holds 108 bytes, the last of them zero."""
+"""Maximum length of a socket's path; `sun_path` of Linux has 108 bytes, the last one zero."""
 
 _TCP_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[\w.*-]+):(?P<port>\d{1,5}|\*)")
 
@@ -53,7 +53,7 @@ def check_bind(endpoint: str, keys: Keys | None) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise LinkError(f"the endpoint is {endpoint!r}, but the file there is no socket")
+        raise LinkError(f"the endpoint is {endpoint!r}, but the file there is not a socket")
     if _someone_listens(path):
         raise LinkError(f"the endpoint is {endpoint!r}, but another process listens there")
 

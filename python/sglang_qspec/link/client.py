@@ -43,17 +43,17 @@ from sglang_qspec.messages import (
 LOST_AFTER_S = 3.0
 """Silence, in seconds of listened time, after which a sidecar counts as lost."""
 PING_INTERVAL_S = 1.0
+"""Interval between Pings, in seconds."""
 TURN_INTERVAL_S = 0.02
 """Interval, in seconds, at which `receive` checks connection, handshake and liveness."""
 HELLO_BACKOFF_S = (0.1, 2.0)
-"""First and longest wait for the answer to a Hello, in seconds; the wait doubles in between."""
+"""First and longest wait for the answer to a Hello, in seconds; the wait doubles each time."""
 REOPEN_AFTER_S = 5.0
 """Listened time, in seconds, without a connection after which the socket is replaced. ZMQ
 reconnects by itself, except after a peer that violated ZMQ's framing."""
 
 WINDOW_BYTES = 128 << 20
-"""Maximum number of bytes that the sidecar has not confirmed to have read: about 30 million tokens.
-"""
+"""Maximum number of sent bytes that the sidecar has not confirmed: about 30 million tokens."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class SidecarLink:
 
         `hello` describes the target. Times are in seconds. `window_bytes` limits the bytes that
         wait for a sidecar that does not read.
-        Raises LinkError when `endpoint` is not allowed.
+        Raises LinkError if `endpoint` is not allowed.
         """
         check_connect(endpoint, keys)
         self._hello = hello
@@ -193,7 +193,7 @@ class SidecarLink:
         return max_to_sidecar_bytes(self._sidecar.context_len)
 
     def _ping(self) -> None:
-        # Random steps: a sidecar that has not read a Ping cannot guess its number.
+        # The step is random, so a sidecar cannot answer a Ping that it has not read.
         self._pings += 1 + secrets.randbelow(1 << 20)
         if self._send(Ping(self._pings)):
             self._window.asked(self._pings)
@@ -219,7 +219,7 @@ class SidecarLink:
         return received
 
     def _read(self, frame: bytes) -> FromSidecar | None:
-        """Handle one frame; return its message if it is for the caller."""
+        """Handle one frame; return its message if the caller must handle it."""
         try:
             message = decode_from_sidecar(frame, self._hello.vocab_size)
         except LinkError as error:
@@ -244,10 +244,10 @@ class SidecarLink:
         return None
 
     def _answers_hello(self, number: int) -> bool:
-        """Whether `number` belongs to a Hello later than those answered so far.
+        """Whether `number` belongs to a Hello later than the last answered one.
 
-        A new session makes the server submit all its requests again, so a sidecar may open one only
-        in answer to a Hello.
+        In a new session the server submits all its requests again. So a sidecar may open a session
+        only in answer to a Hello.
         """
         if not self._answered_hello < number <= self._hellos:
             return False
@@ -316,7 +316,7 @@ class SidecarLink:
             return
         if was_ready and self.state is LinkState.READY:
             if away_s > self._lost_after_s:
-                # After this silence the sidecar may have dropped our session; its Welcome tells.
+                # The sidecar may have dropped the session meanwhile; its Welcome will show it.
                 self._next_ping = now + self._ping_interval_s
                 self._greet()
             elif now >= self._next_ping:

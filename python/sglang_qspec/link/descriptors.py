@@ -18,8 +18,8 @@ def raise_limit() -> None:
 def spare() -> int:
     """Number of file descriptors for connections: half of the free ones.
 
-    The other half is for the process's own files, and for connections that ZMQ accepts between two
-    checks of the limit.
+    The process needs the other half for its own files, and for connections that ZMQ accepts between
+    two checks of the limit.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _NO_LIMIT if soft == resource.RLIM_INFINITY else soft

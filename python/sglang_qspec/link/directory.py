@@ -63,11 +63,11 @@ def check_private_or_absent(endpoint: str, directory: str) -> None:
 
 
 def check_parent(endpoint: str, parent: str) -> None:
-    """Raise LinkError if another user can replace a directory that this user makes in `parent`."""
+    """Raise LinkError if another user could replace a new directory of this user in `parent`."""
     try:
         _check_above(endpoint, _resolve(endpoint, os.path.abspath(parent)))
     except OSError as error:
-        raise LinkError(f"no private directory in {parent!r}: {error}") from None
+        raise LinkError(f"cannot create a private directory in {parent!r}: {error}") from None
 
 
 def _resolve(endpoint: str, directory: str) -> str:
@@ -109,7 +109,7 @@ def _check_above(endpoint: str, directory: str) -> None:
     if mode & _WRITABLE and not mode & stat.S_ISVTX:
         name = shlex.quote(directory)
         raise LinkError(
-            f"the endpoint is {endpoint!r}, but other users can write to {directory!r}, and "
+            f"the endpoint is {endpoint!r}, but other users can write to {directory!r} and "
             f"replace its contents: run `chmod go-w {name}`, or `chmod +t {name}` if all users "
-            "are to write to it"
+            "must be able to write to it"
         )

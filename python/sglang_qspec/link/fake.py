@@ -1,8 +1,7 @@
-"""A simulated sidecar within the process, for tests: scripted drafts and injected failures.
+"""A simulated sidecar within one process, for tests: scripted drafts and injected failures.
 
-Time passes only in `receive`: each call is one poll, and delays are counted in polls, so runs are
-deterministic. All messages pass through the real codec, so the fake rejects what the real link
-rejects.
+Time is counted in polls, and each call of `receive` is one poll, so runs are deterministic. All
+messages pass through the real codec, so the fake rejects the messages that the real link rejects.
 """
 
 from __future__ import annotations
@@ -37,33 +36,34 @@ from sglang_qspec.messages import (
 )
 
 Script = Callable[[Submit], Sequence[Sequence[int]]]
-"""The completions of one request, most likely first; those over what it asks for are cut."""
+"""Returns the completions of one request, the most likely first. Completions and tokens beyond the
+limits of the Submit are dropped."""
 
 logger = logging.getLogger(__name__)
 
 
 def no_drafts(_: Submit) -> Sequence[Sequence[int]]:
-    """The script of a sidecar that never drafts anything."""
+    """Script of a sidecar that drafts nothing."""
     return ()
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """A frame from the sidecar. Times are in polls."""
+class _InFlight:
+    """A frame from the sidecar that is not delivered yet. Times are in polls."""
 
     sent_at: int
     arrives_at: int
     frame: bytes
     submission: int | None = None
-    """The submission that it was drafted for; None for what a test injects."""
+    """The submission of a draft; None for frames that a test injects."""
 
 
 class FakeSidecarLink:
-    """A `Link` whose sidecar does what `script` and the calls below say.
+    """A `Link` to a simulated sidecar, controlled by `script` and the methods below.
 
-    A Submit's completions are drafted side by side, in pieces of `chunk` tokens, a piece every
-    `interval` polls, and each piece is under way for `delay` polls. With 0 for both, the next
-    `receive` has them all.
+    The sidecar drafts all completions of a Submit in parallel. It sends `chunk` tokens of each
+    every `interval` polls, and a message arrives `delay` polls later. If both are 0, the next
+    `receive` returns all of them.
     """
 
     def __init__(
@@ -81,24 +81,24 @@ class FakeSidecarLink:
         self.interval = interval
         self.delay = delay
         self.drop_all = False
-        """While set, what the sidecar sends vanishes on its way."""
+        """While set, all messages from the sidecar are lost."""
         self.queue_full = False
-        """While set, `send` takes nothing."""
+        """While set, `send` returns LATER."""
         self.truncate_to: int | None = None
-        """Completions stop after so many tokens, and never say that they are finished."""
+        """Number of tokens after which completions stop unfinished; None means no limit."""
         self.submits: list[Submit] = []
-        """Every Submit that the sidecar got, over all its lives."""
+        """All received Submits, those before a `revive` included."""
         self.closes: list[Close] = []
-        """Every Close that the sidecar got, over all its lives."""
+        """All received Closes."""
         self.admits: list[Admit] = []
-        """Every Admit likewise."""
+        """All received Admits."""
         self.commits: list[Commits] = []
-        """Every Commits likewise; nothing is drafted for them, but `inject` may tell otherwise."""
+        """All received Commits. The sidecar drafts nothing for them; tests use `inject`."""
 
         self._welcome = Welcome(PROTOCOL, "fake", vocab_size, context_len)
         self._faults = Faults(logger)
         self._polls = 0
-        self._pending: list[_Parcel] = []  # by arrival
+        self._pending: list[_InFlight] = []  # by arrival
         self._alive = True
         self._closed = False
         self._refusal: str | None = None
@@ -107,7 +107,7 @@ class FakeSidecarLink:
         self._sidecar: Welcome | None = None
         self._heartbeat: Heartbeat | None = None
 
-    # The link.
+    # Methods of `Link`.
 
     @property
     def state(self) -> LinkState:
@@ -152,7 +152,7 @@ class FakeSidecarLink:
             self._note_malformed(error)
             return Delivery.NEVER
         try:
-            self._hear(
+            self._handle(
                 decode_to_sidecar(frame, self._welcome.vocab_size, self._note_malformed, max_bytes)
             )
         except LinkError as error:
@@ -162,8 +162,8 @@ class FakeSidecarLink:
     def _note_malformed(self, error: LinkError) -> None:
         self._faults.note("malformed message", error)
 
-    def _hear(self, message: ToSidecar) -> None:
-        """The sidecar has got a message."""
+    def _handle(self, message: ToSidecar) -> None:
+        """Handle one message as the sidecar."""
         match message:
             case Submit():
                 self.submits.append(message)
@@ -190,9 +190,9 @@ class FakeSidecarLink:
         for _ in range(limit):
             if not self._pending or self._pending[0].arrives_at > self._polls:
                 break
-            parcel = self._pending.pop(0)
+            delivered = self._pending.pop(0)
             try:
-                message = decode_from_sidecar(parcel.frame, self._welcome.vocab_size)
+                message = decode_from_sidecar(delivered.frame, self._welcome.vocab_size)
             except LinkError as error:
                 self._faults.note("malformed message", error)
                 continue
@@ -207,62 +207,62 @@ class FakeSidecarLink:
         self._session = None
         self._pending.clear()
 
-    # The mishaps.
+    # Failures.
 
     def die(self) -> None:
-        """The sidecar's process ends; what it had sent and not yet delivered is lost."""
+        """End the sidecar's process; messages that are not delivered yet are lost."""
         self._alive = False
         self._session = None
         self._pending.clear()
 
     def revive(self) -> None:
-        """Another sidecar starts, which knows nothing; the next `receive` finds it."""
+        """Start another sidecar, which knows no submissions; the next `receive` connects to it."""
         self.die()
         self._alive = True
         self._refusal = None
 
     def refuse(self, reason: str) -> None:
-        """The sidecar turns out not to fit the target."""
+        """Let the sidecar refuse the server."""
         self._refusal = reason
         self._session = None
         self._pending.clear()
 
     def reorder(self, seed: int = 0) -> None:
-        """Shuffle what is to come: the same times, other messages."""
+        """Shuffle the messages that are not delivered yet; the times of arrival stay."""
         shuffled = random.Random(seed).sample(self._pending, len(self._pending))
         self._pending = [
-            replace(other, sent_at=parcel.sent_at, arrives_at=parcel.arrives_at)
-            for parcel, other in zip(self._pending, shuffled, strict=True)
+            replace(other, sent_at=pending.sent_at, arrives_at=pending.arrives_at)
+            for pending, other in zip(self._pending, shuffled, strict=True)
         ]
 
     def duplicate(self) -> None:
-        """Everything that is to come comes twice."""
-        self._pending = [parcel for parcel in self._pending for _ in range(2)]
+        """Deliver each pending message twice."""
+        self._pending = [pending for pending in self._pending for _ in range(2)]
 
     def inject(self, message: FromSidecar) -> None:
-        """Have the sidecar send any message, sensible or not."""
+        """Let the sidecar send `message`, valid or not."""
         self.inject_frame(encode(message))
 
     def inject_frame(self, frame: bytes) -> None:
-        """Have the sidecar send any bytes."""
-        self._post(_Parcel(self._polls, self._polls + 1 + self.delay, frame))
+        """Let the sidecar send any bytes."""
+        self._post(_InFlight(self._polls, self._polls + 1 + self.delay, frame))
 
     def inject_stale(self, submit: Submit, base_len: int, token_ids: Sequence[int]) -> None:
-        """A greedy draft for `submit` that continues from another `base_len`."""
+        """Send a greedy draft for `submit` that continues from another `base_len`."""
         self.inject(Drafted(submit.submission, 0, base_len, 0, list(token_ids), True))
 
     def inject_foreign(self, token_ids: Sequence[int]) -> None:
-        """A draft for a submission that there never was."""
+        """Send a draft for a submission that does not exist."""
         submission = 1 + max((submit.submission for submit in self.submits), default=0)
         self.inject(Drafted(submission, 0, 0, 0, list(token_ids), True))
 
     def inject_out_of_vocabulary(self, submit: Submit) -> None:
-        """A draft for `submit` with a token id that does not exist."""
+        """Send a draft for `submit` with a token id outside the vocabulary."""
         token_ids = [0, self._welcome.vocab_size]
         self.inject(Drafted(submit.submission, 0, submit.base_len, 0, token_ids, True))
 
     def _draft(self, submit: Submit) -> None:
-        """Post the drafts of `submit`, piece by piece."""
+        """Send the drafts of `submit` in pieces of `chunk` tokens."""
         for index, completion in enumerate(self.script(submit)[: submit.completions]):
             wanted = list(completion[: submit.max_new_tokens])
             kept = wanted[: self.truncate_to]
@@ -272,7 +272,7 @@ class FakeSidecarLink:
                 drafted = Drafted(submit.submission, index, submit.base_len, start, piece, finished)
                 sent_at = self._polls + (start // self.chunk) * self.interval
                 self._post(
-                    _Parcel(
+                    _InFlight(
                         sent_at,
                         sent_at + 1 + self.delay,
                         encode(drafted),
@@ -281,14 +281,14 @@ class FakeSidecarLink:
                 )
 
     def _forget(self, close: Close) -> None:
-        """Stop drafting a closed request; what is under way still comes."""
+        """Stop drafting for a closed submission; messages that are sent already still arrive."""
         self._pending = [
-            parcel
-            for parcel in self._pending
-            if parcel.submission != close.submission or parcel.sent_at <= self._polls
+            pending
+            for pending in self._pending
+            if pending.submission != close.submission or pending.sent_at <= self._polls
         ]
 
-    def _post(self, parcel: _Parcel) -> None:
+    def _post(self, pending: _InFlight) -> None:
         if self.drop_all:
             return
-        bisect.insort(self._pending, parcel, key=lambda parcel: parcel.arrives_at)
+        bisect.insort(self._pending, pending, key=lambda other: other.arrives_at)

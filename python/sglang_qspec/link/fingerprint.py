@@ -16,7 +16,7 @@ def fingerprint(vocabulary: Mapping[str, int], added: Mapping[str, int] | None =
     which pad model vocabularies, do not count. Neither do merges and normalizers: they affect how
     text becomes ids, not the text of an id.
 
-    Raises LinkError when the vocabulary is empty, a token has two ids, or an id is negative.
+    Raises LinkError if the vocabulary is empty, a token has two ids, or an id is negative.
     """
     tokens = dict(vocabulary)
     for token, token_id in (added or {}).items():

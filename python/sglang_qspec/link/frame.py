@@ -1,7 +1,7 @@
 """Encodes and decodes messages, and rejects malformed ones.
 
-Peers are not trusted: msgspec checks the types, and this module checks the ranges that the rest of
-the package relies on.
+Peers are not trusted. msgspec checks the types, and this module checks the ranges on which the rest
+of the package relies.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from sglang_qspec.messages import (
 )
 
 MAX_LENGTH = (1 << 31) - 1
-"""Lengths and positions, in tokens, fit a signed 32-bit integer."""
+"""Maximum of lengths and positions in tokens; it fits a signed 32-bit integer."""
 MAX_NUMBER = (1 << 63) - 1
-"""Numbers of submissions fit a signed 64-bit integer."""
+"""Maximum of submission numbers; it fits a signed 64-bit integer."""
 MAX_STEP_TIMES = 64
 """Maximum number of pass sizes in one Heartbeat."""
 MAX_ROUNDING = 1e-3
 """Maximum deviation of the sum of probabilities from 1; the server divides them by the sum."""
 MAX_NAME_CHARS = 4096
-"""Maximum length of a model's name, a reason or any other text, in characters."""
+"""Maximum length of a text in a message, such as a model name or a reason, in characters."""
 
 _encoder = msgspec.msgpack.Encoder()
 _from_sidecar = msgspec.msgpack.Decoder(FromSidecar)
@@ -58,9 +58,9 @@ _to_sidecar = msgspec.msgpack.Decoder(ToSidecar)
 _commit = msgspec.msgpack.Decoder(Commit)
 
 _CANNOT_ENCODE = (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError)
-"""A text with a lone surrogate, which JSON allows, is a UnicodeError."""
+"""UnicodeError: a text has a lone surrogate, which JSON allows."""
 _CANNOT_DECODE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Deeply nested data in a field that the schema does not have is a RecursionError."""
+"""RecursionError: a field outside the schema has deeply nested data."""
 
 
 class _Entries(msgspec.Struct, frozen=True, tag="commits"):
@@ -72,13 +72,13 @@ class _Entries(msgspec.Struct, frozen=True, tag="commits"):
 _entries = msgspec.msgpack.Decoder(_Entries)
 
 Report = Callable[[LinkError], None]
-"""Takes note of a part of a message that the protocol does not allow."""
+"""Called for each entry of a message that violates the protocol."""
 
 
 def encode(message: ToSidecar | FromSidecar, max_bytes: int = MAX_FROM_SIDECAR_BYTES) -> bytes:
     """Encode a message as one frame.
 
-    Raises LinkError when the message cannot be encoded or takes more than `max_bytes`.
+    Raises LinkError if the message cannot be encoded or takes more than `max_bytes`.
     """
     try:
         frame = _encoder.encode(message)
@@ -93,9 +93,9 @@ def encode(message: ToSidecar | FromSidecar, max_bytes: int = MAX_FROM_SIDECAR_B
 
 
 def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
-    """Decode and check what a sidecar sent.
+    """Decode and check a message from a sidecar.
 
-    Raises LinkError when the protocol does not allow it.
+    Raises LinkError if it violates the protocol.
     """
     _check_size(frame, MAX_FROM_SIDECAR_BYTES)
     try:
@@ -125,10 +125,10 @@ def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
 
 
 def decode_to_sidecar(frame: bytes, vocab_size: int, report: Report, max_bytes: int) -> ToSidecar:
-    """Decode and check what a server sent, in a frame of at most `max_bytes`.
+    """Decode and check a message from a server, in a frame of at most `max_bytes`.
 
-    An entry of `Commits` that the protocol does not allow is left out and given to `report`; the
-    other entries stay. Raises LinkError when the protocol does not allow the message as a whole.
+    Drops each entry of `Commits` that violates the protocol, and passes its error to `report`.
+    Raises LinkError if the message as a whole violates the protocol.
     """
     _check_size(frame, max_bytes)
     try:
@@ -152,7 +152,7 @@ def decode_to_sidecar(frame: bytes, vocab_size: int, report: Report, max_bytes: 
 
 
 def _entry_by_entry(frame: bytes, vocab_size: int, report: Report, error: Exception) -> Commits:
-    """Decode the entries of a malformed Commits one by one; any other message is refused."""
+    """Decode the entries of a malformed Commits one by one; raises LinkError for other messages."""
     try:
         entries = _entries.decode(frame).requests
     except _CANNOT_DECODE:
@@ -167,7 +167,7 @@ def _entry_by_entry(frame: bytes, vocab_size: int, report: Report, error: Except
 
 
 def _allowed_commits(commits: list[Commit], vocab_size: int, report: Report) -> Commits:
-    """The entries that the protocol allows."""
+    """Return the entries that satisfy the protocol, and report the others."""
     _check_range("the length of Commits.requests", len(commits), 0, MAX_COMMITS)
     allowed = []
     for commit in commits:
@@ -227,8 +227,8 @@ def _check_drafted(drafted: Drafted, vocab_size: int) -> None:
 def _check_candidates(drafted: Drafted, vocab_size: int) -> None:
     if len(drafted.candidates) != len(drafted.token_ids):
         raise LinkError(
-            f"Drafted.candidates are those of {len(drafted.candidates)} tokens, but must be those "
-            f"of all {len(drafted.token_ids)} or of none"
+            f"Drafted.candidates has the length {len(drafted.candidates)}, but must have that of "
+            f"Drafted.token_ids ({len(drafted.token_ids)}) or be empty"
         )
     for token_id, candidates in zip(drafted.token_ids, drafted.candidates, strict=True):
         _check_candidates_of(token_id, candidates, vocab_size)
@@ -240,8 +240,8 @@ def _check_candidates_of(token_id: int, candidates: Candidates, vocab_size: int)
     _check_token_ids("Candidates.token_ids", token_ids, vocab_size)
     if len(set(token_ids)) != len(token_ids) or token_id not in token_ids:
         raise LinkError(
-            f"Candidates.token_ids are {token_ids}, but must be different and have the drafted "
-            f"token {token_id} among them"
+            f"Candidates.token_ids is {token_ids}, but must contain the drafted token {token_id} "
+            "and no token twice"
         )
     if len(probs) != len(token_ids):
         raise LinkError(
@@ -249,11 +249,11 @@ def _check_candidates_of(token_id: int, candidates: Candidates, vocab_size: int)
             f"Candidates.token_ids ({len(token_ids)})"
         )
     total = sum(probs)
-    # A NaN among them makes the total one, and no comparison with a NaN holds.
+    # If a probability is NaN, so is the total, and every comparison with NaN is false.
     if not (abs(total - 1) <= MAX_ROUNDING and min(probs) > 0 and max(probs) <= 1):
         raise LinkError(
             f"Candidates.probs are from {min(probs)} to {max(probs)} and sum to {total}, but must "
-            "be over 0 and sum to 1"
+            "be above 0 and sum to 1"
         )
 
 
@@ -277,7 +277,7 @@ def _check_seeded(seeded: SeededSampling) -> None:
 
 def _check_size(frame: bytes, max_bytes: int) -> None:
     if len(frame) > max_bytes:
-        raise LinkError(f"a frame of {len(frame)} bytes, but at most {max_bytes} are read")
+        raise LinkError(f"a frame has {len(frame)} bytes, but may have at most {max_bytes}")
 
 
 def _check_range(field: str, value: float, low: float, high: int | None = None) -> None:
@@ -287,12 +287,12 @@ def _check_range(field: str, value: float, low: float, high: int | None = None) 
 
 
 def _check_temperature(field: str, value: float) -> None:
-    """A draw divides by it in float32."""
+    """Check a temperature; sampling divides the logits by it in float32."""
     _check_range(field, value, MIN_TEMPERATURE)
 
 
 def _check_share(field: str, value: float) -> None:
-    if not 0 <= value <= 1:  # nor is a NaN
+    if not 0 <= value <= 1:  # refuses NaN too
         raise LinkError(f"{field} is {value}, but must be from 0 to 1")
 
 

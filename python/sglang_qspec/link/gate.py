@@ -13,7 +13,7 @@ _VERSION = b"1.0"
 
 
 class Gate:
-    """Answers ZMQ's authentication request for each connection: is this the servers' key?
+    """Answers ZMQ's authentication requests: it admits a connection with the servers' key.
 
     It has no thread: the owner calls `answer` when `socket` is readable.
     """
@@ -43,7 +43,7 @@ class Gate:
                 return turned_away
             envelope, fields = _split(question)
             if len(fields) < 2:
-                # No return address or request id to answer to. ZMQ sends no such message.
+                # Without a return address or request id there is no answer. ZMQ never sends this.
                 turned_away += 1
                 continue
             version, request_id, *details = fields

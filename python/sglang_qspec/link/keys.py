@@ -1,13 +1,14 @@
 """The key file that authenticates both ends of a link over TCP.
 
-One file for both ends, to be copied over a channel that is already trusted. It holds a CURVE key
-pair for the sidecar and another for its servers: whoever has the file may draft and be drafted
-for, and nobody else.
+Both ends use the same file; copy it over a trusted channel. It holds a CURVE key pair for the
+sidecar and another for its servers. A process without the file can be neither a sidecar nor a
+server of this link.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 
 import msgspec
@@ -17,12 +18,13 @@ from sglang_qspec.errors import LinkError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _KEY_CHARS = 40
-"""A CURVE key in Z85: 32 bytes."""
+"""Length of a CURVE key, 32 bytes, in Z85."""
 _MAX_FILE_BYTES = 4096
+"""Maximum number of bytes that `load` reads."""
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Both ends' key pairs, each key in Z85 (40 ASCII characters)."""
+    """The key pairs of both ends, each key in Z85 (40 ASCII characters)."""
 
     sidecar_public: str
     sidecar_secret: str
@@ -34,9 +36,9 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def create(path: str | os.PathLike[str]) -> Keys:
-    """Write a new key file, readable by its owner only.
+    """Write a new key file with mode 0600, and return its keys.
 
-    Raises LinkError when the file exists or cannot be written.
+    Raises LinkError if the file exists or cannot be written.
     """
     pairs = (zmq.curve_keypair(), zmq.curve_keypair())
     keys = Keys(*(key.decode("ascii") for pair in pairs for key in pair))
@@ -52,8 +54,8 @@ def create(path: str | os.PathLike[str]) -> Keys:
 def load(path: str | os.PathLike[str]) -> Keys:
     """Read a key file.
 
-    Raises LinkError when it cannot be read, when others than its owner may read or change it, or
-    when it holds anything but the keys.
+    Raises LinkError if the file cannot be read, is accessible to other users, or is not a valid key
+    file.
     """
     name = repr(os.fspath(path))
     try:
@@ -64,13 +66,13 @@ def load(path: str | os.PathLike[str]) -> Keys:
         raise LinkError(f"the key file {name} cannot be read: {error}") from None
     if status.st_mode & _OTHERS:
         raise LinkError(
-            f"the key file {name} has the mode {stat.S_IMODE(status.st_mode):04o}, but nobody "
-            "except its owner may have access: chmod 600"
+            f"the key file {name} has the mode {stat.S_IMODE(status.st_mode):04o}, but only its "
+            f"owner may have access: run `chmod 600 {shlex.quote(os.fspath(path))}`"
         )
     try:
         keys = msgspec.json.decode(text, type=Keys)
     except (msgspec.MsgspecError, UnicodeError):
-        # The error would quote the file, which may be some other secret.
+        # The error is not shown: it would quote the file, which may hold another secret.
         raise LinkError(f"{name} is not a key file; `qspec keys PATH` writes one") from None
     _check(keys, name)
     return keys

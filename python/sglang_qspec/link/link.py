@@ -8,7 +8,7 @@ from typing import Protocol
 from sglang_qspec.messages import FromSidecar, Heartbeat, ToSidecar, Welcome
 
 POLL_BUDGET_S = 0.002
-"""Time, in seconds, after which a poll reads no further message. Decoding and checking a frame of
+"""Time, in seconds, after which a poll reads no further message. To decode and check a frame of
 maximum size takes about 2 ms, so a poll takes at most about 4 ms."""
 
 

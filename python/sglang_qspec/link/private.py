@@ -1,9 +1,9 @@
 """Private ipc endpoints: a directory for each server that starts its own sidecar.
 
-The directory holds the socket, `link`, and the lock file `owner`. The server holds the lock as long
-as it lives; the kernel frees it when the server is killed. A free lock is the sign that a directory
-is abandoned. A process id would not be one: it is used again, and means nothing in another
-container that shares the directory.
+The directory holds the socket `link` and the lock file `owner`. The server holds the lock until it
+ends, and the kernel frees the lock of a killed server. So a directory with a free lock is
+abandoned. A process id would not show this: ids are reused, and another container that shares the
+directory has other ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_qspec.link.directory import check_parent
 
 _PREFIX = "qspec-"
 _NAME = re.compile(_PREFIX + "[a-z0-9_]{8}")
-"""Names that `tempfile.mkdtemp` gives."""
+"""Names that `tempfile.mkdtemp` generates with the prefix."""
 _SOCKET = "link"
 _OWNER = "owner"
 _UNLOCKED_OWNER = "owner.new"
@@ -32,29 +32,29 @@ logger = logging.getLogger(__name__)
 
 
 class PrivateEndpoint:
-    """An ipc address in a fresh directory that only this user can enter.
+    """An ipc address in a new directory that only this user can enter.
 
-    `close` removes the directory; so does leaving the context.
+    `close` and the end of the context remove the directory.
     """
 
     def __init__(self, directory: str | None = None) -> None:
-        """Make the directory inside `directory`, by default the one for temporary files.
+        """Create the directory inside `directory`, by default in the one for temporary files.
 
-        Raises LinkError when that cannot be done, when the path of a socket there is too long, or
-        when other users could exchange the directory.
+        Raises LinkError if the directory cannot be created, if the path of its socket would be too
+        long, or if another user could replace the directory.
         """
         parent = _first_allowed([directory] if directory is not None else _parents())
         self._owner: int | None = None
-        """Descriptor that holds the lock."""
+        """File descriptor of the lock file, which holds the lock; None after `close`."""
         try:
             self.directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
             self._owner = _lock_new(self.directory)
         except OSError as error:
-            raise LinkError(f"no private directory in {parent!r}: {error}") from None
+            raise LinkError(f"cannot create a private directory in {parent!r}: {error}") from None
 
     @property
     def address(self) -> str:
-        """What both ends are given: `ipc://` and a path."""
+        """Address of the endpoint for both ends: `ipc://` and a path."""
         return IPC + os.path.join(self.directory, _SOCKET)
 
     def close(self) -> None:
@@ -77,14 +77,14 @@ class PrivateEndpoint:
 
 
 def private_endpoint() -> PrivateEndpoint:
-    """A fresh private ipc address, for a server that starts its own sidecar."""
+    """Return a new private ipc address, for a server that starts its own sidecar."""
     return PrivateEndpoint()
 
 
 def remove_private(endpoint: str) -> None:
-    """Remove the directory of `endpoint` if a PrivateEndpoint made it; else do nothing.
+    """Remove the directory of `endpoint` if a PrivateEndpoint created it; otherwise do nothing.
 
-    A server is often killed and cannot clean up; its sidecar, which outlives it by a moment, can.
+    The sidecar calls this when its server is gone, because a killed server cannot clean up.
     """
     directory, name = os.path.split(endpoint.removeprefix(IPC))
     if endpoint.startswith(IPC) and name == _SOCKET:
@@ -92,25 +92,28 @@ def remove_private(endpoint: str) -> None:
 
 
 def sweep_abandoned() -> None:
-    """Remove the directories of servers of this user that were killed.
+    """Remove the directories of this user's servers that were killed.
 
-    Several processes may sweep at the same time, and make directories meanwhile.
+    Several processes may call this at the same time, and others may create directories meanwhile.
     """
     for parent in dict.fromkeys(map(os.path.realpath, _parents())):
         for name in _entries(parent):
             directory = os.path.join(parent, name)
             if _is_ours(directory) and _is_abandoned(directory):
                 _remove(directory)
-                logger.info("removed %s, which a killed server had left behind", directory)
+                logger.info("removed %s, the directory of a killed server", directory)
 
 
 def _parents() -> list[str]:
-    # A long TMPDIR is common (a test's, a batch system's), and /tmp serves as well.
+    # TMPDIR is often too long for a socket path, for example under a batch system.
     return [tempfile.gettempdir(), "/tmp"]
 
 
 def _first_allowed(parents: list[str]) -> str:
-    """The first of these in which a private endpoint can be; LinkError of the first if none."""
+    """Return the first directory in which a private endpoint can be.
+
+    If there is none, raises LinkError with the reason for the first directory.
+    """
     refusals = []
     for parent in parents:
         # mkdtemp adds eight random characters to the prefix.
@@ -118,7 +121,7 @@ def _first_allowed(parents: list[str]) -> str:
         path = os.path.join(directory, _SOCKET)
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             refusals.append(
-                f"the path of a socket in {parent!r} would be too long, but may have at most "
+                f"the path of a socket in {parent!r} is too long: it may have at most "
                 f"{MAX_PATH_BYTES} bytes"
             )
             continue
@@ -132,7 +135,10 @@ def _first_allowed(parents: list[str]) -> str:
 
 
 def _lock_new(directory: str) -> int:
-    """Make the lock file; the descriptor that holds the lock. Nobody sees the file unlocked."""
+    """Create the lock file and return the descriptor that holds the lock.
+
+    The file gets its name only when it is locked, so no sweep sees it unlocked.
+    """
     unlocked = os.path.join(directory, _UNLOCKED_OWNER)
     descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -141,7 +147,7 @@ def _lock_new(directory: str) -> int:
 
 
 def _is_ours(directory: str) -> bool:
-    """Whether it has the name, the mode and the entries of a PrivateEndpoint of this user."""
+    """Whether name, owner, mode and entries are those of a PrivateEndpoint of this user."""
     try:
         status = os.lstat(directory)
     except OSError:
@@ -156,7 +162,7 @@ def _is_ours(directory: str) -> bool:
 
 
 def _is_abandoned(directory: str) -> bool:
-    """Whether nobody holds the lock. A directory is never locked again once its lock is free."""
+    """Whether the lock is free. Nothing locks a directory again once its lock is free."""
     path = os.path.join(directory, _OWNER)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -172,11 +178,11 @@ def _is_abandoned(directory: str) -> bool:
 
 
 def _remove(directory: str) -> None:
-    """Remove a directory of ours with what we put there, and nothing else."""
+    """Remove the directory of a PrivateEndpoint, but no files other than its own."""
     if not _is_ours(directory):
         return
     with contextlib.suppress(OSError):
-        # The lock goes last: a sweep that is interrupted leaves what the next one finds.
+        # The lock file last, so that a later sweep finds the directory if this one is interrupted.
         for name in (_SOCKET, _OWNER):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))

@@ -39,14 +39,14 @@ FORGET_AFTER_S = 10.0
 SEND_QUEUE = 16384
 """Maximum number of messages queued for one slow server."""
 RECEIVE_QUEUE = (64, 1024)
-"""Bounds of the number of messages queued from one server; further messages wait at the server."""
+"""Bounds of the receive queue of one server in messages; further messages wait at the server."""
 RECEIVE_QUEUE_BYTES = 64 << 20
-"""Approximate limit of this queue in bytes, if all messages have the maximum size."""
+"""Approximate limit of the receive queue in bytes, if all messages have the maximum size."""
 RECEIVE_BUDGET_S = 0.01
-"""Time, in seconds, after which `receive` reads no further message. ZMQ takes one message of each
-server in turn, so a busy server delays each message of another by one of its own."""
+"""Time, in seconds, after which `receive` reads no further message. ZMQ reads one message of each
+server in turn, so a busy server delays each message of another server by one message."""
 HEARTBEAT_S = 0.2
-"""Listened time, in seconds, for which one Heartbeat answers the Pings of all servers."""
+"""Listened time, in seconds, for which the same Heartbeat answers the Pings of all servers."""
 MAX_PEERS = 256
 """Maximum number of servers."""
 
@@ -87,7 +87,7 @@ class LinkServer:
         `welcome` and `fingerprint` describe the draft model and its tokenizer; `heartbeat` is
         called for each Ping. `forget_after_s` is in seconds, `send_queue` in messages.
 
-        Raises LinkError when `endpoint` is not allowed or cannot be bound.
+        Raises LinkError if `endpoint` is not allowed or cannot be bound.
         """
         check_bind(endpoint, keys)
         self._welcome = welcome
@@ -153,14 +153,14 @@ class LinkServer:
     def receive(self, timeout_ms: int, limit: int = 1024) -> list[tuple[Peer, ToSidecar]]:
         """Wait at most `timeout_ms` (0: not at all) for messages, and read at most `limit`.
 
-        It stops reading after RECEIVE_BUDGET_S, so that servers cannot stop the drafting. It
-        answers Hello and Ping itself and does not return them.
+        It stops reading after RECEIVE_BUDGET_S, so that messages cannot stop the drafting. It
+        answers Hello and Ping messages itself and does not return them.
         """
         began = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
         now = self._listening.look(waited_s=time.monotonic() - began)
         if self._gate is not None and self._gate.socket in ready and self._gate.answer():
-            self._faults.note("rejected key", "a server without our key file tried to connect")
+            self._faults.note("rejected key", "a server with another key tried to connect")
         if self._connections.socket in ready and (closed := self._connections.look()):
             self._faults.note(
                 "closed connections", f"{closed} without a server: over {self._connections.limit}"
@@ -178,7 +178,8 @@ class LinkServer:
             if item is not None:
                 received.append(item)
             if time.monotonic() >= until:
-                # Messages may be queued, but ZMQ takes turns: after this silence a server is gone.
+                # Messages may be queued. But ZMQ reads from all servers in turn, so a server that
+                # is silent for this long is gone.
                 self._forget_silent(now - 2 * self._forget_after_s)
                 break
         return received
@@ -220,7 +221,7 @@ class LinkServer:
         return False
 
     def _read(self, frames: list[bytes], now: float) -> tuple[Peer, ToSidecar] | None:
-        """Handle one message; return sender and message if they are for the caller."""
+        """Handle one message; return its sender and the message if the caller must handle it."""
         routing_id = frames[0]
         try:
             if len(frames) != 2:

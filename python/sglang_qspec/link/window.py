@@ -1,7 +1,7 @@
 """Counts the bytes sent to the sidecar that it has not confirmed to have read.
 
-A queue that is limited in messages may hold gigabytes of long prompts. Messages arrive in order,
-so the answer to a Ping confirms all bytes sent before it; bytes sent later are unconfirmed.
+A limit in messages is not enough, because a queue of long prompts may hold gigabytes. Messages
+arrive in order, so the answer to a Ping confirms all bytes that were sent before the Ping.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints: the demo models, and quantized drafts of any local model."""
+"""Checkpoints: the demo models, and quantized draft models of any local model."""
 
 from sglang_qspec.models.demo import DemoModels, demo_models
 from sglang_qspec.models.quantize import quantize

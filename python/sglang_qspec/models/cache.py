@@ -1,8 +1,8 @@
 """A cache of checkpoints that are built once per machine.
 
-A folder in the cache is complete or absent: it is built under a temporary name and then renamed. It
-has a manifest with the size and SHA-256 of every file. If several processes need the same folder,
-one builds it and the others wait.
+A folder in the cache is complete or absent: it is built under a temporary name and then renamed.
+Its manifest has the size and SHA-256 of every file. If several processes need the same folder, one
+builds it and the others wait.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 MANIFEST = "qspec-manifest.json"
 
 Recipe = Mapping[str, str | int | None]
-"""Everything that determines the content of a folder; each recipe has a folder of its own."""
+"""Everything that determines the content of a folder; each recipe has its own folder."""
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The cache folder: `$SGLANG_QSPEC_CACHE`, or a folder in the user's cache."""
+    """Return the cache folder: `$SGLANG_QSPEC_CACHE`, or a folder in the user's cache."""
     given = environ.get(ENV_PREFIX + "CACHE")
     if given:
         return Path(given).expanduser().absolute()
@@ -38,9 +38,9 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def cached(name: str, recipe: Recipe, build: Callable[[Path], None]) -> Path:
-    """The cache's folder for `recipe`, built by `build` if it is absent or damaged.
+    """Return the cache's folder for `recipe`; `build` builds it if it is absent or damaged.
 
-    `build` gets an empty folder to fill. Its exceptions propagate, and leave no folder behind.
+    `build` fills an empty folder. If it raises, the exception propagates and no folder remains.
     """
     text = json.dumps(dict(recipe), sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -48,7 +48,7 @@ def cached(name: str, recipe: Recipe, build: Callable[[Path], None]) -> Path:
 
 
 def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Return `folder`, built by `build` unless it exists and matches its manifest."""
+    """Return `folder`; `build` builds it unless it exists and matches its manifest."""
     if is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
         if is_complete(folder):  # another process built it while this one waited
             return folder
         prefix = f".{folder.name}.tmp-"
-        for abandoned in folder.parent.glob(f"{prefix}*"):  # under the lock: its process is dead
+        for abandoned in folder.parent.glob(f"{prefix}*"):  # its process is dead: the lock was free
             shutil.rmtree(abandoned, ignore_errors=True)
         draft = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         try:
@@ -65,7 +65,7 @@ def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
             build(content)
             _write_manifest(content)
             if folder.exists():
-                logger.warning("%s does not match its manifest; it is built again", folder)
+                logger.warning("%s does not match its manifest, so it was built again", folder)
                 folder.rename(draft / "damaged")
             content.rename(folder)
         finally:
@@ -87,7 +87,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -23,7 +23,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"
 CONVERSION = 1
-"""Version of the conversion; a new number makes older results in the cache unused."""
+"""Version of the conversion; increase it to rebuild the cached checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ def demo_models() -> DemoModels:
 
 
 def demo_target() -> Path:
-    """The folder of the target's checkpoint."""
+    """Return the folder of the target's checkpoint; the first call builds it."""
     recipe: Recipe = {"file": FILE_SHA256, "conversion": CONVERSION}
     return cached(NAME, recipe, _convert)
 
 
 def demo_draft(bits: int) -> Path:
-    """The target quantized, symmetric, round to nearest: 8 bits per channel, or 4 by group.
+    """Return the folder of the target quantized to `bits`: 8 per channel, or 4 per group.
 
-    The GGUF file's weights are 4-bit asymmetric in groups of 32. A draft on that grid would equal
-    the target, but the grids here are symmetric.
+    Weights are rounded to nearest on a symmetric grid. The GGUF file has an asymmetric 4-bit grid
+    in groups of 32; a draft model on that grid would equal the target.
     """
     return quantize(demo_target(), bits)
 
@@ -72,7 +72,10 @@ def _convert(folder: Path) -> None:
 
 @functools.cache
 def gguf_file() -> Path:
-    """The installed GGUF file, its checksum verified."""
+    """Return the path of the installed GGUF file, after a check of its SHA-256.
+
+    Raises QSpecError if the package is not installed or the file is damaged.
+    """
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:

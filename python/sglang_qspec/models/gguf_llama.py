@@ -1,7 +1,7 @@
-"""A Llama model in a GGUF file, as a Hugging Face checkpoint.
+"""Converts a Llama model in a GGUF file to a Hugging Face checkpoint.
 
-Weights are dequantized by the `gguf` package in float32 and rounded once, to bfloat16. Names and
-the order of the rotary halves follow llama.cpp's `convert_hf_to_gguf.py`, backwards.
+The `gguf` package dequantizes the weights to float32, and this module rounds them to bfloat16.
+Tensor names and rotary order are converted by the inverse of llama.cpp's `convert_hf_to_gguf.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IN_BLOCK = {
 def convert(reader: GGUFReader, folder: Path) -> None:
     """Write the model, its configuration, tokenizer and chat template into an empty folder.
 
-    Raises QSpecError if the file holds another architecture or an unknown tensor.
+    Raises QSpecError if the file has another architecture, or an unknown tensor or tokenizer.
     """
     config = model_config(reader)
     weights = dict(tensors(reader, config))
@@ -57,7 +57,7 @@ def convert(reader: GGUFReader, folder: Path) -> None:
 
 
 def model_config(reader: GGUFReader) -> dict[str, Any]:
-    """The content of `config.json`."""
+    """Return the content of `config.json`."""
     architecture = _value(reader, "general.architecture")
     if architecture != "llama":
         raise QSpecError(f"the GGUF file's architecture is {architecture!r}, but must be 'llama'")
@@ -82,7 +82,7 @@ def model_config(reader: GGUFReader) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_hidden_layers": _value(reader, "llama.block_count"),
         "num_key_value_heads": _value(reader, "llama.attention.head_count_kv"),
-        # Stored in single precision; its shortest decimal is the number that was meant.
+        # The file stores it in float32; the shortest decimal is the original number.
         "rms_norm_eps": _shortest(_value(reader, "llama.attention.layer_norm_rms_epsilon")),
         "rope_theta": rope_theta,
         "rope_parameters": {"rope_theta": rope_theta, "rope_type": "default"},
@@ -95,7 +95,7 @@ def model_config(reader: GGUFReader) -> dict[str, Any]:
 
 
 def tensors(reader: GGUFReader, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights in bfloat16, [out, in], by their Hugging Face names."""
+    """Yield Hugging Face name and bfloat16 tensor of each weight; matrices are [out, in]."""
     for tensor in reader.tensors:
         weight = dequantize(tensor.data, tensor.tensor_type)
         if ".attn_q." in tensor.name:
@@ -110,12 +110,12 @@ def _hugging_face_name(name: str) -> str:
         return _OUTSIDE[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if match is None or match[2] not in _IN_BLOCK:
-        raise QSpecError(f"the GGUF file has a tensor {name!r}, which no Llama model has")
+        raise QSpecError(f"the GGUF file has the tensor {name!r}, which no Llama model has")
     return f"model.layers.{match[1]}.{_IN_BLOCK[match[2]]}.weight"
 
 
 def _halves_apart(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """From llama.cpp's rotary pairs (2i, 2i+1) to Hugging Face's (i, i + head_dim/2)."""
+    """Reorder rows: llama.cpp's rotary pairs are (2i, 2i+1), Hugging Face's (i, i + head_dim/2)."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file, as a Hugging Face fast tokenizer."""
+"""Converts the tokenizer in a GGUF file to a Hugging Face fast tokenizer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sglang_qspec.errors import QSpecError
 
 
 def tokenizer(reader: GGUFReader) -> Tokenizer:
-    """A byte-level BPE tokenizer that splits off single digits, as SmolLM's does.
+    """Return a byte-level BPE tokenizer that splits numbers into digits, as SmolLM's does.
 
-    Raises QSpecError for a file with any other kind of tokenizer.
+    Raises QSpecError if the file has another kind of tokenizer.
     """
     kind = (_contents(reader, "model"), _contents(reader, "pre"))
     if kind != ("gpt2", "smollm"):
@@ -39,7 +39,7 @@ def tokenizer(reader: GGUFReader) -> Tokenizer:
 
 
 def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
-    """The content of `tokenizer_config.json`, chat template included."""
+    """Return the content of `tokenizer_config.json`, chat template included."""
     tokens: list[str] = _contents(reader, "tokens")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,8 +1,8 @@
-"""Quantized drafts of a local checkpoint, written by auto-round in GPTQ layout.
+"""Quantized draft models of a local checkpoint, written by auto-round in GPTQ layout.
 
-Weights of the linear layers in the blocks become symmetric integers, rounded to nearest: no
-calibration data, no network, no GPU. Embeddings, norms and the LM head stay as they are, bit for
-bit; so do the tokenizer's files, since a draft must have its target's tokenizer.
+auto-round rounds the weights of the linear layers to nearest, on symmetric integer grids. It needs
+no calibration data, no network and no GPU. Embeddings, norms and the LM head stay the same, bit for
+bit. So do the tokenizer's files, since a draft model needs the tokenizer of its target.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 BITS = (4, 8)
 GROUP_SIZES = (128, 64, 32)
 METHOD = 1
-"""Version of the method; a new number makes older results in the cache unused."""
+"""Version of the method; increase it to rebuild cached checkpoints."""
 
 GroupSize = int | Literal["channel"]
 """Number of neighbouring weights of an output channel that share a scale; `channel` means all."""
@@ -47,19 +47,19 @@ _SHARED_FILES = (
 def quantize(
     model: Path, bits: int, group_size: GroupSize | None = None, output: Path | None = None
 ) -> Path:
-    """The folder of `model` quantized to `bits`, built if it does not exist.
+    """Return a folder with `model` quantized to `bits`, built if it does not exist.
 
-    `group_size` is by default one scale per channel for 8 bits, and for 4 bits the largest of 128,
-    64 and 32 that divides the model's widths. Without `output` the result is kept in the cache.
+    The default group size is `channel` for 8 bits. For 4 bits it is the largest of 128, 64 and 32
+    that divides the model's widths. The folder is `output`, or by default one in the cache.
 
-    Raises ConfigError for bits, a group size or a model folder that is not allowed, and QSpecError
-    if auto-round is not installed or `output` exists with other content.
+    Raises ConfigError if `bits`, `group_size` or the model folder is not allowed. Raises QSpecError
+    if auto-round is not installed or `output` exists and is not empty.
     """
     if bits not in BITS:
         raise ConfigError(f"bits is {bits}, but must be 4 or 8")
     config = _config(model)
     if "quantization_config" in config:
-        raise ConfigError(f"{model} is quantized already; use the unquantized checkpoint")
+        raise ConfigError(f"{model} is quantized already; give the unquantized checkpoint")
     group = _group(config, bits, group_size)
 
     def build(folder: Path) -> None:
@@ -67,7 +67,7 @@ def quantize(
 
     if output is not None:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise QSpecError(f"{output} exists already; choose a new folder, or remove it")
+            raise QSpecError(f"{output} exists already; give a new folder, or remove this one")
         return build_folder(output, build)
     recipe: Recipe = {
         "model": _fingerprint(model),
@@ -83,7 +83,7 @@ def _config(model: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((model / "config.json").read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"model is {str(model)!r}, but must be the folder of a local checkpoint, "
+            f"model is {str(model)!r}, but must be the folder of a local checkpoint "
             "with a config.json"
         ) from None
     return config
@@ -98,7 +98,7 @@ def _group(config: dict[str, Any], bits: int, asked: GroupSize | None) -> GroupS
         choices = ", ".join([*map(str, allowed), "channel"])
         raise ConfigError(
             f"group size is {asked}, but must be one of {choices}: "
-            f"it has to divide the model's widths {widths}"
+            f"it must divide the model's widths {widths}"
         )
     return asked
 
@@ -119,11 +119,11 @@ def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) ->
     except ModuleNotFoundError as error:
         raise QSpecError(
             f"quantizing needs {error.name}, which is not installed: "
-            "pip install 'sglang-qspec[quantize]'"
+            "run `pip install 'sglang-qspec[quantize]'`"
         ) from error
     logging.getLogger("autoround").setLevel(logging.ERROR)
     gc.collect()
-    gc.freeze()  # auto-round collects garbage after each layer; this skips all older objects
+    gc.freeze()  # auto-round collects garbage after each layer; older objects would slow it down
     try:
         with contextlib.redirect_stdout(sys.stderr):
             AutoRound(
@@ -133,7 +133,7 @@ def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) ->
                 sym=True,
                 iters=0,
                 disable_opt_rtn=True,
-                disable_model_free=True,  # model-free mode writes a layout of auto-round's own
+                disable_model_free=True,  # model-free mode writes another layout than GPTQ
                 device_map="cpu",
             ).quantize_and_save(str(folder / "written"), format="auto_gptq")
     finally:
@@ -142,7 +142,7 @@ def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) ->
 
 
 def _tidy(model: Path, folder: Path) -> None:
-    """Move what auto-round wrote to the top of `folder`, with the source's own parts restored."""
+    """Move auto-round's files to the top of `folder`, and restore the source's parts in them."""
     written = next((folder / "written").rglob("config.json")).parent
     for path in list(written.iterdir()):
         path.rename(folder / path.name)

@@ -14,13 +14,13 @@ OWN = 0.02
 SETTLED = 20
 """Passes of a size after which further ones also update the shared pace."""
 NEWS = 0.0005
-"""Weight with which a pass pulls the levels of other widths towards its own. So a width that is no
-longer used does not keep a bad level forever."""
+"""Weight with which a pass moves the levels of other widths towards its own. A width that is no
+longer used therefore does not keep a bad level forever."""
 FIRST_GAP, LONGEST_GAP = 4, 256
-"""Number of wider passes after which a plain one is due: the first number, doubled each time up to
-the longest. Plain passes are needed because wider ones are compared with them."""
+"""Number of wider passes after which a plain pass is due: FIRST_GAP at first, then twice the last
+number, up to LONGEST_GAP. The policy compares wider passes with plain ones."""
 FIRST_UNIT = 0.03
-"""Predicted seconds of a pass before any was measured."""
+"""Predicted seconds of a relative cost of 1, before any pass was measured."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,16 @@ class PassTimes:
 
     A size is a width and a binary order of magnitude of the batch size. `cost` gives the shape
     within a size, and measured passes give each size its level. A size without measurements takes
-    the level of the nearest size. What slows all passes, such as growing contexts or a shared
-    processor, goes into a common pace that every pass updates quickly. So sizes that are not in use
-    keep their relation to the others.
+    the level of the nearest size. Growing contexts or a shared processor slow down passes of all
+    sizes. The pace, a common factor that every pass updates quickly, follows such changes, so the
+    levels of unused sizes stay valid relative to the others.
     """
 
     def __init__(self, cost: PassCost = PassCost()) -> None:
         self.cost = cost
         self._levels: dict[tuple[int, int], _Level] = {}
         self._pace = 1.0
-        """Factor on all levels, for changes that all sizes share."""
+        """Factor on all levels."""
         self._turns: dict[int, _Turn] = {}
 
     def seconds(self, requests: int, width: int) -> float:
@@ -106,10 +106,10 @@ class PassTimes:
             self._levels[key] = _Level(seconds / self.cost.of(requests * width), 1)
             return
         if level is None:
-            # The first pass of a size also allocates what later ones reuse, so its time is ignored.
+            # The first pass of a size allocates memory that later passes reuse: ignore its time.
             self._levels[key] = _Level(nearest.unit)
             return
-        # Outliers are capped: a prefill in between or a busy machine says nothing about the size.
+        # A cap limits the effect of a prefill in between or of a load peak.
         error = min(seconds / self.seconds(requests, width), 1.5) - 1.0
         level.seen += 1
         level.unit *= 1.0 + max(OWN, 1 / level.seen) * error

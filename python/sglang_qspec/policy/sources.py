@@ -21,7 +21,7 @@ from sglang_qspec.policy.credit import FirstTokens
 from sglang_qspec.trie import DraftTrees, Source
 
 FEWEST_TOKENS = 64
-"""Tokens needed to judge a source, unless the result is clear earlier (`DOUBT`)."""
+"""Number of tokens after which a low accept rate counts; see `DOUBT` for fewer tokens."""
 DOUBT = 3.0
 """Standard deviations below `LOW_RATE` at which fewer tokens suffice: 14 if none is right."""
 WINDOW_TOKENS = 512
@@ -29,7 +29,9 @@ WINDOW_TOKENS = 512
 LOW_RATE = 0.4
 """Accept rate from which a source is never paused."""
 FIRST_PAUSE_S = 5.0
+"""Length of the first pause, in seconds."""
 LONGEST_PAUSE_S = 320.0
+"""Maximum length of a pause, in seconds."""
 WARNING_INTERVAL_S = 60.0
 """Minimum number of seconds between two warnings."""
 
@@ -117,7 +119,7 @@ class Sources:
                 saved = token_seconds * right[source]
                 self.observe(source, tokens, right[source], saved, each * tokens)
 
-    def judge(self, trees: DraftTrees, first: FirstTokens) -> None:
+    def update(self, trees: DraftTrees, first: FirstTokens) -> None:
         """Record which of the trees' `first` tokens a plain pass has shown to be right."""
         proposed = np.bincount(trees.sources[first.proposed], minlength=len(Source)).tolist()
         right = np.bincount(trees.sources[first.right], minlength=len(Source)).tolist()

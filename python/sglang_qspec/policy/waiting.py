@@ -9,7 +9,7 @@ from sglang_qspec.policy.width import Choice
 from sglang_qspec.trie import DraftTrees, Source
 
 PROBE_AFTER = 64
-"""Passes without a wait after which a wait is tried again, however long earlier waits were."""
+"""Number of passes without a wait after which the server tries a wait again."""
 MEMORY = 0.2
 """Weight of the latest wait in the expected wait."""
 MARGIN = 1.3
@@ -45,20 +45,21 @@ class WaitBudget:
 
     A pass with one more token on each awaited draft yields more tokens, and may take longer. It
     saves the time that its tokens would take at the present pass's rate, minus its own time. We
-    wait at most that long, and only if tokens usually come in less. The usual wait is learnt for
-    each binary order of magnitude of the batch size, so a slow or dead sidecar soon costs nothing.
+    wait at most that long, and only if tokens usually arrive earlier. The usual wait is learnt for
+    each binary order of magnitude of the batch size, so a dead sidecar soon causes no waits.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         """Expected wait in seconds by the binary order of magnitude of the batch size."""
         self._idle = 0
-        """Consecutive waits left out because tokens were expected too late."""
+        """Number of consecutive passes without a wait, because tokens were expected too late."""
 
     def seconds(self, requests: int, now: Choice, then: Choice) -> float:
         """Maximum wait in seconds; 0 means no wait.
 
-        `now` is the pass with the present drafts, `then` the pass with one more token on each.
+        `now` is the pass with the present drafts, `then` the pass with one more token on each of
+        them.
         """
         most = then.tokens / now.rate - then.seconds
         if most <= 0.0:
@@ -91,9 +92,9 @@ class DraftDeadline:
 
     def __init__(self) -> None:
         self._misses = 0
-        """Consecutive waits in which no token came."""
+        """Number of consecutive waits in which no token arrived."""
         self._left_out = 0
-        """Passes that still run without a wait."""
+        """Number of passes that still run without a wait."""
 
     def seconds(self, step_seconds: float | None) -> float:
         """Maximum wait in seconds for the next token; 0 means no wait.

@@ -4,7 +4,7 @@ SGLang's verification has one width for the whole batch, so a wider tree for one
 for the others. `WidthPolicy` chooses the width with the most expected tokens per second. A pass
 over `bs` requests at width w takes the seconds that `PassTimes` predicts. For each request it
 yields the bonus token and the sum of the scores of its best w - 1 draft tokens. A plain pass runs
-now and then in any case, because wider passes are compared with it.
+periodically, because the policy compares wider passes with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.pass_times import PassTimes
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Allowed widths; few, so that kernels and buffers see few shapes."""
+"""Allowed widths. The list is short, so that kernels and buffers see few shapes."""
 MARGIN = 1.02
 """Factor by which a wider pass must be predicted to beat plain decoding, in tokens per second. It
 is above 1 because the highest of several estimates tends to be too high."""
@@ -30,15 +30,15 @@ class Choice:
     """The width of a pass, with its expected tokens and seconds."""
 
     width: int
-    """Tokens that the pass verifies for each request."""
+    """Number of tokens that the pass verifies for each request."""
     tokens: float
     """Expected output tokens of the whole batch, bonus tokens included."""
     seconds: float
-    """Predicted time of the pass."""
+    """Predicted time of the pass, in seconds."""
 
     @property
     def rate(self) -> float:
-        """Tokens per second."""
+        """Expected output tokens per second of the whole batch."""
         return self.tokens / self.seconds
 
 
@@ -75,7 +75,7 @@ class WidthPolicy:
         if factors is None:
             factors = np.ones(bs)
         gains = factors @ scores
-        gains[:1] = bs  # the roots, which are no drafts
+        gains[:1] = bs  # column 0 holds the roots, which yield the bonus tokens
         tokens = gains.cumsum().tolist()
         if self.fixed:
             return self._pass(bs, self.max_width, tokens)

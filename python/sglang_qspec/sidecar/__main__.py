@@ -1,7 +1,7 @@
 """`python -m sglang_qspec.sidecar`: draft for the servers that connect to an endpoint.
 
-CPUs and devices are set before torch is imported, because torch reads the number of threads and
-CUDA reads the visible devices only once.
+The sidecar selects its CPUs and devices before it imports torch, because torch reads the number of
+threads, and CUDA the visible devices, only once.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         key_pair,
     )
     logger.info(
-        "drafts with %s (%s, %s) on %s, %d tokens of KV, at %s; loaded in %.0f ms",
+        "loaded %s (%s, %s) on %s with %d KV slots in %.0f ms; listening at %s",
         model.name,
         model.quantization or "not quantized",
         model.dtype,
         model.device,
         model.total_tokens,
-        server.endpoint,
         (time.monotonic() - began) * 1e3,
+        server.endpoint,
     )
     try:
         serve(drafter, server, stopping.is_set)
@@ -125,33 +125,65 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         server.close()
         _clear_socket(server.endpoint, options.parent_pid)
         model.unload()
-    logger.info("ends after %d drafted tokens", drafter.drafted_tokens)
+    logger.info("stopped after %d drafted tokens", drafter.drafted_tokens)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     default = QSpecConfig()
-    parser = argparse.ArgumentParser(prog="python -m sglang_qspec.sidecar", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_qspec.sidecar",
+        description="Draft for the servers that connect to an endpoint.",
+    )
     add = parser.add_argument
     add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
-    add("--revision", help="branch, tag or commit of a model on a hub; by default the hub's")
+    add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
-    add("--quantization", help="SGLang's quantization method; by default that of the checkpoint")
-    add("--dtype", default=default.dtype, help="data type of the activations")
-    add("--device", default="", help="cpu, cuda or cuda:N; by default SGLang's choice")
-    add("--cores", default="", help="CPUs to run on, such as 1 or 2-5")
-    add("--mem-fraction", type=float, default=default.mem_fraction, help="fraction of its memory")
-    add("--max-total-tokens", type=int, help="maximum number of KV tokens")
-    add("--context-length", type=int, help="maximum length of prompt and completion")
-    add("--slots", type=int, default=default.draft_slots, help="completions in one pass")
-    add("--max-completion-tokens", type=int, default=default.max_completion_tokens)
-    add("--prefill-tokens", type=int, help="maximum number of prompt tokens in one pass")
+    add("--quantization", help="SGLang's quantization method (default: that of the checkpoint)")
+    add(
+        "--dtype", default=default.dtype, help="data type of the activations (default: %(default)s)"
+    )
+    add("--device", default="", help="cpu, cuda or cuda:N (default: SGLang's choice)")
+    add("--cores", default="", help="CPUs to run on, such as 1 or 2-5 (default: all)")
+    add(
+        "--mem-fraction",
+        type=float,
+        default=default.mem_fraction,
+        help="fraction of the device's memory for weights and KV (default: %(default)s)",
+    )
+    add(
+        "--max-total-tokens",
+        type=int,
+        help="maximum number of KV slots (default: as many as --mem-fraction allows)",
+    )
+    add(
+        "--context-length",
+        type=int,
+        help="maximum length of prompt and completion, in tokens (default: the model's)",
+    )
+    add(
+        "--slots",
+        type=int,
+        default=default.draft_slots,
+        help="maximum number of completions in one pass (default: %(default)s)",
+    )
+    add(
+        "--max-completion-tokens",
+        type=int,
+        default=default.max_completion_tokens,
+        help="maximum length of a completion, in tokens (default: %(default)s)",
+    )
+    add(
+        "--prefill-tokens",
+        type=int,
+        help="maximum number of prompt tokens in one pass (default: 256 on a CPU, otherwise 2048)",
+    )
     add(
         "--share-between-servers",
         action="store_true",
         help="draft equal prompts of several servers once, and share their KV. Draft latency then "
-        "reveals to a server that another one had the same prompt, and the server gets drafts "
-        "drawn with the sampling seeds of the other's requests; by default servers share neither",
+        "reveals to a server that another server had the same prompt, and completions reveal "
+        "tokens sampled with the seeds of the other server's requests",
     )
     add(
         "--max-server-tokens",
@@ -161,8 +193,8 @@ def _parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     add("--key-file", default="", help="key file for a tcp endpoint (see qspec keys)")
-    add("--trust-remote-code", action="store_true", help="run code that the model ships")
-    add("--parent-pid", type=int, help="end when this parent process has ended")
+    add("--trust-remote-code", action="store_true", help="run code that is part of the checkpoint")
+    add("--parent-pid", type=int, help="PID of the parent process; the sidecar stops when it ends")
     return parser
 
 

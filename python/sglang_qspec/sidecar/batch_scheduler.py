@@ -8,16 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Completion, Kind, Prompt
+from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.turns import Turns
 
 BESIDE_STEPS = 8
-"""Maximum number of completions in a pass without step drafts, while a server has step drafts and a
-larger pass is slower: the next step may have to wait for this pass."""
+"""Maximum number of completions in a pass without step drafts, on a device where a larger pass is
+slower, while the server has step drafts. The next step draft waits for this pass."""
 READ_BESIDE_STEPS = 32
-"""Maximum number of prompt tokens in such a pass, for the same reason."""
+"""Maximum number of prompt tokens in a pass that BESIDE_STEPS limits."""
 REACH = 4
 """Number of candidate completions considered for a pass, as a multiple of its slots."""
 
@@ -40,6 +41,24 @@ class Plan:
     def __len__(self) -> int:
         return len(self.prefill) + len(self.decode)
 
+    def new_tokens(self, missing: int = 0) -> int:
+        """Number of tokens that get KV in the pass, also with a completion that lacks `missing`."""
+        decode, to_read = len(self.decode), self.to_read
+        if missing == 1:
+            decode += 1
+        else:
+            to_read += missing
+        return decode + min(to_read, self.most_read)
+
+    def add(self, completion: Completion, missing: int) -> None:
+        """Add a completion that lacks the KV of `missing` tokens."""
+        if missing == 1:
+            self.decode.append(completion)
+        else:
+            self.prefill.append(completion)
+            self.to_read += missing
+            self.to_read_for[completion.prompt.owner] += missing
+
     @property
     def completions(self) -> list[Completion]:
         """All completions of the pass."""
@@ -59,7 +78,7 @@ class BatchScheduler:
         prefill_tokens: int,
         apart: bool,
     ) -> None:
-        """The settings are as in `Drafter`."""
+        """Take the settings of `Drafter`."""
         self._model = model
         self._turns = turns
         self._allocator = allocator
@@ -68,15 +87,16 @@ class BatchScheduler:
         self._apart = apart
 
     def plan(self, alone: Prompt | None = None) -> Plan | None:
-        """The next pass; None when even its first completion alone is too large for the KV.
+        """Plan the next pass; None if its first completion alone is too large for the KV.
 
-        With `alone` the pass has unfinished completions of that prompt and no others.
+        With `alone`, the pass has only unfinished completions of that prompt.
         """
         while True:
             plan = self._fill(self._candidates(alone))
-            needed = len(plan.decode) + min(plan.to_read, plan.most_read)
-            if plan and needed <= self._model.free_tokens:
+            if plan and plan.new_tokens() <= self._model.free_tokens:
                 return plan
+            # The plan is the first completion alone, because `_fill` adds only what fits. So no
+            # completion gets back the row that it gives up here, and the loop ends.
             if not self._allocator.make_room(self.first(alone)):
                 return None
 
@@ -105,21 +125,25 @@ class BatchScheduler:
                 owner = completion.prompt.owner
                 if plan.to_read_for[owner] >= plan.most_read or self._waits(completion, plan):
                     continue
-                if not self._allocator.seat(completion, plan.completions, plan.to_read):
+                if not self._allocator.allocate(completion, plan.completions, plan.to_read):
                     break
-            missing = self._allocator.missing(completion)
-            if missing == 1:
-                plan.decode.append(completion)
-            else:
-                plan.prefill.append(completion)
-                plan.to_read += missing
-                plan.to_read_for[completion.prompt.owner] += missing
+            elif plan and not self._fits(completion, plan):
+                break
+            plan.add(completion, self._allocator.missing(completion))
             leader = completion.kind
         return plan
+
+    def _fits(self, completion: Completion, plan: Plan) -> bool:
+        """Whether the KV has room for a completion with a row besides `plan`; makes room for it."""
+        missing = self._allocator.missing(completion)
+        while plan.new_tokens(missing) > self._model.free_tokens:
+            if not self._allocator.make_room(completion, plan.completions):
+                return False
+        return True
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
         """Whether a completion in prefill will soon have KV that this completion can share."""
         first = completion.prompt.completions[0]
         if completion is not first and not first.finished and not first.token_ids:
-            return True  # all completions of a prompt begin when it is read
+            return True  # all completions of a prompt begin after its prefill
         return self._allocator.will_share(completion, plan.prefill)

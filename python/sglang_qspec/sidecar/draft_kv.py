@@ -1,4 +1,4 @@
-"""What the drafters need of a draft model: rows of KV that grow, fork, shrink and go."""
+"""Interface of a draft model with KV rows that can be extended, forked, truncated and closed."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ import torch
 
 
 class DraftKV(Protocol):
-    """A causal language model that keeps the KV of many token sequences, one to a row.
+    """A causal language model with the KV of many token sequences, one in each row.
 
-    A row is a small number. Its length is how many tokens its KV covers. Rows made by `fork`
-    share the KV of their common prefix, which is freed with the last row that holds it.
+    A row is identified by a small integer. Its length is the number of tokens that its KV covers.
+    Forked rows share the KV of their common prefix, which is freed with the last of these rows.
     """
 
     @property
     def vocab_size(self) -> int:
-        """Tokens in the vocabulary: the width of the logits."""
+        """Number of tokens in the vocabulary, which is the width of the logits."""
 
     @property
     def context_len(self) -> int:
-        """Longest sequence that a row may hold."""
+        """Maximum length of a row, in tokens."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens after which the model has nothing more to say."""
+        """End-of-sequence tokens of the model."""
 
     @property
     def free_rows(self) -> int:
-        """How many rows can be opened."""
+        """Number of rows that can be opened."""
 
     @property
     def open_rows(self) -> int:
-        """How many rows are open."""
+        """Number of open rows."""
 
     @property
     def free_tokens(self) -> int:
-        """How many tokens of KV can be added to the rows."""
+        """Number of free KV slots; a slot holds the KV of one token."""
 
     @property
     def total_tokens(self) -> int:
-        """How many tokens of KV there are when no row is open."""
+        """Number of all KV slots, free or in use."""
 
     def length(self, row: int) -> int:
-        """Tokens that the row's KV covers."""
+        """Length of the row, in tokens."""
 
     def open(self) -> int:
-        """A new, empty row. Raises DraftModelError when `free_rows` is 0."""
+        """Open an empty row and return it. Raises DraftModelError if `free_rows` is 0."""
 
     def fork(self, row: int, length: int) -> int:
-        """A new row that shares the first `length` tokens of `row`.
+        """Open a row that shares the first `length` tokens of `row`, and return it.
 
-        Raises DraftModelError when `free_rows` is 0 or the row is shorter.
+        Raises DraftModelError if `free_rows` is 0 or `row` is shorter than `length`.
         """
 
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Append one or more tokens to each of the rows, which must all be different.
+        """Append one or more tokens to each of the distinct `rows`, in one prefill pass.
 
-        Returns the logits after each row's last token, float [len(rows), vocab_size].
-        Raises DraftModelError when there are not enough `free_tokens` or a row would outgrow
-        `context_len`; no row has changed then.
+        Returns the logits after each row's last token, float [len(rows), vocab_size]. Raises
+        DraftModelError if `free_tokens` are too few or a row would exceed `context_len`; the rows
+        are then unchanged.
         """
 
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        """`extend` by one token each, as one decode pass: float [len(rows), vocab_size]."""
+        """Append one token to each of the distinct `rows`, in one decode pass; as `extend`."""
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget all tokens of the row from position `length` on."""
+        """Remove the tokens of the row from position `length` on."""
 
     def close(self, row: int) -> None:
-        """Give the row back, and the KV that no other row shares."""
+        """Free the row, and the KV slots that it does not share with another row."""
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every token of KV is free or held by an open row."""
+        """Raise AssertionError unless every KV slot is free or held by an open row."""

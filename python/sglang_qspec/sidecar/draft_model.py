@@ -1,7 +1,7 @@
-"""The draft model, run by SGLang's model runner: rows of KV without requests or a scheduler.
+"""The draft model with its KV rows, run by SGLang's model runner without SGLang's scheduler.
 
-The one file of the sidecar that imports sglang. SGLang keeps one configuration per process, so a
-process holds one DraftModel.
+No other file of the sidecar imports sglang. SGLang has one configuration per process, so a process
+can load only one DraftModel.
 """
 
 from __future__ import annotations
@@ -22,36 +22,42 @@ from sglang_qspec.sidecar.kv_rows import KVRows
 
 @dataclass(frozen=True)
 class DraftModelOptions:
-    """How to load a draft model. `None` leaves the choice to SGLang."""
+    """Options for loading a draft model. None stands for SGLang's default."""
 
     model_path: str
+    """Local checkpoint, or name of a model on a hub."""
     revision: str | None = None
-    """Branch, tag or commit of a model on a hub, for its weights, its code and its tokenizer."""
+    """Branch, tag or commit of the model's weights, code and tokenizer on a hub."""
     quantization: str | None = None
+    """SGLang's quantization method; None selects that of the checkpoint."""
     dtype: str = "auto"
+    """Data type of the activations."""
     device: str | None = None
-    """`cpu` or `cuda`; one GPU, the first that this process sees."""
+    """`cpu`, or `cuda` for the first GPU that this process sees."""
     mem_fraction: float | None = None
-    """Share of the device's memory for weights and KV."""
+    """Fraction of the device's memory for weights and KV."""
     max_total_tokens: int | None = None
-    """KV tokens, where `mem_fraction` would give more."""
+    """Maximum number of KV slots, even if `mem_fraction` allows more."""
     context_len: int | None = None
+    """Maximum length of prompt and completion, in tokens; None selects that of the model."""
     rows: int = 256
-    """Rows that can be open at once."""
+    """Maximum number of open rows."""
     batch: int = 64
-    """Rows in one decode pass, at most: CUDA graphs are captured up to here."""
+    """Maximum number of rows in a decode pass. CUDA graphs are captured up to this batch size."""
     attention_backend: str | None = None
+    """Name of an attention backend of SGLang."""
     trust_remote_code: bool = False
+    """Whether to run code that the model ships."""
 
 
 class DraftModel:
-    """`DraftKV` over a model that SGLang loads. Not thread-safe."""
+    """`DraftKV` of a model that SGLang loads. Not thread-safe."""
 
     def __init__(self, options: DraftModelOptions) -> None:
-        """Load the model; takes seconds.
+        """Load the model, which takes seconds.
 
-        Raises DraftModelError when there is no such model, SGLang cannot run it on this device,
-        or its KV is not one pool of single-token slots.
+        Raises DraftModelError if the model does not exist, SGLang cannot run it on this device, or
+        its KV cache is not one pool with pages of one token.
         """
         use_for_drafts()
         runner = _load(options)
@@ -60,7 +66,8 @@ class DraftModel:
         if allocator.page_size != 1 or not hasattr(allocator, "free_pages"):
             raise DraftModelError(
                 f"{options.model_path} keeps its KV in a {type(allocator).__name__}, but a draft "
-                "model needs one pool of single-token slots (no sliding window, no state space)"
+                "model needs one pool with pages of one token; models with a sliding window or a "
+                "state space are not supported"
             )
         self.name = os.path.basename(os.path.normpath(options.model_path))
         self._runner = runner
@@ -93,7 +100,7 @@ class DraftModel:
 
     @property
     def dtype(self) -> str:
-        """Of the activations."""
+        """Data type of the activations."""
         return str(self._runner.dtype).removeprefix("torch.")
 
     @property
@@ -102,7 +109,7 @@ class DraftModel:
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt tokens in one pass that keep the running completions waiting for little."""
+        """Default maximum number of prompt tokens in a pass; a pass delays all completions."""
         return 256 if self._device.type == "cpu" else 2048
 
     @property
@@ -122,7 +129,7 @@ class DraftModel:
         return self._rows.total
 
     def fingerprint(self) -> str:
-        """Digest of the model's tokenizer, to be compared with the target's."""
+        """Digest of the model's vocabulary, which must equal the target's."""
         from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
         tokenizer = get_tokenizer(
@@ -150,10 +157,10 @@ class DraftModel:
     def check_integrity(self) -> None:
         self._rows.check_integrity()
         available = self._runner.token_to_kv_pool_allocator.available_size()
-        assert available == self._rows.free_slots, "someone else takes slots from the pool"
+        assert available == self._rows.free_slots, "the pool and the rows disagree about free slots"
 
     def unload(self) -> None:
-        """Let go of what SGLang holds besides memory; the model cannot be used any more."""
+        """Destroy SGLang's process groups; the model cannot be used afterwards."""
         from sglang.srt.distributed.parallel_state import (
             destroy_distributed_environment,
             destroy_model_parallel,
@@ -222,7 +229,7 @@ class DraftModel:
         return torch.tensor(token_ids, dtype=torch.int64).to(self._device, non_blocking=True)
 
     def _forward(self, **fields: Any) -> torch.Tensor:
-        """One pass over a batch: the logits of each row's last token, float [rows, vocab_size]."""
+        """Run a forward pass; return each row's last logits, float [rows, vocab_size]."""
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -245,11 +252,11 @@ def _modes() -> Any:
 
 
 def _load(options: DraftModelOptions) -> Any:
-    """SGLang's ModelRunner with the model in it.
+    """Load the model into an SGLang ModelRunner.
 
-    Follows sglang/benchmark/one_batch.py (0.5.23), which runs a model without a scheduler.
+    The steps are those of sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
     """
-    # Plugins first: ours may have to supply the kernels that the rest of sglang imports.
+    # Plugins load first, because the QSPEC plugin may supply kernels that sglang's modules import.
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -300,7 +307,7 @@ def _load(options: DraftModelOptions) -> Any:
 
 
 def _share_of_free(options: DraftModelOptions) -> float | None:
-    """`mem_fraction` as SGLang wants it: a share of what is free on the device, not of all."""
+    """Convert `mem_fraction` to SGLang's unit, a fraction of the device's free memory."""
     if options.mem_fraction is None:
         return None
     if options.device == "cpu" or not torch.cuda.is_available():
@@ -312,7 +319,7 @@ def _share_of_free(options: DraftModelOptions) -> float | None:
 
 
 def _server_args(options: DraftModelOptions) -> Any:
-    """SGLang's arguments for one model in one process, without the services around it."""
+    """SGLang's arguments for a model without scheduler features."""
     from sglang.srt.server_args import ServerArgs
 
     given = {

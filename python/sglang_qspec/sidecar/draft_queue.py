@@ -6,9 +6,11 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from sglang_qspec.sidecar.prompt import Completion, Kind, Place, Prompt
+from sglang_qspec.sidecar.completion import Completion, Kind
+from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.subscription import Place
 
-LOOKAHEAD = 64
+PROMPTS_AHEAD = 64
 """Number of waiting prompts that get their first completions before any gets its others."""
 
 Urgency = tuple[int, ...]
@@ -22,10 +24,10 @@ class DraftQueue:
     removed. The order of work is:
 
     1. step drafts, the oldest first, because a target is about to verify them,
-    2. the first completions of the next LOOKAHEAD prompts, because a first completion is worth more
-       than all other completions of a prompt,
-    3. the other completions of the next prompt, then the first completion of the prompt LOOKAHEAD
-       places behind it, and so on down the queue,
+    2. the first completions of the next PROMPTS_AHEAD prompts, because a first completion is worth
+       more than all other completions of a prompt,
+    3. the other completions of the next prompt, then the first completion of the prompt
+       PROMPTS_AHEAD places behind it, and so on down the queue,
     4. unfinished completions of prompts that are already served, the shortest first.
 
     A prompt that is served soon thus gets all its completions while prompts far behind have none.
@@ -78,11 +80,11 @@ class DraftQueue:
         """All unfinished completions, the most urgent first."""
         for step in self._steps:
             yield from _first(step)
-        for prompt in self._waiting[:LOOKAHEAD]:
+        for prompt in self._waiting[:PROMPTS_AHEAD]:
             yield from _first(prompt)
         for number, prompt in enumerate(self._waiting):
             yield from _others(prompt)
-            behind = self._waiting[number + LOOKAHEAD : number + LOOKAHEAD + 1]
+            behind = self._waiting[number + PROMPTS_AHEAD : number + PROMPTS_AHEAD + 1]
             yield from itertools.chain.from_iterable(map(_first, behind))
         yield from sorted(
             (c for p in self._served for c in p.completions if not c.finished), key=self.urgency
@@ -99,20 +101,22 @@ class DraftQueue:
         number = self._number_of(prompt)
         if is_other:
             return (2, number, 0, completion.index)
-        if number < LOOKAHEAD:
+        if number < PROMPTS_AHEAD:
             return (1, number, completion.index)
-        return (2, number - LOOKAHEAD, 1, completion.index)
+        return (2, number - PROMPTS_AHEAD, 1, completion.index)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the queue is in order and has each completion once."""
         urgent = list(self.urgent())
-        assert len(urgent) == len(set(urgent)), "queued twice"
+        assert len(urgent) == len(set(urgent)), "a completion is queued twice"
         order = [self.urgency(completion) for completion in urgent]
-        assert order == sorted(order), "two orders"
+        assert order == sorted(order), "`urgent` and `urgency` disagree"
         places = [self._places[prompt] for prompt in self._waiting]
         assert places == sorted(places), "the queue is out of order"
-        assert places == [prompt.place for prompt in self._waiting], "at another's place"
-        assert len(places) == len(self._places), "a place is held for nobody"
+        assert places == [prompt.place for prompt in self._waiting], (
+            "a prompt is queued at an outdated place"
+        )
+        assert len(places) == len(self._places), "a place has no prompt"
 
     def _number_of(self, prompt: Prompt) -> int:
         """Number of waiting prompts before this one."""

@@ -1,4 +1,4 @@
-"""Which KV slots each row holds: reference-counted, so that forks share their prefix."""
+"""Owns the KV slots of each row, with reference counts, because forked rows share slots."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import torch
 from sglang_qspec.errors import DraftModelError
 
 Allocate = Callable[[int], torch.Tensor | None]
-"""Gives n free slots, int64 [n], or None."""
+"""Takes n, allocates n KV slots and returns them, int64 [n], or None if fewer are free."""
 Free = Callable[[torch.Tensor], None]
-"""Takes slots back, int64 [n]."""
+"""Frees KV slots, int64 [n]."""
 
 
 class KVRows:
     """The rows of one KV pool with pages of one token.
 
-    `table` is the map that the attention kernels read: int32 [1 + rows, at least
-    `context_len`], the slot of each position. Row 0 and slot 0 belong to padding and
-    are never handed out.
+    Row 0 and slot 0 are reserved for padding. All errors are DraftModelError and leave the rows
+    unchanged.
     """
 
     def __init__(
@@ -31,6 +30,11 @@ class KVRows:
         free: Free,
         free_slots: int,
     ) -> None:
+        """Take over `free_slots` free slots of a pool whose slot numbers are below `slots`.
+
+        `table`, int32 [1 + rows, width], holds the slot of each position of each row; the attention
+        kernels read it. The maximum length of a row is the smaller of `context_len` and the width.
+        """
         self.table = table
         self.context_len = min(context_len, table.shape[1])
         self.total = free_slots
@@ -55,7 +59,7 @@ class KVRows:
 
     def open(self) -> int:
         if not self._free_rows:
-            raise DraftModelError(f"all {self.table.shape[0] - 1} rows of the draft KV are in use")
+            raise DraftModelError(f"all {self.table.shape[0] - 1} KV rows are in use")
         row = self._free_rows.pop()
         self._open.add(row)
         return row
@@ -63,7 +67,7 @@ class KVRows:
     def fork(self, row: int, length: int) -> int:
         if not 0 <= length <= self.length(row):
             raise DraftModelError(
-                f"row {row} holds {self.length(row)} tokens, so {length} cannot be shared"
+                f"cannot share {length} tokens of row {row}, which holds {self.length(row)}"
             )
         child = self.open()
         shared = self.table[row, :length]
@@ -73,14 +77,13 @@ class KVRows:
         return child
 
     def append_one(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give each of the rows, all different, one slot.
+        """Add one slot to each of the distinct rows.
 
-        Returns the slots, and the lengths before, which are the positions of the new tokens: both
-        int64 [len(rows)], the second on the host.
+        Returns the slots, and the positions of the new tokens on the host, both int64 [len(rows)].
         """
         lengths = [self._lengths[row] for row in rows]
         if max(lengths) >= self.context_len:
-            raise DraftModelError(f"a row already holds {self.context_len} tokens, the context")
+            raise DraftModelError(f"a row is full: it holds {self.context_len} tokens")
         slots = self._take(len(rows))
         positions = torch.tensor(lengths)
         device = self.table.device
@@ -90,12 +93,12 @@ class KVRows:
         return slots, positions
 
     def append(self, rows: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-        """Give row i `counts[i]` slots; returns all of them, row by row, int64 [sum(counts)]."""
+        """Add `counts[i]` slots to row i; return them row by row, int64 [sum(counts)]."""
         for row, count in zip(rows, counts, strict=True):
             if self.length(row) + count > self.context_len:
                 raise DraftModelError(
-                    f"row {row} holds {self.length(row)} tokens and {count} more do not fit "
-                    f"the context of {self.context_len}"
+                    f"cannot add {count} tokens to row {row}: it holds {self.length(row)} of at "
+                    f"most {self.context_len}"
                 )
         slots = self._take(sum(counts))
         for row, part in zip(rows, slots.split(list(counts)), strict=True):
@@ -107,7 +110,7 @@ class KVRows:
     def truncate(self, row: int, length: int) -> None:
         held = self.length(row)
         if not 0 <= length <= held:
-            raise DraftModelError(f"row {row} holds {held} tokens and cannot be cut to {length}")
+            raise DraftModelError(f"cannot truncate row {row} from {held} to {length} tokens")
         if length < held:
             self._release(self.table[row, length:held].long())
             self._lengths[row] = length
@@ -120,13 +123,13 @@ class KVRows:
         self._free_rows.append(row)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every slot is free or held by exactly its rows."""
+        """Raise AssertionError unless reference counts, free slots and free rows are correct."""
         holders = torch.zeros_like(self._holders)
         for row in self._open:
             slots = self.table[row, : self.length(row)].long()
             assert slots.unique().numel() == slots.numel(), f"row {row} holds a slot twice"
             holders[slots] += 1
-        assert torch.equal(holders, self._holders), "a slot's holders are miscounted"
+        assert torch.equal(holders, self._holders), "a reference count is wrong"
         held = int((holders > 0).sum())
         assert held + self.free_slots == self.total, (
             f"{held} held and {self.free_slots} free slots are not {self.total}"
@@ -137,14 +140,14 @@ class KVRows:
         slots = self._allocate(count)
         if slots is None:
             raise DraftModelError(
-                f"the draft KV has {self.free_slots} free tokens, and {count} are needed"
+                f"the pass needs {count} KV slots, but only {self.free_slots} are free"
             )
         self._holders[slots] = 1
         self.free_slots -= count
         return slots
 
     def _release(self, slots: torch.Tensor) -> None:
-        """Drop one hold on each of the slots, all different."""
+        """Decrement the reference counts of distinct slots, and free slots at zero."""
         left = self._holders[slots] - 1
         self._holders[slots] = left
         unheld = slots[left == 0]

@@ -1,4 +1,4 @@
-"""The sidecar's one loop: messages in, a model step, drafts out."""
+"""The main loop of the sidecar: receive messages, run a pass, send drafts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sglang_qspec.sidecar.drafter import Drafter
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
-"""How long an idle sidecar sleeps at most before it looks whether it should stop."""
+"""Interval, in milliseconds, at which an idle sidecar checks whether it should stop."""
 HANDLE_BUDGET_S = 0.02
-"""Time after which a pass is made before further messages are acted on."""
+"""Maximum time, in seconds, for handling messages before the next pass."""
 MAX_FAILURES = 5
-"""Passes that fail in a row before the process ends. A device that has failed once fails for ever,
-and only a new process gets a new one."""
+"""Number of consecutive failed passes after which the process ends. A CUDA device that failed once
+keeps failing until a new process initializes it."""
 
 
 class Wire(Protocol):
-    """What the loop needs of `link.LinkServer`."""
+    """The methods of `link.LinkServer` that the loop uses."""
 
     def receive(self, timeout_ms: int) -> list[tuple[Peer, ToSidecar]]: ...
 
@@ -35,13 +35,13 @@ class Wire(Protocol):
 
 
 def serve(drafter: Drafter, wire: Wire, stopping: Callable[[], bool]) -> None:
-    """Draft until `stopping`. Waits for messages only when there is nothing to draft.
+    """Run the loop until `stopping()`; wait for messages only if there is nothing to draft.
 
-    This is the place that decides what an exception means. One in a message costs the requests
-    that the message is about. One in a pass costs the prompt that fails when it is tried alone.
+    All exceptions of the sidecar are handled here. If a message raises, the sidecar declines the
+    requests in it. If a pass raises, the sidecar declines the prompt that also fails alone.
 
-    Raises DraftModelError after MAX_FAILURES passes that failed in a row, other than for a prompt
-    that fails alone.
+    Raises DraftModelError after MAX_FAILURES consecutive failed passes. A prompt that fails alone
+    does not count.
     """
     faults = Faults(logger, owner="sidecar")
     failures = 0
@@ -56,7 +56,7 @@ def serve(drafter: Drafter, wire: Wire, stopping: Callable[[], bool]) -> None:
             inbox = deque(item for item in inbox if item[0] != peer)
             drafter.drop(peer)
         if not drafter.idle:
-            alone = drafter.suspects > 0  # such a pass says nothing about others
+            alone = drafter.suspects > 0  # its success does not show that other passes work
             try:
                 drafter.step()
                 failures = failures if alone else 0
@@ -68,7 +68,7 @@ def serve(drafter: Drafter, wire: Wire, stopping: Callable[[], bool]) -> None:
                 faults.note("a pass of the draft model failed", error, traceback=True)
                 if failures >= MAX_FAILURES:
                     raise DraftModelError(
-                        f"{failures} passes of the draft model failed in a row; the last one with "
+                        f"{failures} passes of the draft model failed in a row; the last error is "
                         f"{type(error).__name__}: {error}"
                     ) from error
         for peer, answer in drafter.take():
@@ -80,5 +80,5 @@ def _handle(drafter: Drafter, peer: Peer, message: ToSidecar, faults: Faults) ->
     try:
         drafter.handle(peer, message)
     except Exception as error:
-        faults.note("a message could not be acted on", error, traceback=True)
+        faults.note("could not handle a message", error, traceback=True)
         drafter.expel(peer, message)

@@ -149,21 +149,21 @@ class SidecarProcess:
             self._failures += 1
             if self._failures > len(BACKOFF_S):
                 logger.error(
-                    "the sidecar %s %d times in a row; it is not started again",
+                    "the sidecar %s %d times in a row and will not be started again",
                     self._failure,
                     self._failures,
                 )
                 return
             wait_s = BACKOFF_S[self._failures - 1]
             self._restart_at = now + wait_s
-            logger.warning("the sidecar %s; it is started again in %g s", self._failure, wait_s)
+            logger.warning("the sidecar %s; restarting it in %g s", self._failure, wait_s)
 
     @property
     def _failure(self) -> str:
         """How the latest run or start attempt ended, for the log."""
         if self._start_error is not None:
             return f"could not be started ({self._start_error})"
-        return f"died with {self.exit_code}"
+        return f"exited with code {self.exit_code}"
 
     def dismiss(self, grace_s: float = GRACE_S) -> None:
         """Stop the sidecar for good in a new thread, without waiting."""
@@ -179,6 +179,6 @@ class SidecarProcess:
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            logger.warning("the sidecar did not end within %g s: killing it", grace_s)
+            logger.warning("the sidecar did not exit within %g s of SIGTERM: killing it", grace_s)
             self._process.kill()
             self._process.wait()

@@ -1,31 +1,26 @@
-"""A prompt, its completions, and the requests that receive them."""
+"""Owns the state of one prompt: its completions, kept KV row and subscriptions."""
 
 from __future__ import annotations
 
 import heapq
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     MAX_DRAFTED_TOKENS,
     MAX_DRAWN_TOKENS,
-    Candidates,
     Drafted,
     SeededSampling,
     Submit,
 )
+from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
+from sglang_qspec.sidecar.subscription import Place, Share, Subscriber, Subscription
 
-Subscriber = tuple[Peer, int]
-"""A server, and the number of one of its submissions: identifies a request."""
 PromptKey = tuple[Hashable, ...]
-Place = tuple[tuple[int, int], int]
-"""Place of a request in its server's queue: rank, then order of arrival at the sidecar. The server
-serves the smallest place first."""
+"""Key of a prompt, which `prompt_key` makes; requests with equal keys share their completions."""
 
 MAX_PROMPT_COMPLETIONS = MAX_COMPLETIONS
 """Maximum number of completions of one prompt at a time. Sampled requests beyond this number share
@@ -37,125 +32,6 @@ CROWD = 64
 def tokens_of(token_ids: Sequence[int]) -> array[int]:
     """Pack token ids at four bytes each; a list takes up to 36 bytes each."""
     return array("i", token_ids)
-
-
-class Kind(Enum):
-    """Purpose of a completion."""
-
-    STEP = auto()
-    """A step draft, which continues the committed output of a served request."""
-    FIRST = auto()
-    """The completion that the target is most likely to agree with."""
-    OTHER = auto()
-    """Any other completion."""
-
-
-@dataclass(eq=False, slots=True)
-class Share:
-    """Delivery of one completion to one request."""
-
-    completion: Completion
-    number: int
-    """Number of the completion in messages to this request; 0 is the greedy one, or the one drawn
-    with the request's own seed."""
-    sent: int = 0
-    """Number of tokens sent."""
-    told_finished: bool = False
-    """Whether the end of the completion was sent."""
-    outrun: bool = False
-    """Whether the request's committed output was longer than the unfinished completion."""
-
-
-@dataclass(eq=False, slots=True)
-class Completion:
-    """A drafted continuation of a prompt."""
-
-    prompt: Prompt
-    index: int
-    """Number of the completion, never reused within the prompt; the first one has 0."""
-    sampling: Sampling | SeededSampling
-    seed: int
-    token_ids: array[int] = field(default_factory=lambda: array("i"))
-    candidates: list[Candidates] = field(default_factory=list)
-    """Candidates of the tokens that are not sent yet; empty unless it is a step draft for
-    rejection sampling."""
-    row: int | None = None
-    """KV row, which covers a prefix of the prompt and `token_ids`; None without a row."""
-    finished: bool = False
-    """Whether no more tokens are drafted; a step draft may continue after a Commit."""
-    shares: dict[Subscriber, Share] = field(default_factory=dict)
-    """Deliveries by subscriber. A completion without subscribers is dropped."""
-    useful_to: int = 0
-    """Number of subscribers that have not outrun the completion."""
-
-    def __len__(self) -> int:
-        """Length of prompt and completion, in tokens."""
-        return len(self.prompt.token_ids) + len(self.token_ids)
-
-    @property
-    def kind(self) -> Kind:
-        if self.prompt.parent is not None:
-            return Kind.STEP
-        likely = self.index == 0 or isinstance(self.sampling, SeededSampling)
-        return Kind.FIRST if likely else Kind.OTHER
-
-    @property
-    def position(self) -> int:
-        """Position that the next random number is derived from, with the seed."""
-        # The target derives it from the position of the previous token in the text.
-        return len(self) - 1 if isinstance(self.sampling, SeededSampling) else len(self.token_ids)
-
-    def tail(self, start: int, count: int) -> list[int]:
-        """Return at most `count` tokens of prompt and completion from position `start` on."""
-        prompt = self.prompt.token_ids
-        tokens = prompt[start : start + count]
-        after = max(0, start - len(prompt))
-        return (tokens + self.token_ids[after : after + count - len(tokens)]).tolist()
-
-    def give_to(self, subscriber: Subscriber, number: int) -> Share:
-        """Subscribe a request to the completion, under this number."""
-        share = self.shares[subscriber] = Share(self, number)
-        self.useful_to += 1
-        return share
-
-    def outran(self, share: Share) -> bool:
-        """Mark the completion as outrun by a request; return whether all subscribers outran it."""
-        if not share.outrun:
-            share.outrun = True
-            self.useful_to -= 1
-        return self.useful_to == 0
-
-
-@dataclass(eq=False, slots=True)
-class Subscription:
-    """State of one request: the completions that it receives, and its committed output."""
-
-    base_len: int
-    """Length of the committed output at its Submit, in tokens."""
-    place: Place | None
-    """Place in the server's queue; None once the request is served."""
-    seeded: SeededSampling | None = None
-    """Sampling seed and filters of the step drafts; None for greedy step drafts."""
-    shares: list[Share] = field(default_factory=list)
-    """Deliveries of the completions that the request receives."""
-    output_ids: array[int] = field(default_factory=lambda: array("i"))
-    """Output committed after `base_len`, as reported by the server."""
-    step_draft: Prompt | None = None
-    """Current step draft: the prompt with the output committed at its start; None without one."""
-    step_drafts: int = 0
-    """Number of step drafts begun so far."""
-
-    @property
-    def known_len(self) -> int:
-        """Length of the committed output that the server reported, in tokens."""
-        return self.base_len + len(self.output_ids)
-
-    @property
-    def busy(self) -> bool:
-        """Whether the request has an unfinished completion or step draft."""
-        step = self.step_draft
-        unfinished = any(not share.completion.finished for share in self.shares)
-        return unfinished or (step is not None and not step.finished)
 
 
 class Prompt:
@@ -314,16 +190,16 @@ class Prompt:
         end = len(completion.token_ids)
         most = MAX_DRAWN_TOKENS if completion.candidates else MAX_DRAFTED_TOKENS
         peer, submission = subscriber
-        while share.sent < end or (completion.finished and not share.told_finished):
+        while share.sent < end or (completion.finished and not share.finished_sent):
             start, share.sent = share.sent, min(share.sent + most, end)
-            share.told_finished = completion.finished and share.sent == end
+            share.finished_sent = completion.finished and share.sent == end
             drafted = Drafted(
                 submission=submission,
                 completion=self.number + share.number,
                 base_len=self.subscriptions[subscriber].base_len,
                 start=start,
                 token_ids=completion.token_ids[start : share.sent].tolist(),
-                finished=share.told_finished,
+                finished=share.finished_sent,
                 known_len=self._known_len(subscriber),
                 candidates=completion.candidates[: share.sent - start],
             )
@@ -333,14 +209,16 @@ class Prompt:
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests and completions are consistent."""
         for completion in self.completions:
-            assert completion.shares, "a completion that nobody gets"
+            assert completion.shares, "a completion has no subscriber"
             assert completion.useful_to == sum(not s.outrun for s in completion.shares.values())
             for subscriber, share in completion.shares.items():
                 assert share.completion is completion
-                assert share in self.subscriptions[subscriber].shares, "a share of nobody"
+                assert share in self.subscriptions[subscriber].shares, "a share has no subscriber"
         for subscriber, subscription in self.subscriptions.items():
             numbers = [share.number for share in subscription.shares]
-            assert len(set(numbers)) == len(numbers) <= self._wanted, "numbers used twice"
+            assert len(set(numbers)) == len(numbers) <= self._wanted, (
+                "a number is used twice, or there are too many"
+            )
             assert all(subscriber in s.completion.shares for s in subscription.shares)
         assert len(self.completions) <= MAX_PROMPT_COMPLETIONS
 

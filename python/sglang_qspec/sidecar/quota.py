@@ -1,4 +1,4 @@
-"""What a sidecar keeps for each server, in tokens, and how much of it there may be."""
+"""Limits the submissions and tokens that the sidecar keeps for each server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from sglang_qspec.messages import MAX_SUBMISSIONS, Declined, Submit
 
 
 class Quota:
-    """Counts open submissions, their texts and the drafts for them, by server.
+    """Counts open submissions, their text tokens and their draft tokens by server.
 
-    Each submission counts with its whole text, also where it shares the text with others, so that a
-    server can count alike and hold back what does not fit.
+    A text counts for each of its submissions, even if they share it. The server can therefore count
+    in the same way, and hold back requests that exceed the limit.
     """
 
     def __init__(self, context_len: int, max_server_tokens: int = MAX_SERVER_TOKENS) -> None:
-        """`context_len`: tokens of a text and one draft token behind it, at most."""
+        """Set the limits, in tokens.
+
+        `context_len` is the maximum length of a text with one draft token. `max_server_tokens` is
+        the maximum number of text tokens, and separately of draft tokens, for one server.
+        """
         self._context_len = context_len
         self._max_server_tokens = max_server_tokens
         self._submissions: Counter[Peer] = Counter()
@@ -25,59 +29,64 @@ class Quota:
         self._draft_tokens: Counter[Peer] = Counter()
 
     def objection(self, peer: Peer, submit: Submit) -> Declined | None:
-        """Why nothing of a submission is kept, or None."""
+        """Return the message that declines a submission over a limit; None if it is accepted."""
         size, number = len(submit.token_ids), submit.submission
         if not size:
             return Declined(number, "the text is empty")
         if not self.fits_context(size):
-            reason = f"the text has {size} tokens and leaves no room in {self._context_len}"
+            reason = (
+                f"the text has {size} tokens, but must have fewer than {self._context_len} to fit "
+                "the draft model"
+            )
             return Declined(number, reason)
         if self._submissions[peer] >= MAX_SUBMISSIONS:
-            reason = f"{MAX_SUBMISSIONS} submissions of this server are open"
+            reason = f"this server already has {MAX_SUBMISSIONS} open submissions, the maximum"
             return Declined(number, reason, retry=True)
         if not self.has_room_for_text(peer, size):
-            reason = f"{self._max_server_tokens} tokens of texts are kept for this server"
+            reason = (
+                f"the sidecar keeps at most {self._max_server_tokens} text tokens for this server"
+            )
             return Declined(number, reason, retry=True)
         return None
 
     def has_room_for_text(self, peer: Peer, count: int) -> bool:
-        """Whether so many tokens of texts more may be kept for the server."""
+        """Whether the sidecar may keep `count` more text tokens for the server."""
         return self._text_tokens[peer] + count <= self._max_server_tokens
 
     def fits_context(self, size: int) -> bool:
-        """Whether a text of this size can be drafted on from."""
+        """Whether the draft model can continue a text of `size` tokens."""
         return size < self._context_len
 
     def has_room_for_drafts(self, peer: Peer) -> bool:
-        """Whether another draft token may be kept for the server."""
+        """Whether the sidecar may keep another draft token for the server."""
         return self._draft_tokens[peer] < self._max_server_tokens
 
     def open(self, peer: Peer, text_tokens: int) -> None:
-        """A submission of a text is kept."""
+        """Count a new submission with the tokens of its text."""
         self._submissions[peer] += 1
         self._text_tokens[peer] += text_tokens
 
     def close(self, peer: Peer, text_tokens: int) -> None:
-        """A submission is over, whose text and committed output have so many tokens."""
+        """Uncount a closed submission, with the tokens of its text and committed output."""
         self._submissions[peer] -= 1
         self._text_tokens[peer] -= text_tokens
 
     def add_text(self, peer: Peer, count: int) -> None:
-        """The output of a request grew."""
+        """Count `count` tokens that were committed to the output of a request."""
         self._text_tokens[peer] += count
 
     def add_drafts(self, peer: Peer, count: int) -> None:
-        """Draft tokens came, or went if `count` is negative."""
+        """Count `count` new draft tokens; a negative count removes draft tokens."""
         self._draft_tokens[peer] += count
         if not self._draft_tokens[peer]:
             del self._draft_tokens[peer]
 
     def drop(self, peer: Peer) -> None:
-        """A server has gone, and its submissions are closed."""
+        """Forget a disconnected server, after its submissions were closed."""
         for counts in (self._submissions, self._text_tokens):
             del counts[peer]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if anything was taken back twice."""
+        """Raise AssertionError if a count is negative."""
         for counts in (self._submissions, self._text_tokens, self._draft_tokens):
-            assert min(counts.values(), default=0) >= 0, "more was closed than there was"
+            assert min(counts.values(), default=0) >= 0, "a count is negative"

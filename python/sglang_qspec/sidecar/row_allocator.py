@@ -1,4 +1,4 @@
-"""Assigns the draft model's KV rows to completions, and evicts rows when rows or KV run short."""
+"""Assigns the draft model's KV rows to completions, and evicts rows when rows or KV run out."""
 
 from __future__ import annotations
 
@@ -11,52 +11,56 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Completion, Prompt
+from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.turns import Turns
 
 SHARED_PREFIX = 16
 """Minimum length, in tokens, of a common prefix for prompts to share its KV."""
 SHARED_AMONG = 32
-"""Number of latest prompts that are searched for a common prefix."""
+"""Number of newest prompts that are searched for a common prefix."""
 HEADROOM = 16
 """Number of free KV slots per running completion that is required before another gets a row."""
 
 
 class RowAllocator:
-    """Owns the model's rows: each belongs to a completion, or keeps a prompt for its completions.
+    """Owns the model's KV rows, which completions hold or prompts keep.
 
-    The row of a prompt's first completion is kept for the prompt when the completion is finished: a
-    step draft goes on from it. When rows or KV run short, such spare rows go first, those of the
-    prompts that are served last before others, and then the least urgent completions lose theirs;
-    what they have drafted stays, and its KV is computed again when their turn comes. All rows that
-    a server needs come from its own, except while another server holds more KV.
+    When the first completion of a prompt finishes, the prompt keeps its row, because a step draft
+    can continue from it. Such a spare row is evicted first when rows or KV slots run out, starting
+    with the prompt that is served last. Next the least urgent completions lose their rows. They
+    keep their tokens, and the model recomputes the KV when it drafts them again. A server's rows
+    are evicted only for its own completions, or while it holds more KV than the server that needs
+    a row.
 
-    KV is shared among prompts of one server, and with `share` among those of all.
+    Prompts of one server share KV; with `share`, prompts of all servers do.
     """
 
     def __init__(self, model: DraftKV, turns: Turns, *, share: bool = False) -> None:
         self._model = model
         self._turns = turns
         self._share = share
-        self._seated: dict[Completion, None] = {}
+        self._holders: dict[Completion, None] = {}
         """Completions that hold a row, in the order in which they got it."""
         self._kept: dict[Prompt, None] = {}
-        """Prompts with a row of their own, in the order in which they got it."""
+        """Prompts that keep a row, in the order in which they got it."""
         self._spare: dict[Prompt, None] = {}
-        """Those of them that none of the prompt's completions waits for."""
+        """Prompts in `_kept` that have no completion that waits for the row."""
 
     def missing(self, completion: Completion) -> int:
         """Number of tokens of prompt and completion without KV in its row; at least 1."""
         covered = 0 if completion.row is None else self._model.length(completion.row)
         return len(completion) - covered
 
-    def seat(self, completion: Completion, running: Collection[Completion], reserved: int) -> bool:
-        """Give the completion a row; False if it has to wait for KV.
+    def allocate(
+        self, completion: Completion, running: Collection[Completion], reserved: int
+    ) -> bool:
+        """Give the completion a row; return False if it must wait for KV slots.
 
-        Nothing less urgent than it keeps a row that it needs, except the `running` completions,
-        which grow beside it and take `reserved` tokens at once. Without any, it is seated however
-        little KV there is.
+        Evicts less urgent completions as needed, but never the `running` ones, which are in the
+        same pass. The pass needs `reserved` KV slots for them, and each gets HEADROOM slots to
+        grow. If no completion is running, free KV slots are not required.
         """
         while True:
             source, shared = self._source(completion)
@@ -68,14 +72,15 @@ class RowAllocator:
                 return False
         row = self._model.open() if source is None else self._model.fork(source, shared)
         self._give(completion, row)
-        self._release(completion.prompt)
+        self._close_or_spare(completion.prompt)
         return True
 
     def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
-        """Take a row from anything less urgent than `first`; False if there is none to take.
+        """Evict one row for `first`; return False if no row may be evicted.
 
-        The `running` completions keep theirs. A server that holds more KV than that of `first` will
-        then hold gives way before the latter's own completions do.
+        Rows of `running` completions are never evicted. Candidates are, in this order: a spare row
+        of the same server, a row of the server with the most KV, and a row of the same server that
+        is less urgent than `first`.
         """
         own, giver = first.prompt.owner, self._giver(first)
         if self._forget_spare(own, first.prompt):
@@ -89,10 +94,13 @@ class RowAllocator:
         return self._evict(own, running, below=first) or self._forget_prompt(own, first.prompt)
 
     def _giver(self, first: Completion) -> Peer:
-        """The server that holds the most KV, if more than that of `first` will with its tokens."""
+        """Return the server that must give up a row: the one that holds the most KV.
+
+        It is the server of `first` unless another one holds more KV than it will hold with `first`.
+        """
         held: Counter[Peer] = Counter()
-        for completion in self._seated:
-            held[completion.prompt.owner] += len(completion)  # its row is to hold all of it
+        for completion in self._holders:
+            held[completion.prompt.owner] += len(completion)  # its row will cover all tokens
         for prompt in self._kept:
             assert prompt.row is not None
             held[prompt.owner] += self._model.length(prompt.row)
@@ -100,7 +108,7 @@ class RowAllocator:
         most = max(held, key=held.__getitem__, default=own)
         return most if held[most] > held[own] + self.missing(first) else own
 
-    def vacate(self, completion: Completion) -> None:
+    def release(self, completion: Completion) -> None:
         """Close the row of a finished completion, or keep it for the prompt if it is the first."""
         prompt = completion.prompt
         row = self._take(completion)
@@ -109,18 +117,19 @@ class RowAllocator:
             self._keep(prompt, row, completion)
         elif row is not None:
             self._model.close(row)
-        self._release(prompt)
+        self._close_or_spare(prompt)
 
     def drop(self, completion: Completion) -> None:
         """Close the row of a completion without subscribers."""
         if (row := self._take(completion)) is not None:
             self._model.close(row)
-        self._release(completion.prompt)
+        self._close_or_spare(completion.prompt)
 
     def hand_over(self, old: Prompt, new: Prompt) -> None:
-        """Give the row of a step draft to the one that follows it, as far as they agree.
+        """Move the row of a step draft to the step draft that replaces it.
 
-        `new` begins with the prompt of `old`, and both have one completion.
+        The row keeps the KV of their common prefix. The text of `new` begins with the prompt of
+        `old`, and each has one completion.
         """
         (before,), (after,) = old.completions, new.completions
         row = old.row if before.row is None else before.row
@@ -133,28 +142,28 @@ class RowAllocator:
         self._give(after, row)
 
     def take_back(self, step: Prompt) -> None:
-        """A step draft that rested goes on, on the row that was kept for it, if it still is."""
+        """Give a paused step draft its kept row back, unless the row was evicted."""
         (completion,) = step.completions
         if (row := step.row) is not None:
             self._unkeep(step)
             self._give(completion, row)
 
     def keep(self, prompt: Prompt, completion: Completion) -> None:
-        """Keep the KV of a prompt, which this one's row holds, until all others are seated."""
+        """Keep a row with the prompt's KV, forked from this completion's, for the others."""
         if self._model.free_rows and len(prompt.completions) > 1 and completion.row is not None:
             row = self._model.fork(completion.row, len(prompt.token_ids))
             self._forget(prompt)
             self._keep(prompt, row, completion)
 
     def clear(self, prompt: Prompt) -> None:
-        """Give back all rows of the prompt."""
+        """Close all rows of the prompt and its completions."""
         for completion in prompt.completions:
             if (row := self._take(completion)) is not None:
                 self._model.close(row)
         self._forget(prompt)
 
     def will_share(self, completion: Completion, others: Sequence[Completion]) -> bool:
-        """Whether waiting for one of `others`, which are being prefilled, saves work."""
+        """Whether one of `others`, which are in prefill, will have KV that saves work here."""
         prompt = completion.prompt
         for other in others:
             if not self._may_share(prompt, other.prompt):
@@ -166,28 +175,33 @@ class RowAllocator:
         return False
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the model's rows are sound and none is held for nobody."""
+        """Raise AssertionError unless each open row has one holder and the records agree."""
         self._model.check_integrity()
         open_rows: list[int] = []
         for prompt in self._turns.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             for each in (prompt, *steps):
-                assert all(c.row is None for c in each.completions if c.finished), "not returned"
+                assert all(c.row is None for c in each.completions if c.finished), (
+                    "a finished completion holds a row"
+                )
                 open_rows += [row for row, _ in _held(each)]
-                assert (each.row is not None) == (each in self._kept), "kept, but not there"
-                assert (each.row is not None) >= (each in self._spare), "spare, but not there"
+                assert (each.row is not None) == (each in self._kept), "a kept row is not recorded"
+                assert (each.row is not None) >= (each in self._spare), "a spare prompt has no row"
                 for completion in each.completions:
-                    assert (completion.row is not None) == (completion in self._seated)
-        assert len(open_rows) == len(set(open_rows)), "a row is held twice"
-        assert len(open_rows) == len(self._seated) + len(self._kept), (
-            "rows of prompts that are gone"
+                    assert (completion.row is not None) == (completion in self._holders)
+        assert len(open_rows) == len(set(open_rows)), "a row has two holders"
+        assert len(open_rows) == len(self._holders) + len(self._kept), (
+            "a dropped prompt holds a row"
         )
-        assert len(open_rows) == self._model.open_rows, "a row is held for nobody"
+        assert len(open_rows) == self._model.open_rows, "an open row has no holder"
 
     def _source(self, completion: Completion) -> tuple[int | None, int]:
-        """An open row to fork, and how much: one with this prompt, or one that begins alike."""
+        """Return an open row to fork and the number of its tokens to share; (None, 0) if none.
+
+        A row of the same prompt is preferred, then the row with the longest common prefix.
+        """
         prompt = completion.prompt
-        # One token at least has to be computed, for its logits.
+        # The model must compute at least the last token, for its logits.
         size = min(len(prompt.token_ids), len(completion) - 1)
         for row, _ in _held(prompt):
             if self._model.length(row) >= size:
@@ -201,7 +215,7 @@ class RowAllocator:
         return (best, shared) if best is not None else (None, 0)
 
     def _alike(self, prompt: Prompt) -> Iterator[tuple[int, Completion]]:
-        """Rows that may begin as the prompt does: all of its parent's, one of each late prompt."""
+        """Rows that may share a prefix: all rows of the parent, one row of each newest prompt."""
         if prompt.parent is not None:
             yield from _held(prompt.parent)
         for other in itertools.islice(reversed(self._turns.prompts.values()), SHARED_AMONG):
@@ -209,15 +223,15 @@ class RowAllocator:
                 yield from itertools.islice(_held(other), 1)
 
     def _may_share(self, prompt: Prompt, other: Prompt) -> bool:
-        """Whether the KV of one prompt may serve the other.
+        """Whether two prompts may share KV.
 
-        How soon a draft comes tells whether its KV was there: it would tell one server what
-        another has been asked.
+        Draft latency reveals whether KV was shared. It would reveal the prompts of one server to
+        another.
         """
         return self._share or prompt.owner == other.owner
 
     def _forget_spare(self, peer: Peer, keep: Prompt) -> bool:
-        """Give back the spare row of the server's prompt that is served last."""
+        """Close the spare row of the server's prompt that is served last; False if none."""
         spare = [prompt for prompt in self._spare if prompt.owner == peer and prompt is not keep]
         if not spare:
             return False
@@ -228,14 +242,15 @@ class RowAllocator:
     def _evict(
         self, peer: Peer, running: Collection[Completion], below: Completion | None = None
     ) -> bool:
-        """Take the row of the server's least urgent completion that is not in `running`.
+        """Close the row of the server's least urgent completion that is not in `running`.
 
-        With `below` only of one that is less urgent than this one.
+        With `below`, only if the completion is less urgent than `below`. Returns False if no row
+        was closed.
         """
         urgency, kept = self._turns.urgency, set(running)
         victims = [
             (urgency(each), each)
-            for each in self._seated
+            for each in self._holders
             if each.prompt.owner == peer and each not in kept
         ]
         if not victims:
@@ -249,17 +264,17 @@ class RowAllocator:
         return True
 
     def _forget_prompt(self, peer: Peer, keep: Prompt) -> bool:
-        """Give back the row of the server's latest prompt that has one of its own."""
+        """Close the kept row of the server's newest such prompt; False if there is none."""
         for prompt in reversed(self._kept):
             if prompt.owner == peer and prompt is not keep:
                 self._forget(prompt)
                 return True
         return False
 
-    def _release(self, prompt: Prompt) -> None:
-        """Close the prompt's row, or count it as spare, once no completion waits for it.
+    def _close_or_spare(self, prompt: Prompt) -> None:
+        """Close the prompt's kept row, or mark it as spare, once no completion waits for it.
 
-        It is spare if the prompt's first completion is finished: a step draft may go on from it.
+        It is marked if the first completion is finished, because a step draft may continue from it.
         """
         if prompt.row is None or any(c.row is None and not c.finished for c in prompt.completions):
             return
@@ -284,16 +299,16 @@ class RowAllocator:
 
     def _give(self, completion: Completion, row: int) -> None:
         completion.row = row
-        self._seated[completion] = None
+        self._holders[completion] = None
 
     def _take(self, completion: Completion) -> int | None:
         row, completion.row = completion.row, None
-        self._seated.pop(completion, None)
+        self._holders.pop(completion, None)
         return row
 
 
 def _held(prompt: Prompt) -> Iterator[tuple[int, Completion]]:
-    """The prompt's rows, each with the completion whose beginning it may hold."""
+    """The prompt's rows, each with a completion that has the text of the row as a prefix."""
     if prompt.row is not None and prompt.row_text is not None:
         yield prompt.row, prompt.row_text
     for completion in prompt.completions:

@@ -1,15 +1,15 @@
-"""Choosing draft tokens from logits: a batch at once, cheap on a CPU, repeatable.
+"""Samples draft tokens from the logits of a batch, quickly on a CPU and reproducibly.
 
-A draft only proposes, so its distribution may be cut where cutting saves time. The vocabulary is
-looked at in blocks: the maxima of all blocks come from one fast pass over the logits, and only
-the blocks with the largest maxima are sampled from. They hold the `BLOCKS` likeliest tokens and
-many more. On one core, 64 rows of 49,152 logits take about 2 ms this way, where a softmax over
-everything takes 7 and a top-k 14.
+A completion needs no exact distribution, so sampling covers only a part of the vocabulary. One pass
+over the logits finds the maximum of each block of tokens, and the blocks with the largest maxima
+are sampled from. They include the `BLOCKS` most likely tokens. On one core, 64 rows of 49,152
+logits take about 2 ms. A softmax over all logits takes 7 ms and a top-k 14 ms.
 
-Step drafts of sampled requests are drawn just as the target draws (`verify.sample`), which takes
-16 ms for as many rows: tokens that only noise makes the winner are won by both. Or, where the
-target wants to know what they were drawn from, from the likeliest tokens alone, and with numbers
-that nobody else has: those of torch begin with the same seed in server and sidecar.
+Step drafts of sampled requests use the sampling of the target (`verify.sample`), which takes 16 ms
+for the same logits. Sidecar and target then add the same noise, so they often sample the same
+token. For rejection sampling a step draft is instead sampled from at most `MAX_CANDIDATES` tokens.
+Its random numbers come from the operating system, because torch starts with the same seed in server
+and sidecar.
 """
 
 from __future__ import annotations
@@ -28,52 +28,54 @@ from sglang_qspec.messages import MAX_CANDIDATES, Candidates, SeededSampling
 from sglang_qspec.verify.sample import Draws, likeliest_left, sample_targets
 
 BLOCK = 64
-"""Tokens in a block."""
+"""Number of tokens in a block."""
 BLOCKS = 32
-"""Blocks that are sampled from."""
+"""Number of blocks that are sampled from."""
 MAX_TEMPERATURE = 1e6
-"""Highest temperature that tokens are drawn with; a higher one draws from all tokens alike, too. In
-float32 a temperature over 3e38 is infinite, and no block could be filled up with -inf."""
+"""Higher temperatures are lowered to this one, which already makes sampling uniform. In float32 a
+temperature above 3e38 is infinite, and would turn the padding of a block, -inf, into NaN."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of one completion are chosen."""
+    """Sampling parameters of one completion."""
 
     temperature: float
-    """0 takes the likeliest."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
-    """Only the likeliest tokens that have this much of the probability together, and one at least
-    (nucleus sampling, Holtzman et al., 2020). The probability is that of the blocks that are
-    sampled from, of which the best tokens hold nearly all."""
+    """Cumulative probability of the most likely tokens that are sampled from (nucleus sampling,
+    Holtzman et al., 2020); 1 means all tokens. The probabilities are relative to the blocks that
+    are sampled from, which hold nearly the whole probability."""
 
 
 GREEDY = Sampling(0.0)
 
-_own_numbers = np.random.default_rng()
-"""Seeded by the operating system."""
+_rejection_rng = np.random.default_rng()
+"""Random numbers for step drafts for rejection sampling, seeded by the operating system."""
 
 
 class Choices(NamedTuple):
-    """Tokens for the rows of a pass."""
+    """Sampled tokens of a batch."""
 
     token_ids: list[int]
+    """Token of each row."""
     candidates: dict[int, Candidates]
-    """What they were drawn from, by row, for those whose target wants to know."""
+    """Distribution that the token was sampled from, by row number. Only rows with
+    `SeededSampling.probabilities` have an entry."""
 
 
 def seed_of(token_ids: Sequence[int], completion: int) -> int:
-    """The seed of one completion of a prompt: the same in every run, different for each."""
+    """Derive the seed of a completion from the prompt and the completion's number: 64 bits."""
     digest = hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8)
     digest.update(completion.to_bytes(8, "little"))
     return int.from_bytes(digest.digest(), "little")
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-    """One number in [0, 1) for each pair of seed and position: float64 [n].
+    """Return a random number in [0, 1) for each pair of seed and position: float64 [n].
 
-    SplitMix64 (Steele, Lea and Flood, 2014) with the position as its counter, so that a token
-    does not depend on which other rows were in the batch.
+    The generator is SplitMix64 (Steele, Lea and Flood, 2014) with the position as its counter, so a
+    number does not depend on the other rows of the batch.
     """
     with np.errstate(over="ignore"):
         z = np.array(seeds, dtype=np.uint64)
@@ -90,69 +92,72 @@ def choose(
     seeds: Sequence[int],
     positions: Sequence[int],
 ) -> Choices:
-    """A token for each row of `logits` (float [n, vocab]), chosen as `samplings[i]` says.
+    """Sample a token for each row of `logits`, float [n, vocab], with the other arguments' row i.
 
-    A greedy row gives what `argmax` does, the lowest id among equals. A drawn row depends on its
-    own logits, sampling, `seeds[i]` and `positions[i]`, and on no other row; with
-    `SeededSampling.probabilities` also on chance.
+    A greedy row gets the lowest token id with the largest logit. The token of any other row is a
+    function of its logits, sampling, seed and position, and does not depend on other rows. Rows
+    with `SeededSampling.probabilities` ignore seed and position, and are random.
     """
-    settled: list[int] = []
+    greedy: list[int] = []
     drawn: dict[int, Sampling] = {}
-    alike: dict[int, SeededSampling] = {}
-    told: dict[int, SeededSampling] = {}
+    seeded: dict[int, SeededSampling] = {}
+    rejection: dict[int, SeededSampling] = {}
     for i, sampling in enumerate(samplings):
         if isinstance(sampling, SeededSampling):
-            (told if sampling.probabilities else alike)[i] = sampling
+            (rejection if sampling.probabilities else seeded)[i] = sampling
         elif sampling.temperature > 0:
             drawn[i] = sampling
         else:
-            settled.append(i)
+            greedy.append(i)
     tokens = [0] * len(samplings)
-    if settled or drawn:
+    if greedy or drawn:
         blocks = _blocks(logits)
         maxima = blocks.amax(-1)
-    if settled:
-        for i, token in zip(settled, _likeliest(blocks, maxima, settled).tolist(), strict=True):
+    if greedy:
+        for i, token in zip(greedy, _likeliest(blocks, maxima, greedy).tolist(), strict=True):
             tokens[i] = token
     if drawn:
         uniform = uniforms([seeds[i] for i in drawn], [positions[i] for i in drawn])
         picked = _draw(blocks, maxima, list(drawn), list(drawn.values()), uniform)
-        # The last block may be filled up, and a row that is not a number draws its last place.
+        # A row of NaN selects the last position, which may be padding of the last block.
         picked = picked.clamp(max=logits.shape[1] - 1)
         for i, token in zip(drawn, picked.tolist(), strict=True):
             tokens[i] = token
-    if alike:
-        picked = _draw_alike(
-            logits[list(alike)], list(alike.values()), [positions[i] for i in alike]
+    if seeded:
+        picked = _draw_seeded(
+            logits[list(seeded)], list(seeded.values()), [positions[i] for i in seeded]
         )
-        for i, token in zip(alike, picked.tolist(), strict=True):
+        for i, token in zip(seeded, picked.tolist(), strict=True):
             tokens[i] = token
     candidates: dict[int, Candidates] = {}
-    if told:
-        offers = _draw_from_told(logits[list(told)], list(told.values()))
-        for i, (token, candidates[i]) in zip(told, offers, strict=True):
+    if rejection:
+        draws = _draw_candidates(logits[list(rejection)], list(rejection.values()))
+        for i, (token, candidates[i]) in zip(rejection, draws, strict=True):
             tokens[i] = token
     return Choices(tokens, candidates)
 
 
-def _draw_alike(
+def _draw_seeded(
     logits: torch.Tensor, seeded: list[SeededSampling], positions: list[int]
 ) -> torch.Tensor:
-    """Draw as the target would, were these its logits, float [n, vocab]: int64 [n]."""
+    """Sample from `logits`, float [n, vocab], as the target samples from its own: int64 [n]."""
     seeds = _column(seeded, "seed", torch.int64)
     draws = _filters(seeded)._replace(seeds=seeds, positions=torch.tensor(positions))
     temperatures = _temperatures([each.temperature for each in seeded])
     return sample_targets(logits.cpu(), temperatures, draws)
 
 
-def _draw_from_told(
+def _draw_candidates(
     logits: torch.Tensor, seeded: list[SeededSampling]
 ) -> list[tuple[int, Candidates]]:
-    """Draw from the likeliest tokens that the target's filters leave, and tell of them all."""
+    """Sample each row of `logits`, float [n, vocab], for rejection sampling by the target.
+
+    Returns the token and the candidates of each row: the most likely tokens that pass the filters.
+    """
     temperatures = _temperatures([each.temperature for each in seeded])
     probs = torch.softmax(logits.cpu().float() / temperatures.view(-1, 1), dim=-1)
     token_ids, left = likeliest_left(probs, _filters(seeded), MAX_CANDIDATES)
-    left[(left > 0).sum(1) == 0, 0] = 1.0  # of a row that is not a number there is no draw
+    left[(left > 0).sum(1) == 0, 0] = 1.0  # a row of NaN has no weight above 0
     rows = zip(token_ids.numpy(), left.double().numpy(), strict=True)
     return [_draw_from(ids[weights > 0], weights[weights > 0]) for ids, weights in rows]
 
@@ -160,11 +165,11 @@ def _draw_from_told(
 def _draw_from(
     token_ids: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[int, Candidates]:
-    """The draw is one from the very numbers that are told."""
+    """Sample a token from `weights`, and return it with the normalized weights as candidates."""
     probs = weights / weights.sum()
     steps = probs.cumsum()
-    place = int(np.searchsorted(steps, _own_numbers.random() * steps[-1], side="right"))
-    place = min(place, len(steps) - 1)  # where the number was rounded up to the sum
+    place = int(np.searchsorted(steps, _rejection_rng.random() * steps[-1], side="right"))
+    place = min(place, len(steps) - 1)  # the product may round up to the sum
     return int(token_ids[place]), Candidates(token_ids.tolist(), probs.tolist())
 
 
@@ -181,12 +186,12 @@ def _column(seeded: list[SeededSampling], name: str, dtype: torch.dtype) -> torc
 
 
 def _temperatures(wanted: Sequence[float]) -> torch.Tensor:
-    """What each row is drawn with: float32 [n]."""
+    """Temperatures, each at most MAX_TEMPERATURE: float32 [n]."""
     return torch.tensor(wanted, dtype=torch.float32).clamp(max=MAX_TEMPERATURE)
 
 
 def _likeliest(blocks: torch.Tensor, maxima: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """The argmax of `rows`: int64 [len(rows)]. torch's own is fifty times slower on a CPU."""
+    """The argmax of each of `rows`: int64 [len(rows)]; 50 times faster on a CPU than torch's."""
     at = torch.tensor(rows, device=blocks.device)
     best = maxima[at].argmax(-1)
     return best * BLOCK + blocks[at, best].argmax(-1)
@@ -199,7 +204,11 @@ def _draw(
     samplings: list[Sampling],
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    """Invert the distribution of `rows`, cut to their best blocks: int64 [len(rows)]."""
+    """Sample `rows` by inverse transform over the blocks with the largest maxima.
+
+    `blocks` is float32 [n, blocks, BLOCK], `maxima` [n, blocks] its maxima, and `uniform` float64
+    [len(rows)] in [0, 1). Returns token ids, int64 [len(rows)].
+    """
     scale = _temperatures([sampling.temperature for sampling in samplings])
     top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32)
     at = torch.tensor(rows, device=blocks.device)[:, None]
@@ -216,9 +225,10 @@ def _draw(
 
 
 def _keep_nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Set to 0 all `weights` [n, candidates] but the largest, which sum to `top_p` [n] of all.
+    """Set the weights outside the nucleus of each row to 0, in place.
 
-    The largest one is kept in any case, and where `top_p` is 1 or more all of a row are.
+    `weights` is [n, candidates] and `top_p` [n]. The nucleus always contains the largest weight,
+    and with a `top_p` of 1 or more the whole row.
     """
     cut = (top_p < 1).nonzero()[:, 0]
     part = weights[cut]
@@ -230,8 +240,8 @@ def _keep_nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> None:
 
 
 def _blocks(logits: torch.Tensor) -> torch.Tensor:
-    """`logits` [n, vocab] as float32 [n, blocks, BLOCK], the last block filled up with -inf."""
-    logits = logits.float()  # maxima of bfloat16 are not vectorised on a CPU
+    """Reshape `logits` [n, vocab] to float32 [n, blocks, BLOCK]; -inf pads the last block."""
+    logits = logits.float()  # torch does not vectorize maxima of bfloat16 on a CPU
     missing = -logits.shape[1] % BLOCK
     if missing:
         logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))

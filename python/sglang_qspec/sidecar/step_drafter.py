@@ -7,10 +7,12 @@ from array import array
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Completion, Prompt, Subscriber, Subscription, tokens_of
+from sglang_qspec.sidecar.prompt import Prompt, tokens_of
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.subscription import Subscriber, Subscription
 from sglang_qspec.sidecar.turns import Turns
 
 

@@ -1,27 +1,32 @@
-"""What passes that advance step drafts take, for the server that weighs them against its own."""
+"""Durations of passes that advance step drafts; the server selects its pipeline by them."""
 
 from __future__ import annotations
 
 MEMORY = 0.1
-"""Weight of the latest pass in what passes of its size take."""
+"""Weight of the latest pass in the moving average of its size."""
 MOST_READ = 4
-"""Tokens for each completion that a step reads at most, one of them drafted in the step before and
-the others in their place; what reads more begins a draft."""
+"""Maximum number of tokens per completion in a pass for `by_size`. A longer pass prefills
+a new draft, and is not a typical step."""
 
 
 class StepTimes:
-    """Totals since the start, and what a pass takes by its size."""
+    """Totals since the start, and the mean duration of a pass by its size."""
 
     def __init__(self) -> None:
         self.passes = 0
+        """Number of passes that advanced step drafts."""
         self.tokens = 0
-        """Step draft tokens that these passes gave."""
+        """Number of step draft tokens that these passes produced."""
         self.seconds = 0.0
+        """Total duration of these passes, in seconds."""
         self._by_size: dict[int, tuple[float, float]] = {}
-        """Size and seconds of passes, averaged within each binary order of magnitude."""
+        """Mean size and mean seconds of passes, by the binary order of magnitude of the size."""
 
     def observe(self, size: int, tokens: int, read: int, seconds: float) -> None:
-        """A pass advanced `size` completions, read so many tokens and gave so many of steps."""
+        """Record a pass that advanced `size` completions and took `seconds`.
+
+        It computed KV for `read` tokens and produced `tokens` step draft tokens.
+        """
         self.passes += 1
         self.tokens += tokens
         self.seconds += seconds
@@ -29,7 +34,7 @@ class StepTimes:
             return
         key = size.bit_length()
         mean_size, mean_seconds = self._by_size.get(key, (float(size), seconds))
-        # A machine that was busy for a moment is no news about passes.
+        # A cap limits the effect of a short load peak.
         seconds = min(seconds, 2 * mean_seconds)
         self._by_size[key] = (
             mean_size + MEMORY * (size - mean_size),
@@ -38,5 +43,5 @@ class StepTimes:
 
     @property
     def by_size(self) -> list[tuple[float, float]]:
-        """(completions, seconds) of a pass for each order of magnitude seen, the smallest first."""
+        """Mean (completions, seconds) of a pass by size, the smallest size first."""
         return [self._by_size[key] for key in sorted(self._by_size)]

@@ -1,4 +1,4 @@
-"""The draft queues of all servers, and the division of drafting time among them."""
+"""Owns the draft queues of all servers, and divides the drafting time among them."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
-from sglang_qspec.sidecar.prompt import Completion, Prompt, PromptKey
+from sglang_qspec.sidecar.prompt import Prompt, PromptKey
 
 
 class Turns:
     """Owns all subscribed prompts, and divides the drafting time among the servers.
 
-    Each server has its own queue. The server that has used the least drafting time comes
-    first (start-time fair queueing, Goyal et al., 1996); the pass then takes one completion of each
-    server in turn. With `apart`, where a larger pass is a slower one, a pass has completions of one
-    server alone, so that a server with many of them does not slow the passes of one with few.
+    Each server has its own queue. The server that has used the least drafting time comes first
+    (start-time fair queueing, Goyal et al., 1996). A pass takes one completion of each server in
+    turn. With `apart`, for a device where a larger pass is slower, all completions of a pass belong
+    to one server. A server with many completions then does not slow down the passes of others.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
         self.prompts: dict[PromptKey, Prompt] = {}
-        """By age, the oldest first."""
+        """Subscribed prompts by key, the oldest first."""
         self.live_steps: Counter[Peer] = Counter()
-        """Requests of each server with a step draft, even if it rests just now."""
+        """Number of requests with a step draft by server, including paused step drafts."""
         self._now = 0.0
-        """Virtual time: that of the queue which the latest pass began with. It only grows."""
+        """Virtual time in seconds: the time of the first server in the latest pass. Never falls."""
         self._apart = apart
         self._queues: dict[Peer, DraftQueue] = {}
         self._owned: Counter[Peer] = Counter()
-        """Prompts of each server."""
+        """Number of prompts by server."""
         self._gone: set[Peer] = set()
-        """Servers that have gone and still own prompts, which other servers share."""
+        """Disconnected servers that own prompts with subscribers of other servers."""
 
     def __bool__(self) -> bool:
         return any(self._queues.values())
 
     def __contains__(self, prompt: Prompt) -> bool:
-        """Whether anything of a prompt, or of a step draft, is to be drafted."""
+        """Whether the prompt or step draft has unfinished completions."""
         return prompt in self._queues.get(prompt.owner, ())
 
     def add(self, prompt: Prompt) -> None:
@@ -48,7 +49,7 @@ class Turns:
         self.arrange(prompt)
 
     def arrange(self, prompt: Prompt) -> None:
-        """Put a prompt where it belongs, after its requests have changed."""
+        """Requeue a prompt after its requests have changed."""
         self._woken(prompt.owner).arrange(prompt)
 
     def remove(self, prompt: Prompt) -> None:
@@ -60,7 +61,7 @@ class Turns:
             self.drop(prompt.owner)
 
     def begin(self, step: Prompt) -> None:
-        """Queue a step draft, behind those of its server that are queued already."""
+        """Queue a step draft behind the queued step drafts of its server."""
         self._woken(step.owner).begin(step)
 
     def withdraw(self, step: Prompt) -> None:
@@ -74,7 +75,7 @@ class Turns:
             self._queues[completion.prompt.owner].remove(completion.prompt)
 
     def drop(self, peer: Peer) -> None:
-        """A server has gone. Its queue goes with the last of its prompts."""
+        """Remove a disconnected server: now, or with the last of its prompts."""
         if self._owned[peer]:
             self._gone.add(peer)
         else:
@@ -90,7 +91,7 @@ class Turns:
         return _in_turns([queue.urgent() for queue in queues])
 
     def urgency(self, completion: Completion) -> Urgency:
-        """Where the queue of its server has an unfinished completion."""
+        """Sort key of an unfinished completion in the queue of its server."""
         return self._queues[completion.prompt.owner].urgency(completion)
 
     def charge(self, tokens: Counter[Peer], seconds: float) -> None:
@@ -108,29 +109,31 @@ class Turns:
         queued = {c for queue in self._queues.values() for c in queue.urgent()}
         steps_seen = 0
         for key, prompt in self.prompts.items():
-            assert prompt.key == key, "a prompt under another's key"
+            assert prompt.key == key, "a prompt has the key of another"
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             steps_seen += len(steps)
             for completion in itertools.chain(*(p.completions for p in (prompt, *steps))):
-                assert completion.finished != (completion in queued), "lost, or never finished"
+                assert completion.finished != (completion in queued), (
+                    "an unfinished completion is not queued, or a finished one is"
+                )
                 queued.discard(completion)
-        assert not queued, "completions that nobody wants"
-        assert steps_seen == self.live_steps.total(), "step drafts are miscounted"
+        assert not queued, "a completion without a prompt is queued"
+        assert steps_seen == self.live_steps.total(), "the number of step drafts is wrong"
 
     def _woken(self, peer: Peer) -> DraftQueue:
-        """The server's queue. One that was empty has no claim on the time that it was empty."""
+        """Return the server's queue, to add to. An idle server gains no claim to extra time."""
         queue = self._queues.setdefault(peer, DraftQueue())
         if not queue:
             queue.seconds = max(queue.seconds, self._now)
         return queue
 
     def _in_turn(self) -> list[DraftQueue]:
-        """The queues that have work, that with the least time first."""
+        """Queues that are not empty, the one with the least time first."""
         return sorted((q for q in self._queues.values() if q), key=lambda queue: queue.seconds)
 
 
 def _in_turns(iterators: list[Iterator[Completion]]) -> Iterator[Completion]:
-    """One completion of each in turn."""
+    """Yield one completion of each iterator in turn."""
     while iterators:
         left = []
         for iterator in iterators:

@@ -1,4 +1,4 @@
-"""Ends this process when the one that started it is gone."""
+"""Ends this process when its parent process has ended."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import threading
 import time
 
 INTERVAL_S = 0.5
+"""Time between two checks, in seconds."""
 GRACE_S = 10.0
-"""Time to stop in an orderly way; a process that hangs is ended without."""
+"""Time to stop after SIGTERM, in seconds; the process then exits without cleaning up."""
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """From now on, behave as on SIGTERM once `parent_pid` is no longer our parent.
+    """Start a thread that sends this process SIGTERM once `parent_pid` is no longer its parent.
 
-    A thread looks, also while a model is being loaded. The kernel's own signal at a parent's death
-    (PR_SET_PDEATHSIG) comes when the *thread* ends that started us, which is too early.
+    The thread also works while a model loads. The kernel's PR_SET_PDEATHSIG would come too early:
+    when the parent's *thread* that started this process ends.
     """
     threading.Thread(target=_watch, args=(parent_pid,), name="parent-watch", daemon=True).start()
 

@@ -3,7 +3,7 @@
 docs/theory.md has the formulas, their assumptions and what they leave out. Times are seconds. These
 symbols have the same meaning everywhere:
 
-alpha    probability that the target's next token is the drafter's, if all before it were
+alpha    probability that the target's next token is the drafter's, if all tokens before it were
 k        maximum number of draft tokens that a pass verifies for a request; its width is k + 1
 b        requests in flight
 V(b, w)  seconds in which the target verifies w tokens for each of b requests

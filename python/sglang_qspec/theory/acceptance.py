@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HALVINGS = 60
-"""Bisection steps of `agreement`; more than a float has bits."""
+"""Number of bisection steps of `agreement`; a float has fewer bits."""
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -20,9 +20,9 @@ def expected_tokens(alpha: float, k: int) -> float:
 
 
 def agreement(tokens: float, k: int) -> float:
-    """The alpha at which `expected_tokens` of a pass over k draft tokens is `tokens`.
+    """Return the alpha at which `expected_tokens` of a pass over k draft tokens is `tokens`.
 
-    It is 0 or 1 if no alpha gives this number.
+    Returns 0 or 1 if `tokens` is too low or too high for any alpha.
     """
     low, high = 0.0, 1.0
     if k < 1 or tokens <= 1.0:
@@ -39,7 +39,7 @@ def agreement(tokens: float, k: int) -> float:
 
 
 def hit_share(alpha: float, k: int, again: float) -> float:
-    """The long-run share of passes that have a queue draft to verify.
+    """Return the long-run share of passes that have a queue draft to verify.
 
     A text that follows a completion still follows it after a pass with probability alpha^(k+1). A
     text that has diverged matches a completion again with probability `again` at each pass, the

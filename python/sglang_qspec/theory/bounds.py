@@ -19,7 +19,7 @@ class Halving(NamedTuple):
 
 
 def bound(verify: float, draft: float) -> float:
-    """(V + D) / max(V, D): the gain of hiding the shorter of the two; 2 where they are equal."""
+    """Return (V + D) / max(V, D): the gain if the shorter time is hidden; 2 if both are equal."""
     longer = max(verify, draft)
     return (verify + draft) / longer if longer > 0.0 else 1.0
 
@@ -29,8 +29,8 @@ def halves_over_sequential(
 ) -> Halving:
     """The gain of `halves` with m requests in each half, at one width.
 
-    Both halves have their pass within 2 max(V(m), D(m)). Where V and D are flat in b, the second
-    figure is half the first: splitting a batch that costs no more than its half gains nothing.
+    Both halves have their pass within 2 max(V(m), D(m)). If V and D do not depend on b, `same` is
+    half of `doubled`: then a whole batch takes no longer than its half, and halves gain nothing.
     """
     longer = max(verify_seconds(m), draft_seconds(m))
     in_turn = verify_seconds(2 * m) + draft_seconds(2 * m)
@@ -40,10 +40,11 @@ def halves_over_sequential(
 def sd_over_psd(alpha_v: float) -> float:
     """T_SD / T_PSD at the best drafting time of each (MineDraft, arXiv 2603.18016).
 
-    Theorem 1 takes drafts that are verified with success 1 - exp(-alpha t) after a drafting time
-    t. In turn, a success costs min over t of (V + t) / f(t); overlapped, min of max(V, t) / f(t).
-    With v = alpha V the first is at the x = alpha t that solves e^x = 1 + x + v, where it is
-    e^x / alpha; the second is at t = V. So the ratio depends on v alone.
+    Theorem 1 assumes that a draft succeeds with probability f(t) = 1 - exp(-alpha t) after a
+    drafting time t. A success takes the minimum over t of (V + t) / f(t) without overlap, and of
+    max(V, t) / f(t) with overlap. Let v = alpha V and x = alpha t. The first minimum is at the
+    solution of e^x = 1 + x + v and equals e^x / alpha. The second is at t = V. So the ratio depends
+    on v alone.
     """
     x = math.log1p(alpha_v) + 1.0  # above the root, so Newton's method converges from above
     for _ in range(NEWTON_STEPS):

@@ -17,11 +17,11 @@ from sglang_qspec.theory.rows import read_rows
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
 """Options that the table of the pipelines requires."""
-DESCRIPTION = """Expected tokens per pass, seconds per round and speedup of the pipelines, from how
-often target and drafter agree and how long both take; or, with --fit, the model fitted to a run of
-benchmark.bench_batch_parallel, against what was measured. docs/theory.md has the model.
-Times are milliseconds: one number, or one for each of several numbers of requests, such as
-1:30,8:45, with straight lines between."""
+DESCRIPTION = """Print the expected tokens per pass, time per round and speedup of each pipeline,
+from the agreement of target and drafter and the times of both. With --fit, fit the model to a run
+of benchmark.bench_batch_parallel and compare it with the measurements. docs/theory.md has the
+model. A time is a number of milliseconds, or a list of requests:milliseconds such as 1:30,8:45,
+with linear interpolation between."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="probability that target and drafter agree on a token, 0 to 1",
     )
-    add("--k", type=_count, metavar="N", help="draft tokens verified per request and pass")
+    add(
+        "--k",
+        type=_count,
+        metavar="N",
+        help="number of draft tokens that a pass verifies for each request",
+    )
     add("--verify-ms", type=_milliseconds, metavar="MS", help="time of a pass of width k + 1")
     add(
         "--plain-ms",
@@ -42,7 +47,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time of a plain decode pass (width 1); by default that of --verify-ms",
     )
     add("--draft-ms", type=_milliseconds, metavar="MS", help="time of drafting k tokens")
-    add("--in-flight", type=_count, metavar="N", help="requests that are served at the same time")
+    add(
+        "--in-flight",
+        type=_count,
+        metavar="N",
+        help="number of requests that are served at the same time",
+    )
     add(
         "--lookahead",
         type=_count,
@@ -54,15 +64,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_number(0.0, 1.0),
         metavar="P",
         default=0.5,
-        help="chance that a text which has left its queue drafts is found in one at the next pass "
+        help="probability that a text without a matching queue draft matches one at the next pass "
         "(queue); by default 0.5",
     )
     add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
-    add("--plot", type=Path, metavar="PNG", help="with --fit: file for a plot")
+    add("--plot", type=Path, metavar="PNG", help="file for a plot of the prediction (with --fit)")
 
 
 def run(options: argparse.Namespace) -> str:
-    """The text to print. Raises TheoryError for options that do not fit together."""
+    """Return the text to print. Raises TheoryError if options are missing or exclude each other."""
     if options.fit is not None:
         return _fitted(options)
     if options.plot is not None:
@@ -112,7 +122,7 @@ def _fitted(options: argparse.Namespace) -> str:
         plot.write(compared, options.plot)
     parts = [_figures(model), _table(_comparisons(compared)), _errors(compared)]
     if len(compared) < len(rows):
-        parts.append(f"{len(rows) - len(compared)} rows have a pipeline without a model.")
+        parts.append(f"The model does not predict {len(rows) - len(compared)} rows.")
     return "\n\n".join(parts)
 
 
@@ -157,7 +167,7 @@ def _errors(compared: Sequence[Comparison]) -> str:
     """The errors of all predicted rows, then of each pipeline, one line each."""
     predicted = [each for each in compared if not each.fitted]
     if not predicted:
-        return "No row is predicted: the model is fitted to all of them."
+        return "No row is predicted: the model is fitted to all rows."
     lines = [f"Error of {len(predicted)} predicted rows: {_spread(predicted)}."]
     for pipeline in dict.fromkeys(each.row.pipeline for each in predicted):
         own = [each for each in predicted if each.row.pipeline == pipeline]

@@ -42,7 +42,7 @@ class Fit:
     """Seconds of a round besides verifying and drafting, over the number of requests."""
 
     def alpha(self, k: int) -> float:
-        """Alpha of k, or of the nearest measured k."""
+        """Return alpha at k, or at the nearest measured k."""
         return self.alphas[min(self.alphas, key=lambda known: abs(known - k))]
 
     def verify_seconds(self, requests: int, width: int) -> float:
@@ -51,14 +51,14 @@ class Fit:
         return curve(requests) if curve else self.verify_rows(requests * width)
 
     def draft_seconds(self, requests: int, k: int) -> float:
-        """D(b) of k tokens, in seconds."""
+        """D(b) for k draft tokens, in seconds."""
         return k * (self.step_base + self.step_request * requests)
 
     def estimate(self, row: Row) -> Estimate | None:
         """The prediction for a row; None for a pipeline that the model does not know.
 
-        For `queue` it predicts only the time and takes the measured tokens per pass. How often the
-        tries have a draft is no property of the two models.
+        For `queue` it predicts only the time and takes the measured tokens per pass, because the
+        two models do not determine how often the tries have a draft.
         """
         again = None
         if row.pipeline == "queue":

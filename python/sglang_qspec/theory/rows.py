@@ -64,7 +64,7 @@ def _row(row: object, where: str) -> Row:
 
 
 def _drafts_nothing(row: Mapping[str, object]) -> bool:
-    """Whether its k is null, as for plain decoding on more processors."""
+    """Whether k is null in the row, as for plain decoding on more processors."""
     return "k" in row and row["k"] is None
 
 

@@ -6,19 +6,19 @@ from enum import Enum
 
 
 class Insertion(Enum):
-    """The result of inserting a chunk of draft tokens; all but the first two are refusals.
+    """The result of inserting a chunk of draft tokens; all except ADDED and KNOWN are refusals.
 
-    The order is that of the enum in native/insertion.h, which has all but the last.
+    The enum in native/insertion.h has the same order, without UNKNOWN_REQUEST.
     """
 
     ADDED = "added"
-    KNOWN = "all of its tokens are known already"
+    KNOWN = "the trie has all of its tokens already"
     NEGATIVE = "base_len or start is negative"
     AHEAD = "it continues from output that is not committed yet"
-    GAP = "tokens between the known end of its stream and its start are missing"
-    CONFLICT = "its tokens differ from the known tokens of its stream"
-    BAD_TOKEN = "a token id outside the vocabulary"
-    FULL = "the cap leaves no room for it"
+    GAP = "tokens between the end of its stream and its start are missing"
+    CONFLICT = "its tokens differ from those of its stream"
+    BAD_TOKEN = "it has a token id outside the vocabulary"
+    FULL = "it does not fit under the cap"
     EVICTED = "its stream was dropped earlier to make room"
     UNKNOWN_REQUEST = "no open request has this rid and serial"
 

@@ -25,8 +25,8 @@ class TrieLimits:
     max_cursors: int = 24
     """Maximum number of matches that are followed at the same time; the longest are kept."""
     max_scan: int = 16
-    """Maximum number of occurrences searched for a new match, newest first, in drafts and in the
-    request's own text each."""
+    """Maximum number of occurrences that a search for new matches visits, newest first: once in the
+    drafts and once in the request's own text."""
     min_score: float = 0.02
     """Minimum estimated acceptance probability of a proposed draft token."""
 

@@ -22,10 +22,10 @@ _INSERTIONS = tuple(Insertion)
 class RequestTrie:
     """Draft streams of one request, and its own text (prompt and output).
 
-    A stream is *followed* as long as the target commits its tokens from its base on. A followed
-    stream proposes its next token from the start, with a higher estimated chance than other
-    matches. All streams and the own text are also searched for the last committed tokens. So a
-    request can use a completion again after it diverged from it.
+    A stream is *followed* as long as the output since its base agrees with it. A followed stream
+    proposes its next token even without a match of several tokens, with a higher estimated
+    probability than other matches. The trie also searches all streams and the own text for the
+    last committed tokens. So a completion from which the output diverged can be used again.
 
     Streams may grow while they are matched. Not thread-safe: one thread owns the trie.
     """
@@ -75,7 +75,7 @@ class RequestTrie:
 
     @property
     def draft_size(self) -> int:
-        """The part of `size` that belongs to drafts."""
+        """The part of `size` that drafts take."""
         return self.native.draft_size
 
     @property
@@ -95,8 +95,8 @@ class RequestTrie:
     ) -> Insertion:
         """Add the draft tokens of a stream from position `start` on.
 
-        `source`, `stream_id` and `base_len` name the stream, which continues the prompt and
-        `base_len` output tokens. `greedy` of its first chunk says whether the stream was decoded
+        `source`, `stream_id` and `base_len` identify the stream, which continues the prompt and
+        `base_len` output tokens. `greedy` in its first chunk says whether the stream was decoded
         greedily. Chunks may repeat or overlap known tokens. A refused chunk changes nothing.
         Raises ValueError for PROMPT and OUTPUT, which have no streams.
         """
@@ -131,7 +131,7 @@ class RequestTrie:
 
 
 def _usable_text(prompt_ids: Sequence[int], limits: TrieLimits) -> list[int]:
-    """The end of a prompt that may be searched: ids in the vocabulary, within the cap.
+    """Return the end of a prompt that may be searched: ids in the vocabulary, within the cap.
 
     Ids outside the vocabulary stand for images and other inputs without text.
     """

@@ -16,8 +16,8 @@ class TrieStore:
     """All tries by rid; the tokens of a request are reachable through its own trie only.
 
     Over the cap, the store evicts the least valuable request first. Among requests without output
-    that is the one opened last, because it is served last. After those comes the request whose last
-    commit is oldest. A request never evicts a more valuable one. Every open request keeps
+    that is the one opened last, because it is served last. After these requests comes the one with
+    the oldest last commit. A request never evicts a more valuable one. Every open request keeps
     `max_match` tokens of its own text, even over the cap.
 
     The tries share acceptance statistics (`Trust`), but no text.
@@ -153,13 +153,15 @@ class TrieStore:
             (self._used if trie.output_len else self._waiting)[rid] = trie
 
     def _shrink(self, rid: str) -> None:
-        """Evict requests until the size is under the cap, if necessary `rid` itself."""
+        """Evict requests until the size is within the cap, and at last `rid` itself."""
         if not self._free(0, rid):
             self._evict(rid)
 
     def _free(self, count: int, rid: str) -> bool:
-        """Make room for `count` tokens by evicting requests of less value than `rid`; False if they
-        do not suffice."""
+        """Make room for `count` tokens by evicting requests of less value than `rid`.
+
+        Returns False if that does not suffice.
+        """
         while self._size + count > self.limits.max_total_tokens:
             if self._waiting:
                 victim = next(reversed(self._waiting))

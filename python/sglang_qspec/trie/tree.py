@@ -26,17 +26,17 @@ class DraftTree:
         return len(self.token_ids)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the tree violates what the class promises."""
+        """Raise RuntimeError if the tree violates the properties above."""
         sizes = {len(self.token_ids), len(self.parents), len(self.sources), len(self.scores)}
         if len(sizes) != 1 or not self.token_ids:
             raise RuntimeError(f"a draft tree's fields have lengths {sorted(sizes)}")
         if self.parents[0] != 0:
-            raise RuntimeError(f"the root hangs from node {self.parents[0]}")
+            raise RuntimeError(f"the root has the parent {self.parents[0]}, but must be its own")
         children: set[tuple[int, int]] = set()
         for node in range(1, len(self)):
             parent = self.parents[node]
             if not 0 <= parent < node:
-                raise RuntimeError(f"node {node} hangs from node {parent}")
+                raise RuntimeError(f"node {node} has the parent {parent}, which is not before it")
             if self.scores[node] > self.scores[node - 1]:
                 raise RuntimeError(f"node {node} is likelier than the node before it")
             if (parent, self.token_ids[node]) in children:

@@ -49,7 +49,10 @@ class DraftTrees:
 
     @staticmethod
     def of(trees: Sequence[DraftTree], width: int) -> DraftTrees:
-        """Batch these trees; a larger tree is cut to its best `width` nodes."""
+        """Batch `trees`; a larger tree is cut to its best `width` nodes.
+
+        Raises ValueError if `width` is below 1.
+        """
         if width < 1:
             raise ValueError(f"width is {width}, but must be at least 1")
         token_ids: list[tuple[int, ...]] = []
@@ -86,7 +89,7 @@ class DraftTrees:
 
     @property
     def width(self) -> int:
-        """D"""
+        """The common width D: number of nodes of each tree, padding included."""
         return self.token_ids.shape[1]
 
     def best(self, width: int) -> DraftTrees:

@@ -23,7 +23,7 @@ def accept(
     targets: NodeTable,
     max_len: int,
 ) -> list[list[int]]:
-    """The nodes on the accepted path of each request, the root (node 0) first.
+    """Return the nodes on the accepted path of each request, the root (node 0) first.
 
     `first_children` and `next_siblings` link the nodes; -1 means none. `targets` are the tokens
     that the target has drawn after each node. Among siblings with the same token the first one is

@@ -50,7 +50,7 @@ class _Search:
         self._possible = np.empty(columns, np.bool_)
 
     def run(self, weights: NDArray[np.float32], state: np.uint32, guess: int) -> int:
-        """The arg max; `guess` is a column of positive weight, best the likeliest one."""
+        """Return the arg max. `guess` is a column with a positive weight, ideally the likeliest."""
         self._mix(state)
         value = float(weights[guess]) / float(_exponential(self._hash[guess]))
         # 1 - u in steps of 2**-24, rounded down.
@@ -85,7 +85,7 @@ class _Search:
 
 
 def _exponential(hashes: NDArray[np.uint32] | np.uint32) -> NDArray[np.float64]:
-    """E of the module's docstring, exponentially distributed; `seeded.gumbel` is -log(E)."""
+    """Return E of the module's docstring, which is exponential; `seeded.gumbel` is -log(E)."""
     with np.errstate(divide="ignore"):  # the log of 0
         values = -np.log(hashes / np.float64(0xFFFFFFFF))
     return np.clip(values, 2.0**-32, np.finfo(np.float64).max)

@@ -12,6 +12,6 @@ def draw_columns(weights: Tensor) -> Tensor:
     sums = weights.double().cumsum(-1)
     total = sums[:, -1:]
     point = torch.rand(total.shape, dtype=torch.float64, device=total.device) * total
-    # A point that was rounded up to the total would be behind the last possible column.
+    # A point that is rounded up to the total would be beyond the last possible column.
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, point, right=True).squeeze(1)

@@ -1,4 +1,4 @@
-"""Rejection sampling: draws the target's tokens so that they equal drafted ones most often.
+"""Rejection sampling: draws the target's tokens so that they equal drafted tokens most often.
 
 The drafter draws a token x from a distribution q and sends both. The target keeps x with the
 probability min(1, p(x) / q(x)), and otherwise draws from max(p - q, 0), normalised. The result has
@@ -11,8 +11,8 @@ too. If x is rejected, the draw may still equal another child's token (SpecInfer
 verification, arXiv:2305.09781, with one sampled child and fixed others).
 
 It is exact on one condition: the rule must be applied at every node with a drafted token x, even if
-the tree does not contain x. The tree is chosen by what was drafted. So among the tokens in the tree
-alone, x would not be distributed as q.
+the tree does not contain x. The choice of the tree depends on the drafted tokens. So among the
+tokens in the tree alone, x would not be distributed as q.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class Proposals(NamedTuple):
     """The token that a drafter drew at each of N nodes, and its distribution."""
 
     known: Tensor
-    """bool [N]: whether there is a drafted token; if not, the other fields have no meaning
-    there."""
+    """bool [N]: whether the node has a drafted token; if not, its other fields have no meaning."""
     token_ids: Tensor
     """int64 [N]: the drafted tokens."""
     candidate_ids: Tensor
@@ -62,7 +61,7 @@ def sample_near(probs: Tensor, proposals: Proposals) -> Tensor:
 
 
 def _left_over(probs: Tensor, ids: Tensor, offers: Tensor) -> Tensor:
-    """max(probs - offers, 0) for `probs` [n, V] and `offers` [n, M] of the tokens `ids` [n, M]."""
+    """Return max(p - q, 0) for p in `probs` [n, V] and q in `offers` [n, M] of the tokens `ids`."""
     left = probs.scatter_add(1, ids, offers.to(probs.dtype).neg()).clamp_(min=0)
     # If nothing is left, the two distributions are equal except for rounding.
     return where(left.sum(1, keepdim=True) > 0, left, probs)

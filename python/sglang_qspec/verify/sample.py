@@ -106,7 +106,8 @@ def distributions(probs: Tensor, draws: Draws) -> Tensor:
 def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
     """The `count` likeliest tokens of each row of `probs` [N, V], and their filtered probabilities.
 
-    int64 [N, count] and float [N, count]: falling along a row, not renormalised, 0 if dropped.
+    Both are [N, count], int64 and float. Probabilities fall along a row; they are not renormalised,
+    and 0 for tokens that the filters drop.
     """
     # Each filter keeps a prefix of the ranking, which does not depend on the tokens behind it.
     ranked, tokens = probs.topk(min(count, probs.shape[1]), dim=-1)
@@ -147,7 +148,7 @@ def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
 
 
 def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-    """The ranked token ids [N, R] of each row, and their weights [N, R] after the filters.
+    """Return the ranked token ids [N, R] of each row, and their weights [N, R] after the filters.
 
     R is `_SHORTLIST`, or the size of the vocabulary if the filters keep more tokens.
     """

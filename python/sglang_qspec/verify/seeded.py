@@ -28,7 +28,7 @@ def murmur_hash32(seeds: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
 
 
 def hash_state(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The state of the hash before the column is mixed in: int64 [n]."""
+    """Return the state of the hash before the column is mixed in: int64 [n]."""
     # int64 products wrap modulo 2**64, so their low 32 bits are exact.
     bits = seeds.view(torch.int64) if seeds.dtype == torch.uint64 else seeds.long()
     state = torch.zeros_like(bits)

@@ -1,4 +1,4 @@
-"""Prompts from files: both formats, what is wrong with a line, and an even selection."""
+"""Prompts from files: both formats, errors of a line, and an even selection."""
 
 from __future__ import annotations
 

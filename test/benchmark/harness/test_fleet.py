@@ -1,4 +1,4 @@
-"""Which servers run, wait and end; the servers are made up."""
+"""Which servers run, wait and end; the servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmark.queueing.configurations import configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, False, (0,), (1,))
 TARGET, SIDECAR = 3, 2
-"""Memory that a target and a sidecar hold."""
+"""Memory of a target and of a sidecar, in bytes."""
 
 
 class Machine:
-    """Servers that keep what was done to them, and the memory that they leave."""
+    """Stand-in servers that record each action, and the memory that they leave free."""
 
     def __init__(self, memory: float) -> None:
         self.done: list[str] = []
         self.available = memory
         self.refused: list[str] = []
-        """Servers that do not start while others wait."""
+        """Names of servers that fail to start while others wait."""
         self.running = 0
 
     def server(self, configuration: Configuration) -> FakeServer:
@@ -82,13 +82,13 @@ def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
     ]
 
 
-def test_all_numbers_of_completions_are_served_by_one_server(machine: Machine) -> None:
+def test_one_server_serves_all_numbers_of_completions(machine: Machine) -> None:
     with Fleet(1.0) as running:
         run(running, "qspec-1", "qspec-8", "qspec-2")
     assert machine.done == ["start qspec-1", "stop qspec-1"]
 
 
-def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: Machine) -> None:
+def test_a_server_that_lacks_memory_ends_the_longest_unused_server_first(machine: Machine) -> None:
     machine.available = 3 * TARGET + 0.5
     with Fleet(1.0) as running:
         run(running, "none", "lookup", "ngram")
@@ -98,17 +98,17 @@ def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: M
         ]
 
 
-def test_a_first_sidecar_is_taken_to_need_as_much_as_its_target(machine: Machine) -> None:
+def test_a_sidecar_that_was_never_measured_counts_as_large_as_its_target(machine: Machine) -> None:
     machine.available = 3 * TARGET
     with Fleet(0.5) as running:
         run(running, "none", "qspec-8")
         assert machine.done == ["start none", "pause none", "stop none", "start qspec-8"]
-        # Its sidecar is measured now, and there is room for both.
+        # The sidecar has been measured by now, and both servers fit.
         run(running, "none", "qspec-8")
         assert machine.done[4:] == ["pause qspec-8", "start none", "pause none", "resume qspec-8"]
 
 
-def test_a_server_that_does_not_start_beside_others_is_started_alone(machine: Machine) -> None:
+def test_a_server_that_fails_to_start_beside_others_is_started_alone(machine: Machine) -> None:
     machine.refused = ["lookup"]
     with Fleet(1.0) as running:
         run(running, "none", "lookup")
@@ -121,7 +121,7 @@ def test_on_a_gpu_no_server_waits(machine: Machine) -> None:
         assert machine.done == ["start none", "pause none", "stop none", "start lookup"]
 
 
-def test_a_dropped_server_is_started_anew(machine: Machine) -> None:
+def test_a_dropped_server_is_started_again(machine: Machine) -> None:
     with Fleet(1.0) as running:
         run(running, "none")
         running.drop(configuration("none", SETTINGS))

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and what a later one takes up."""
+"""The journal that a run leaves on disk and a later run resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(folder: Path) -> None:
     journal.add(Cell(1, "qa", 1, "none"), run(answer(3)))
 
 
-def test_what_was_added_is_there_again(tmp_path: Path) -> None:
+def test_a_resumed_journal_has_the_cells_that_were_added(tmp_path: Path) -> None:
     written(tmp_path)
     runs = opened(tmp_path).runs
     assert runs[CELL] == RUN

@@ -1,4 +1,4 @@
-"""What else runs on the machine is told from what is measured."""
+"""Other processes on the machine are distinguished from the measured ones."""
 
 from __future__ import annotations
 

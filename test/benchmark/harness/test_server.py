@@ -1,4 +1,4 @@
-"""The processes of a server, with a small program in SGLang's place."""
+"""The processes of a server; a small program stands in for SGLang."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def statuses(server: Server) -> set[str]:
     return {process.status() for process in server.processes}
 
 
-def test_a_paused_server_stands_still_with_all_its_processes_until_it_is_resumed(
+def test_a_paused_server_stops_all_its_processes_until_it_is_resumed(
     server: Server,
 ) -> None:
     server.pause()
@@ -56,7 +56,7 @@ def test_a_paused_server_can_be_stopped(server: Server) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal at a parent's death is Linux's")
-def test_a_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_a_server_ends_when_the_benchmark_process_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = (
         "import pathlib, time\n"
@@ -77,7 +77,7 @@ def test_a_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_server_that_ended_explains_a_lost_connection_and_one_that_runs_does_not(
+def test_a_lost_connection_is_explained_only_if_the_server_has_ended(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = ConnectionResetError("no response")
@@ -103,7 +103,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def test_the_pieces_of_a_streamed_answer_come_as_they_are_and_errors_are_raised() -> None:
+def test_a_streamed_answer_is_returned_in_its_chunks_and_errors_are_raised() -> None:
     streaming = Server("model", launcher=("-c", STREAMING))
     streaming.launch()
     try:

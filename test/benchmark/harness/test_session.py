@@ -1,4 +1,4 @@
-"""The order in which cells are served, and what happens to those that fail."""
+"""The order in which cells are served, and the handling of failed cells."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CELLS = [
 
 @dataclass
 class Measured:
-    """Serves nothing, and keeps what it was asked to serve."""
+    """Serves nothing and records the cells that it was asked to serve."""
 
     served: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    """Configurations that fail at their next attempts, one entry for each attempt."""
+    """Names of configurations; each entry makes one attempt of that configuration fail."""
 
     def __call__(self, _: Server | None, cell: Cell) -> Run:
         self.served.append(f"{cell.config} {cell.part}")
@@ -78,7 +78,7 @@ def test_a_report_alone_serves_nothing(measured: Measured, tmp_path: Path) -> No
     assert measured.served == []
 
 
-def test_a_cell_that_fails_is_served_again_and_its_configuration_left_out_after_that(
+def test_a_failed_cell_is_served_once_more_before_its_configuration_is_left_out(
     measured: Measured, tmp_path: Path
 ) -> None:
     measured.broken = ["none", "lookup", "lookup"]

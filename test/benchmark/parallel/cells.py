@@ -16,7 +16,8 @@ from benchmark.parallel.plan import (
 )
 
 REQUESTS, TOKENS, PASSES = 6, 11, 5
-"""Of every run: tokens of a request, and the passes after its prompt's that gave all but one."""
+"""Of every run: requests, output tokens per request, and decode passes per request. The prefill
+gives the first token."""
 
 DECODED_PER_S = {
     "none": 10.0,
@@ -40,15 +41,15 @@ def counters_of(
     passes: int = 10,
     batch: int = 3,
 ) -> Counters:
-    """Of ten passes, each with drafting of its own."""
-    counted = {
+    """Counters of ten passes; `draft_s` is the draft time of each."""
+    counted: dict[str, float] = {
         "passes": passes,
         "requests": passes * batch,
-        "rows": 5 * passes * batch,
+        "input_tokens": 5 * passes * batch,
         "seconds": passes * verify_s,
         "waited_seconds": passes * waited_s,
     }
-    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0)}
+    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0.0)}
     return Counters(pipelines, 100, passes * draft_s, 50)
 
 
@@ -61,7 +62,7 @@ def run_of(
     passes: int = PASSES,
     gaps: tuple[Gap, ...] = (),
 ) -> Run:
-    """All requests alike; decoding takes what the rate says."""
+    """A run of equal requests that decodes `decoded_per_s` tokens per second."""
     decoded = REQUESTS * (TOKENS - 1)
     ids = tuple(range(first_id, first_id + TOKENS))
     one = Answer(ids, latency=2.0, service=1.0, passes=passes)
@@ -87,7 +88,7 @@ def one_run(
     draft_s: float = 0.03,
     waited_s: float = 0.001,
 ) -> Runs:
-    """A cell at the speed of DECODED_PER_S, unless it is given one; V is 30 ms."""
+    """One cell with the speed `decoded_per_s`, by default that of DECODED_PER_S; V is 30 ms."""
     speed = decoded_per_s or DECODED_PER_S[config]
     counted = HALVES if config in (AUTO, AUTO_STEP) else config
     counters = None
@@ -108,7 +109,7 @@ def streamed_run(config: str, *, in_flight: int = 4, k: int = 4) -> Runs:
 
 
 def block_runs(in_flight: int = 4, k: int = 4, number: int = 1) -> Runs:
-    """All configurations of a block."""
+    """Runs of every configuration in one block."""
     return together(
         *(one_run(name, number=number, in_flight=in_flight, k=k) for name in DECODED_PER_S)
     )

@@ -1,4 +1,4 @@
-"""Pipelines against each other and their bound, and the targets."""
+"""Comparisons of the pipelines with each other and with their bound, and the targets."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_hiding_all_drafting_gives_at_most_the_bound(
     assert one(verify_s, draft_s, ratio=bound / 2).of_bound == pytest.approx(0.5)
 
 
-def test_the_balanced_one_is_where_drafting_and_verifying_take_most_nearly_as_long() -> None:
+def test_the_balanced_cell_has_the_closest_drafting_and_verify_times() -> None:
     longer_drafts, longer_passes, near = one(0.01, 0.04), one(0.04, 0.02), one(0.03, 0.02)
     assert balanced([longer_drafts, longer_passes, near]) is near
     assert balanced([]) is None
 
 
-def test_both_comparisons_are_made_with_the_times_of_drafting_in_sequence() -> None:
+def test_both_comparisons_use_the_draft_times_of_sequential() -> None:
     found = compare(Results(block_runs()))
     (paper,) = found.paper
     assert paper.ratio.median == pytest.approx(30 / 16)
@@ -44,7 +44,7 @@ def test_both_comparisons_are_made_with_the_times_of_drafting_in_sequence() -> N
     assert [c.pipeline for c in found.best] == ["halves"]
 
 
-def test_the_choice_is_compared_with_the_best_that_it_could_have_taken() -> None:
+def test_the_choice_of_auto_is_compared_with_the_best_pipeline_that_it_could_choose() -> None:
     runs = together(block_runs(), one_run("queue", decoded_per_s=60.0))
     auto, auto_step = compare(Results(runs)).choices
     assert (auto.config, auto.best) == ("auto", "queue")
@@ -53,7 +53,7 @@ def test_the_choice_is_compared_with_the_best_that_it_could_have_taken() -> None
     assert auto_step.ratio.median == pytest.approx(1.0)
 
 
-def test_comparisons_lack_what_was_not_served() -> None:
+def test_comparisons_leave_out_cells_that_were_not_served() -> None:
     found = compare(Results(together(one_run("none"), one_run("halves"), one_run("auto"))))
     assert (found.paper, found.same_in_flight) == ((), ())
     assert [c.best for c in found.choices] == ["halves"]
@@ -102,7 +102,7 @@ def test_targets_that_are_missed_say_where() -> None:
     assert [target.met for target in speedups] == [None, True, None]
 
 
-def test_drafting_must_be_hidden_only_where_it_takes_no_longer_than_verifying() -> None:
+def test_drafting_must_be_hidden_only_where_it_takes_at_most_the_verify_time() -> None:
     waits = [one_run(name, waited_s=0.015) for name in ("halves", "sequential")]
     slow = [one_run(name, draft_s=0.05, waited_s=0.02) for name in ("halves", "ahead")]
     assert judged(*waits)[3].met is False
@@ -110,11 +110,11 @@ def test_drafting_must_be_hidden_only_where_it_takes_no_longer_than_verifying() 
     assert judged(*slow)[3].met is None
 
 
-def test_a_single_request_has_no_part_in_what_is_asked_of_batches() -> None:
+def test_targets_for_batches_leave_out_a_single_request() -> None:
     entries = [one_run(name, in_flight=1) for name in ("sequential", "ahead")]
     assert [target.met for target in judged(*entries)[1:3]] == [None, None]
     assert len(compare(Results(together(*entries))).same_in_flight) == 1
 
 
-def test_nothing_measured_is_neither_met_nor_missed() -> None:
+def test_a_target_without_measurements_is_neither_met_nor_missed() -> None:
     assert {target.met for target in judged()} == {None}

@@ -30,11 +30,11 @@ def test_times_are_for_each_verify_pass() -> None:
     assert (found.batch, found.width) == (3, 5)
 
 
-def test_waiting_for_longer_than_drafting_took_hides_nothing() -> None:
+def test_a_wait_longer_than_the_drafting_hides_nothing() -> None:
     assert (run_of(counters=counters_of(draft_s=0.01, waited_s=0.02))).hidden_share == 0
 
 
-def test_without_a_sidecar_there_are_no_times_of_drafting() -> None:
+def test_without_a_sidecar_there_are_no_draft_times() -> None:
     found = run_of(passes=TOKENS - 1)
     assert found.accept_len == 1.0
     assert (found.verify_s, found.draft_s, found.hidden_share) == (None, None, None)
@@ -49,13 +49,13 @@ def test_the_accept_length_leaves_out_the_prompts_token() -> None:
     assert (run_of()).accept_len == pytest.approx(2.0)
 
 
-def test_tokens_in_one_piece_share_its_gap() -> None:
+def test_tokens_of_one_streamed_chunk_share_its_gap() -> None:
     found = streamed([Gap(0.04, 4), Gap(0.06, 1)])
     assert found.itl_mean == pytest.approx(0.02)
     assert found.itl_p99 == found.chunk_gap_p99 == pytest.approx(0.06)
 
 
-def test_ratios_are_of_each_round_by_itself() -> None:
+def test_a_ratio_is_computed_within_each_round() -> None:
     speeds = {1: (10.0, 5.0), 2: (100.0, 100.0), 3: (30.0, 10.0)}
     runs = (
         one_run(name, number=number, decoded_per_s=speed)
@@ -68,12 +68,12 @@ def test_ratios_are_of_each_round_by_itself() -> None:
     assert results.decode_ratio(halves, Point(4, 4, "ahead")) is None
 
 
-def test_a_ratio_needs_a_round_that_has_both() -> None:
+def test_a_ratio_needs_a_round_with_both_sides() -> None:
     results = Results(together(one_run("halves"), one_run("sequential", number=2)))
     assert results.decode_ratio(Point(4, 4, "halves"), Point(4, 4, "sequential")) is None
 
 
-def test_rows_are_compared_with_no_speculation_of_as_many_requests_in_flight() -> None:
+def test_rows_are_compared_with_no_speculation_at_the_same_number_in_flight() -> None:
     rows = {row.point.config: row for row in Results(block_runs(in_flight=8)).rows()}
     halves = rows["halves"]
     tokens, decoded = REQUESTS * TOKENS, REQUESTS * (TOKENS - 1)
@@ -98,7 +98,7 @@ def test_streamed_rounds_add_latencies_and_change_nothing_else() -> None:
     assert row.record()["itl_mean"] == pytest.approx(0.02)
 
 
-def test_outputs_are_compared_with_those_of_no_speculation_and_the_worst_round_counts() -> None:
+def test_outputs_are_compared_with_no_speculation_and_the_worst_round_counts() -> None:
     other = {cell_of("ahead", number=2): run_of(first_id=1, counters=counters_of())}
     same = [one_run(name, number=number) for name in ("none", "halves") for number in (1, 2)]
     results = Results(together(*same, one_run("ahead"), other))

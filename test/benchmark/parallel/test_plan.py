@@ -1,4 +1,4 @@
-"""Cells: in which order they are served, and what they ask."""
+"""The order of the cells, and the prompts and settings of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmark.harness.dataset import mixed
 from benchmark.parallel.plan import BASELINES, NAMES, PIPELINES, Cell, cells_of, prompts_of, running
 
 
-def test_every_other_round_is_served_backwards() -> None:
+def test_every_other_round_is_served_in_reverse_order() -> None:
     cells = cells_of(NAMES, [1, 4], [2, 4], 3, 0)
     rounds = [
         [(cell.in_flight, cell.k, cell.config) for cell in cells if cell.round == number]
@@ -19,7 +19,7 @@ def test_every_other_round_is_served_backwards() -> None:
     ]
 
 
-def test_what_does_not_depend_on_k_is_served_with_the_largest_alone() -> None:
+def test_configurations_without_k_are_served_only_with_the_largest_k() -> None:
     cells = cells_of(NAMES, [1, 8], [4], 1, 0)
     served = [(cell.config, cell.k) for cell in cells]
     assert [name for name, k in served if k is None] == list(BASELINES[::-1])
@@ -33,11 +33,11 @@ def test_a_single_request_has_no_halves() -> None:
     assert cells_of(["halves"], [4], [1], 1, 0) == []
 
 
-def test_half_of_the_requests_run_for_the_papers_comparison() -> None:
+def test_the_papers_comparison_runs_half_of_the_requests() -> None:
     assert [running(name, 8) for name in ("halves", "sequential-half")] == [8, 4]
 
 
-def test_streaming_has_rounds_of_its_own_at_one_k_without_those_that_starve_the_client() -> None:
+def test_streaming_has_separate_rounds_at_one_k_and_fewer_configurations() -> None:
     cells = [cell for cell in cells_of(NAMES, [1, 3, 8], [2, 4], 1, 2) if cell.streamed]
     assert list(dict.fromkeys((cell.round, cell.in_flight) for cell in cells)) == [
         *((1, 4), (1, 2)),
@@ -47,7 +47,7 @@ def test_streaming_has_rounds_of_its_own_at_one_k_without_those_that_starve_the_
     assert {cell.config for cell in cells} == set(NAMES) - {"none-equal", "sequential-half"}
 
 
-def test_prompts_are_of_all_groups_in_turn_the_same_for_all_k_and_others_in_each_round() -> None:
+def test_prompts_rotate_over_groups_and_differ_by_round_but_not_by_k() -> None:
     prompts = mixed({"qa": [f"q{n}" for n in range(30)], "rag": ["r0"]})
     assert prompts[:3] == ["q0", "r0", "q1"]
     one, other, second, streamed, small = (
@@ -65,11 +65,11 @@ def test_prompts_are_of_all_groups_in_turn_the_same_for_all_k_and_others_in_each
     assert [len(found) for found in (one, second, streamed, small)] == [12, 12, 4, 6]
 
 
-def test_prompts_that_are_too_few_are_served_once_in_a_cell() -> None:
+def test_a_cell_with_too_few_prompts_serves_each_once() -> None:
     assert prompts_of(Cell(2, 8, 1, False, "auto"), ["a", "b", "c"], 3) == ["a", "b", "c"]
 
 
-def test_pipelines_are_compared_with_the_drafts_and_the_width_that_are_theirs() -> None:
+def test_each_pipeline_is_served_with_its_own_draft_sources_and_width() -> None:
     assert PIPELINES["sequential"].runtime(4) == {
         "qspec_mode": 1,
         "qspec_draft_token_num": 5,
@@ -88,7 +88,7 @@ def test_pipelines_are_compared_with_the_drafts_and_the_width_that_are_theirs() 
     }
 
 
-def test_modes_are_those_of_the_server() -> None:
+def test_the_pipelines_of_the_plan_are_those_of_the_server() -> None:
     from sglang_qspec.config import MODES
 
     for name, pipeline in PIPELINES.items():

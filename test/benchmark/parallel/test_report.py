@@ -1,4 +1,4 @@
-"""The report: complete, one file, and its figures show what they say."""
+"""The report: complete, one file, and the right cells in each figure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record(results: Results) -> dict[str, Any]:
 
 
 class Tags(HTMLParser):
-    """Whether the tags of a page are closed, and what they refer to."""
+    """Checks that the tags of a page are closed, and collects the addresses that they refer to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_has_all_figures_and_needs_nothing_else(results: Results) -> None:
+def test_the_page_has_all_figures_and_refers_to_no_other_file(results: Results) -> None:
     pytest.importorskip("matplotlib")
     drawn = figures(results, compare(results))
     text = reported(results, {"queue": "no <memory>"}, drawn).page()
@@ -75,9 +75,7 @@ def test_the_page_has_all_figures_and_needs_nothing_else(results: Results) -> No
         assert expected in text
 
 
-def test_figures_show_the_cells_they_are_about(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_figure_shows_its_own_cells(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, Any]] = []
 
     def draw(panels: dict[str, Any], *_: object, **__: object) -> bytes:
@@ -109,14 +107,14 @@ def test_without_data_there_is_a_report_that_says_so() -> None:
     assert "halves: failed: no memory" in reported(results, {"halves": "no memory"}).text()
 
 
-def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(results: Results) -> None:
+def test_every_line_of_a_markdown_table_has_the_same_number_of_cells(results: Results) -> None:
     tables = reported(results).markdown().strip().split("\n\n")
     assert len(tables) == 5
     for text in tables:
         assert len({line.count("|") for line in text.splitlines()}) == 1
 
 
-def test_the_record_has_what_is_compared(results: Results) -> None:
+def test_the_record_holds_the_compared_figures(results: Results) -> None:
     found = record(results)
     assert found["paper_ratio"] == pytest.approx(30 / 16)
     assert (found["paper_ratio_spread"], found["paper_ratio_rounds"]) == (None, 1)
@@ -137,7 +135,7 @@ def test_the_record_has_what_is_compared(results: Results) -> None:
     assert halves == {(k, n) for k in (1, 4) for n in (1, 2, 4)}
 
 
-def test_cells_beside_which_something_else_ran_are_named(results: Results) -> None:
+def test_the_report_names_cells_that_shared_the_machine(results: Results) -> None:
     busy = {cell: replace(run, others_share=0.4) for cell, run in one_run("ahead").items()}
     some = Results(together(one_run("halves"), busy))
     for text in (reported(some).text(), reported(some).page()):
@@ -155,7 +153,7 @@ def test_the_theory_can_be_compared_with_the_results(results: Results, tmp_path:
     assert compare_with_theory(fit(rows), rows)
 
 
-def test_a_run_that_measured_little_has_a_record_all_the_same() -> None:
+def test_a_run_with_few_measurements_still_has_a_record() -> None:
     found = record(Results(one_run("none")))
     assert found["paper_ratio"] is found["auto_over_best_min"] is found["auto_speedup_2"] is None
     assert len(found["rows"]) == 1

@@ -1,4 +1,4 @@
-"""The servers: they differ in speculation and cores, and all pipelines share one."""
+"""The servers differ in speculation and cores; all pipelines share one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmark.parallel.plan import BASELINES, NAMES, configuration
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 32, 384, False, (3,), (5,))
 
 
-def test_there_are_three_and_one_of_them_has_a_sidecar() -> None:
+def test_there_are_three_servers_and_one_has_a_sidecar() -> None:
     servers = {configuration(name, SETTINGS, 16).server_key for name in NAMES}
     assert len(servers) == 3
     for name in NAMES:
@@ -20,13 +20,13 @@ def test_there_are_three_and_one_of_them_has_a_sidecar() -> None:
         assert chosen.cores == ((3, 5) if name == "none-equal" else (3,))
 
 
-def test_the_sidecar_has_cores_of_its_own_and_passes_may_be_as_wide_as_asked() -> None:
+def test_the_sidecar_has_its_own_cores_and_passes_reach_the_requested_width() -> None:
     flags = configuration("halves", SETTINGS, 16).flags
     assert flags[flags.index("--speculative-qspec-cores") + 1] == "5"
     assert flags[flags.index("--speculative-num-draft-tokens") + 1] == "16"
 
 
-def test_on_a_gpu_target_and_sidecar_share_the_first() -> None:
+def test_on_a_gpu_target_and_sidecar_share_the_first_device() -> None:
     settings = replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=())
     flags = configuration("halves", settings, 16).flags
     assert flags[flags.index("--speculative-qspec-draft-device") + 1] == "cuda:0"

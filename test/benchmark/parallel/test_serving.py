@@ -1,4 +1,4 @@
-"""Serving a cell: what is asked of the server, and what is read of its answers."""
+"""Serving a cell: the requests to the server, and the figures read from its answers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def answer(ids: list[int], *, start: float = 0.0, end: float = 0.25, **meta: Any
 
 
 def counts(passes: int) -> dict[str, Any]:
-    fields = {"requests": 2, "rows": 10, "seconds": 0.03, "waited_seconds": 0.001}
+    fields = {"requests": 2, "input_tokens": 10, "seconds": 0.03, "waited_seconds": 0.001}
     return {"passes": passes, **{name: passes * value for name, value in fields.items()}}
 
 
 class FakeServer:
-    """Answers with eight tokens; every batch of prompts takes three passes and some drafting."""
+    """A stand-in server: answers have eight tokens, and a batch takes three passes with drafts."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.passes = 0
         self.silent = 0
-        """Batches for which the sidecar drafts nothing."""
+        """Number of next batches for which the sidecar drafts nothing."""
         self.updated = True
         self.processes: list[Any] = []
 
@@ -91,7 +91,7 @@ def run(server: Any, cell: Cell = CELL, prompts: tuple[str, ...] = PROMPTS) -> R
     return measure(server, cell, prompts, 8)
 
 
-def test_a_pipeline_is_set_warmed_up_and_served_with_an_empty_cache() -> None:
+def test_a_cell_sets_the_pipeline_warms_up_and_empties_the_cache() -> None:
     server = FakeServer()
     run(server)
     (_, slots), (_, runtime), (warm_up, first), (flush, _), (path, last) = server.asked
@@ -106,7 +106,7 @@ def test_a_pipeline_is_set_warmed_up_and_served_with_an_empty_cache() -> None:
     assert (sampling["max_new_tokens"], sampling["ignore_eos"]) == (8, True)
 
 
-def test_no_speculation_is_asked_for_nothing_that_only_pipelines_have() -> None:
+def test_without_speculation_no_pipeline_settings_are_sent() -> None:
     server = FakeServer()
     assert run(server, replace(CELL, config="none", k=None)).counters is None
     asked = [body for path, body in server.asked if path == "/set_internal_state"]
@@ -120,11 +120,11 @@ def test_auto_may_use_all_sources() -> None:
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
 
 
-def test_only_what_the_cell_itself_cost_is_counted() -> None:
+def test_counters_cover_only_the_cell_itself() -> None:
     measured = run(FakeServer())
     assert measured.counters is not None
     total = measured.counters.total
-    assert [total(name) for name in ("passes", "requests", "rows")] == [3, 6, 30]
+    assert [total(name) for name in ("passes", "requests", "input_tokens")] == [3, 6, 30]
     assert measured.counters.step_seconds == pytest.approx(0.06)
     assert measured.tokens == 24
 
@@ -136,27 +136,27 @@ def test_a_cell_is_served_once_the_sidecar_drafts() -> None:
     assert [path for path, _ in server.asked].count("/generate") == 4
 
 
-def test_a_setting_that_the_server_does_not_take_is_an_error() -> None:
+def test_a_setting_that_the_server_refuses_is_an_error() -> None:
     server = FakeServer()
     server.updated = False
     with pytest.raises(ServerError, match="pp_max_micro_batch_size"):
         run(server)
 
 
-def test_streamed_pieces_are_put_together_and_their_gaps_kept_with_their_tokens() -> None:
+def test_streamed_chunks_are_joined_and_each_gap_keeps_its_token_count() -> None:
     measured = run(FakeServer(), replace(CELL, streamed=True), ("a", "b"))
     assert [answer.tokens for answer in measured.answers] == [8, 8]
     assert [gap.tokens for gap in measured.gaps] == [6, 7]
     assert all(isinstance(gap, Gap) and gap.seconds >= 0 for gap in measured.gaps)
 
 
-def test_prompts_that_are_read_together_count_once() -> None:
+def test_prompts_that_are_prefilled_together_count_once() -> None:
     spans = [(1.0, 2.0), (1.0, 2.0), (1.5, 2.5), (4.0, 4.5)]
     answers = [answer([1], start=start, end=end) for start, end in spans]
     assert prefill_seconds(answers) == pytest.approx(2.0)
 
 
-def test_decoding_leaves_out_the_prompts_and_the_tokens_that_their_passes_give() -> None:
+def test_decode_throughput_leaves_out_prefill_and_its_tokens() -> None:
     measured = replace(run(FakeServer()), seconds=3.25, prefill_seconds=0.25)
     assert measured.tokens_per_s == pytest.approx(24 / 3.25)
     assert measured.decode_tokens_per_s == pytest.approx(21 / 3)
@@ -167,7 +167,7 @@ def test_an_aborted_request_is_an_error() -> None:
         checked(answer([], finish_reason={"type": "abort", "message": "out of memory"}))
 
 
-def test_counters_that_fell_are_an_error() -> None:
+def test_a_counter_that_decreased_is_an_error() -> None:
     server = FakeServer()
     server.passes = 5
     before = Counters.of(server.get("")["internal_states"][0]["qspec"])

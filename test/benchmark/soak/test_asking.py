@@ -1,4 +1,4 @@
-"""A client of the soak, against a small server in SGLang's place."""
+"""A client of the soak; a small server stands in for SGLang."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def port() -> Iterator[int]:
 STREAM = {"stream": True}
 
 
-def test_an_answer_is_read_whole_or_in_pieces(port: int) -> None:
+def test_an_answer_is_read_whole_or_in_chunks(port: int) -> None:
     whole = ask(port, "/good", {})
     assert (whole.status, whole.data, whole.error) == (200, {"text": "whole"}, None)
     streamed = ask(port, "/good", STREAM)
@@ -63,7 +63,7 @@ def test_a_refused_request_has_its_status_and_text(port: int) -> None:
     assert (refused.status, refused.data) == (400, {"text": "whole"})
 
 
-def test_a_client_hangs_up_after_some_pieces_or_seconds(port: int) -> None:
+def test_a_client_hangs_up_after_a_number_of_chunks_or_seconds(port: int) -> None:
     by_pieces = ask(port, "/good", STREAM, pieces=1)
     assert (by_pieces.data, by_pieces.hung_up, by_pieces.error) == ([{"n": 1}], True, None)
     by_time = ask(port, "/slow", STREAM, hang_up_s=0.5)

@@ -1,4 +1,4 @@
-"""What is done to a sidecar during a soak, and what counts as a leak after it."""
+"""The disturbances of a sidecar during a soak, and the check for leaks after it."""
 
 import itertools
 
@@ -9,7 +9,7 @@ HOUR_S = 3600.0
 
 
 def lives(seed: int, seconds: float) -> list[float]:
-    """Times from a kill to the next, as planned."""
+    """Planned seconds between one kill and the next."""
     found, life = [], 0.0
     for stroke in itertools.islice(strokes(seed, seconds), 2000):
         life += stroke.gap_s + stroke.stopped_s
@@ -19,7 +19,7 @@ def lives(seed: int, seconds: float) -> list[float]:
     return found
 
 
-def test_the_same_seed_gives_the_same_strokes() -> None:
+def test_the_same_seed_gives_the_same_disturbances() -> None:
     assert [*itertools.islice(strokes(1, HOUR_S), 50)] == [
         *itertools.islice(strokes(1, HOUR_S), 50)
     ]
@@ -28,7 +28,7 @@ def test_the_same_seed_gives_the_same_strokes() -> None:
     ]
 
 
-def test_sidecars_have_long_lives_to_measure_memory_in_and_short_ones() -> None:
+def test_some_sidecars_live_long_enough_to_measure_memory_and_some_do_not() -> None:
     found = lives(1, 2 * HOUR_S)
     long = [life for life in found if life >= LONG_LIFE[0] * 2 * HOUR_S]
     short = [life for life in found if life < 60.0]
@@ -47,7 +47,7 @@ def test_sidecars_are_stopped_between_kills_and_some_are_killed_while_stopped() 
     assert all(stroke.stopped_s > 0 for stroke in planned if not stroke.killed)
 
 
-def test_every_setting_that_is_changed_is_set_back() -> None:
+def test_every_changed_setting_is_restored() -> None:
     assert all((back is not None) == allowed for _, _, back, allowed in SETTINGS)
     by_name: dict[str, set[int]] = {}
     for name, _, back, _ in SETTINGS:
@@ -56,7 +56,7 @@ def test_every_setting_that_is_changed_is_set_back() -> None:
     assert all(len(values) == 1 for values in by_name.values())
 
 
-def test_more_open_files_than_before_are_a_leak_beyond_some_slack() -> None:
+def test_open_files_count_as_a_leak_above_a_slack() -> None:
     before = {"front": 30, "scheduler": 50}
     assert grown(before, {"front": 30 + FILES_SLACK, "scheduler": 10}) == {}
     assert grown(before, {"front": 31 + FILES_SLACK, "scheduler": 50}) == {

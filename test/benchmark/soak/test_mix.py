@@ -1,4 +1,4 @@
-"""The mix of a soak: repeatable, of everything, and with names that cannot hit each other."""
+"""The request mix of a soak: repeatable, complete, and with request ids that never collide."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_a_mix_has_every_kind_of_request() -> None:
     assert all(r.body.get("stream") for r in cut if r.after_pieces)
 
 
-def test_a_name_that_is_aborted_begins_no_other_name() -> None:
-    """SGLang aborts every request that begins with the name that it is given."""
+def test_an_aborted_request_id_is_no_prefix_of_another() -> None:
+    """SGLang aborts every request with an id that begins with the given one."""
     requests = drawn()
     names = [request.rid for request in requests if request.rid is not None]
     aborted = [request.rid for request in requests if request.fate is Fate.ABORT]
@@ -96,7 +96,7 @@ def test_a_name_that_is_aborted_begins_no_other_name() -> None:
         assert sum(other.startswith(str(name)) for other in names) == 1
 
 
-def test_a_name_is_repeated_only_after_its_request_has_ended() -> None:
+def test_a_request_id_is_reused_only_after_its_request_has_ended() -> None:
     mix = Mix(3, TEMPLATES, REFERENCES)
     names = [request.rid for request in (mix.next() for _ in range(500)) if request.rid]
     assert len(set(names)) == len(names)  # none has ended
@@ -109,7 +109,7 @@ def test_a_name_is_repeated_only_after_its_request_has_ended() -> None:
         assert request.rid is None or request.rid not in in_flight
 
 
-def test_guesses_leave_the_prompt_as_it_is_and_are_valid() -> None:
+def test_guesses_leave_the_prompt_unchanged_and_are_valid() -> None:
     right = 0
     for request in drawn():
         if request.fate is Fate.BAD:
@@ -142,7 +142,7 @@ def test_bad_guesses_and_controls_are_bad() -> None:
                 guess.split(text_of(request), guess.GuessLimits())
 
 
-def test_openai_endpoints_get_parameters_by_their_names() -> None:
+def test_openai_endpoints_get_parameters_under_their_openai_names() -> None:
     sampling = {"temperature": 0, "max_new_tokens": 5, "sampling_seed": 3, "n": 2}
     body = Template(COMPLETIONS, "x", sampling).body("y", {"qspec_enabled": False}, stream=True)
     assert body == {

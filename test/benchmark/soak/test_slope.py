@@ -1,4 +1,4 @@
-"""Growth per hour and its interval, of samples that are made up."""
+"""Growth per hour and its interval, on made-up samples."""
 
 import math
 import random
@@ -7,7 +7,7 @@ from benchmark.soak.slope import BLOCKS, MIN_PER_BLOCK, slope
 
 
 def noisy(per_hour: float, seed: int, seconds: int = 3600) -> list[tuple[float, float]]:
-    """Samples of a second each around 500, with noise that lasts for a while as memory's does."""
+    """One sample per second around 500, with correlated noise as in memory figures."""
     rng = random.Random(seed)
     away, found = 0.0, []
     for second in range(seconds):
@@ -16,7 +16,7 @@ def noisy(per_hour: float, seed: int, seconds: int = 3600) -> list[tuple[float, 
     return found
 
 
-def test_a_straight_line_has_its_slope_and_no_doubt() -> None:
+def test_a_straight_line_has_its_slope_and_an_interval_of_width_0() -> None:
     found = slope([(float(second), 100.0 + 0.01 * second) for second in range(600)])
     assert found is not None
     assert math.isclose(found.per_hour, 36.0)
@@ -32,8 +32,8 @@ def test_samples_need_not_be_evenly_spaced_or_in_order() -> None:
     assert math.isclose(found.per_hour, -1800.0)
 
 
-def test_the_interval_holds_the_truth_in_about_19_of_20_cases() -> None:
-    """Of noise in which neighbours are alike; an interval by single samples would be too narrow."""
+def test_the_interval_contains_the_true_slope_in_about_19_of_20_cases() -> None:
+    """With correlated noise an interval from single samples would be too narrow."""
     hits = 0
     for seed in range(200):
         found = slope(noisy(3.0, seed))
@@ -42,7 +42,7 @@ def test_the_interval_holds_the_truth_in_about_19_of_20_cases() -> None:
     assert 180 <= hits <= 199
 
 
-def test_a_real_growth_is_told_from_none() -> None:
+def test_real_growth_is_distinguished_from_none() -> None:
     growing, still = slope(noisy(20.0, 5)), slope(noisy(0.0, 5))
     assert growing is not None
     assert still is not None
@@ -58,6 +58,6 @@ def test_too_few_samples_have_no_slope() -> None:
 
 
 def test_a_gap_that_empties_a_block_gives_no_slope() -> None:
-    """As when the machine stood still: what is left would be weighted wrongly."""
+    """The machine may have been suspended; the remaining samples would get wrong weights."""
     samples = [(float(second), 1.0) for second in range(600) if not 200 < second < 320]
     assert slope(samples) is None

@@ -1,4 +1,4 @@
-"""Slopes of a soak's samples, and the lives of its sidecars."""
+"""Memory slopes of a soak's server and of its sidecars."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from benchmark.soak.summary import server_slopes, sidecar_lives, warm_up
 
 
 def rows(seconds: int, kill_at: int) -> list[dict[str, Any]]:
-    """The scheduler grows by 36 MiB an hour after a jump in the first minute, the front not.
+    """The scheduler jumps in the first minute, then grows by 36 MiB/h; the front is constant.
 
-    The sidecar that is killed grows by 72 MiB an hour, the next one stays.
+    The killed sidecar grows by 72 MiB/h; the next one is constant.
     """
     found = []
     for at in range(seconds):
@@ -30,37 +30,37 @@ def rows(seconds: int, kill_at: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_warm_up_is_a_quarter_or_five_minutes_but_at_most_half() -> None:
+def test_the_warm_up_is_at_least_a_quarter_or_five_minutes_and_at_most_half() -> None:
     assert warm_up(7200.0) == 1800.0
     assert warm_up(900.0) == 300.0
     assert warm_up(180.0) == 90.0
 
 
-def test_the_servers_slope_is_of_all_its_processes_after_the_warm_up() -> None:
+def test_the_servers_slope_sums_its_processes_after_the_warm_up() -> None:
     slopes = server_slopes(rows(1200, 600), 0.0, 1200.0)
     rss = slopes["rss"]
     assert rss is not None
     assert round(rss.per_hour, 3) == 36.0
     assert slopes["front"] is not None
     assert round(slopes["front"].per_hour, 3) == 0.0
-    assert slopes["uss"] is None  # it was never measured
+    assert slopes["uss"] is None  # never measured
 
 
-def test_what_comes_after_the_load_does_not_count() -> None:
+def test_samples_after_the_load_do_not_count() -> None:
     samples = rows(1200, 600)
     late = [{**row, "at": 1201.0 + row["at"], "front_rss_mib": 0.0} for row in samples]
     assert server_slopes(samples + late, 0.0, 1200.0) == server_slopes(samples, 0.0, 1200.0)
     assert sidecar_lives(samples + late, 1200.0) == sidecar_lives(samples, 1200.0)
 
 
-def test_each_long_life_of_a_sidecar_has_its_own_slope_the_longest_first() -> None:
+def test_each_long_lived_sidecar_has_its_own_slope_longest_life_first() -> None:
     lives = sidecar_lives(rows(1200, 700), 1200.0)
     assert [life["minutes"] for life in lives] == [11.7, 8.3]
     assert [life["mib_per_h"]["per_hour"] for life in lives] == [72.0, 0.0]
     assert [life["minutes"] for life in sidecar_lives(rows(1200, 1170), 1200.0)] == [19.5]
 
 
-def test_no_sidecar_has_no_lives() -> None:
+def test_a_soak_without_a_sidecar_has_no_sidecar_slopes() -> None:
     assert sidecar_lives([], 10.0) == []
 
 

@@ -1,4 +1,4 @@
-"""Whether a request ended as it must, of outcomes that are made up."""
+"""The verdict on a request, on made-up outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def item(
     reason: dict[str, Any] | None = LENGTH,
     index: int = 0,
 ) -> dict[str, Any]:
-    """An answer of /generate, or a piece of one."""
+    """An answer of /generate, or a streamed chunk of it."""
     meta = {"finish_reason": reason, "prompt_tokens": 4, "completion_tokens": len(ids)}
     return {"index": index, "text": text, "output_ids": list(ids), "meta_info": meta}
 
@@ -46,7 +46,7 @@ def kind(asked: Request, found: Outcome, reference: Answer | None = REFERENCE) -
     return verdict.kind
 
 
-def test_an_answer_like_the_reference_is_whole_streamed_or_not() -> None:
+def test_an_answer_equal_to_the_reference_passes_streamed_or_not() -> None:
     assert kind(request(), outcome(item())) is Kind.WHOLE
     pieces = [item("one", (1,), None), item("one two", (1, 2), None), item()]
     assert kind(request(), outcome(pieces)) is Kind.WHOLE
@@ -62,12 +62,12 @@ def test_an_answer_like_the_reference_is_whole_streamed_or_not() -> None:
         {**item(), "meta_info": {**item()["meta_info"], "prompt_tokens": 5}},
     ],
 )
-def test_any_difference_to_the_reference_is_a_change(other: dict[str, Any]) -> None:
+def test_any_difference_from_the_reference_is_a_change(other: dict[str, Any]) -> None:
     assert kind(request(), outcome(other)) is Kind.CHANGED
     assert kind(request(), outcome([other])) is Kind.CHANGED
 
 
-def test_a_change_tells_where_the_answer_first_differs() -> None:
+def test_a_change_names_where_the_answer_first_differs() -> None:
     long = "the same beginning " * 20
     reference = whole(GENERATE, item(long + "and end"))
     verdict = judge(request(), outcome(item(long + "but end")), reference)
@@ -79,7 +79,7 @@ def test_a_change_tells_where_the_answer_first_differs() -> None:
     assert "stop, 't'" in judge(request(), outcome(stopped), REFERENCE).reason
 
 
-def test_a_sampled_answer_may_be_another_one_but_must_fit_its_request() -> None:
+def test_a_sampled_answer_may_differ_but_must_fit_its_request() -> None:
     assert kind(request(), outcome(item("one two four")), None) is Kind.WHOLE
     assert kind(request(), outcome(item(ids=(1, 2, 3, 4))), None) is Kind.FAILED
     assert kind(request(n=2), outcome(item()), None) is Kind.FAILED
@@ -106,7 +106,7 @@ def test_a_sampled_answer_may_be_another_one_but_must_fit_its_request() -> None:
     ],
 )
 @pytest.mark.parametrize("reference", [REFERENCE, None])
-def test_what_is_no_whole_answer_has_failed(found: Outcome, reference: Answer | None) -> None:
+def test_an_incomplete_answer_fails(found: Outcome, reference: Answer | None) -> None:
     assert kind(request(), found, reference) is Kind.FAILED
 
 
@@ -117,20 +117,20 @@ def test_a_bad_request_must_be_refused() -> None:
     assert kind(asked, outcome("broken", status=500)) is Kind.FAILED
 
 
-def test_a_client_that_hangs_up_has_what_is_right_so_far() -> None:
+def test_a_client_that_hangs_up_has_a_correct_prefix() -> None:
     asked = request(Fate.HANG_UP)
     assert kind(asked, outcome(None, status=None, hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([], hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([item("one", (1,), None)], hung_up=True)) is Kind.CUT
     assert kind(asked, outcome([item("two", (2,), None)], hung_up=True)) is Kind.CHANGED
-    # The answer came before its client hung up.
+    # The answer arrived before the client hung up.
     assert kind(asked, outcome(item())) is Kind.WHOLE
     assert kind(asked, outcome(item("one two four"))) is Kind.CHANGED
     assert kind(asked, outcome("broken", status=500)) is Kind.FAILED
     assert kind(asked, outcome(None, status=None, error="reset")) is Kind.FAILED
 
 
-def test_an_aborted_request_tells_so_or_has_what_is_right_so_far() -> None:
+def test_an_aborted_request_reports_the_abort_or_has_a_correct_prefix() -> None:
     asked = request(Fate.ABORT)
     aborted = {"type": "abort", "message": "Aborted"}
     assert kind(asked, outcome(item("one", (1,), aborted))) is Kind.CUT
@@ -144,7 +144,7 @@ def test_an_aborted_request_tells_so_or_has_what_is_right_so_far() -> None:
     assert kind(request(), outcome("Abort in waiting queue", status=503)) is Kind.FAILED
 
 
-def test_a_part_of_a_stop_string_that_was_streamed_is_no_change() -> None:
+def test_a_streamed_part_of_a_stop_string_is_no_change() -> None:
     asked = request(Fate.HANG_UP, COMPLETIONS)
 
     def piece(text: str, reason: str | None = None, matched: str | None = None) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_a_part_of_a_stop_string_that_was_streamed_is_no_change() -> None:
     assert kind(asked, outcome([piece("a goat")], hung_up=True), reference) is Kind.CHANGED
 
 
-def test_text_that_was_cut_must_begin_the_right_one() -> None:
+def test_cut_text_must_be_a_prefix_of_the_reference() -> None:
     asked = request(Fate.HANG_UP, CHAT)
 
     def piece(text: str, reason: str | None = None) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_text_that_was_cut_must_begin_the_right_one() -> None:
     assert kind(asked, outcome([piece("a boat comes in")], hung_up=True), reference) is Kind.CHANGED
 
 
-def test_streams_of_several_answers_are_put_together_by_their_indices() -> None:
+def test_streams_of_several_answers_are_joined_by_index() -> None:
     def piece(index: int, text: str, reason: str | None = None) -> dict[str, Any]:
         return {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": reason}]}
 

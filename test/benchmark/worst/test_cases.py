@@ -1,4 +1,4 @@
-"""What is served, in which order, and how guesses mislead."""
+"""The cases, their order, and the misleading guesses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def test_fixed_widths_are_compared_on_spec_bench_alone() -> None:
         assert configs == ["none", "adaptive", *fixed]
 
 
-def test_every_other_round_is_served_backwards() -> None:
+def test_every_other_round_is_served_in_reverse_order() -> None:
     cells = cells_of([SPEC_BENCH], [1, 8], [4], 2)
     order = [(cell.round, cell.running, cell.config) for cell in cells]
     assert order[6:] == [(2, *rest) for _, *rest in order[:6][::-1]]
 
 
-def test_a_misleading_guess_has_all_of_the_answer_and_a_wrong_token_behind_each_part() -> None:
+def test_a_misleading_guess_has_the_whole_answer_with_a_wrong_token_after_each_part() -> None:
     answer = [7, 3, 9, 4, 7, 3]
     flat = misleading(answer, 10)
     copies = flat.count(None) + 1
@@ -30,6 +30,6 @@ def test_a_misleading_guess_has_all_of_the_answer_and_a_wrong_token_behind_each_
     assert flat == ([*guess, None] * copies)[:-1]
 
 
-def test_guesses_are_no_more_than_a_server_takes() -> None:
+def test_misleading_guesses_stay_within_the_servers_limits() -> None:
     flat = misleading(list(range(3000)), 5000)
     assert len([token for token in flat if token is not None]) <= GUESS_TOKENS

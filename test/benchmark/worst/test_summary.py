@@ -10,7 +10,7 @@ from benchmark.worst.summary import Summary
 
 
 def run_of(number: int, config: str, rate: float) -> Run:
-    """A hundred tokens; with speculation, in 50 passes with 3 draft tokens each."""
+    """A run of a hundred tokens; with speculation it takes 50 passes with 3 draft tokens each."""
     passes = 99 if config == BASELINE else 50
     drafts = 0 if config == BASELINE else passes
     one = Answer((7,) * 100, 1.0, 1.0, passes, 3 * drafts, {"guess": drafts})
@@ -25,8 +25,8 @@ def rounds(case: str, running: int, rates: dict[str, list[float]]) -> dict[Cell,
     }
 
 
-def test_a_ratio_is_the_median_over_rounds_of_what_was_served_in_one_and_has_a_spread() -> None:
-    # The machine was twice as slow in the second round.
+def test_a_ratio_is_the_median_of_per_round_ratios_and_has_a_spread() -> None:
+    # In the second round the machine ran at half its speed.
     runs = rounds("random-text", 8, {BASELINE: [100, 50, 100], ADAPTIVE: [101, 49, 120]})
     plain, adaptive = Summary(runs).rows
     assert plain.ratio is None
@@ -55,7 +55,7 @@ def test_the_adaptive_width_is_compared_with_the_fastest_fixed_one_of_each_level
     assert str(Summary(runs).adaptive_over_best_fixed_min) == "0.99 (one round)"
 
 
-def test_what_was_not_served_has_no_figure() -> None:
+def test_cases_that_were_not_served_have_no_figure() -> None:
     summary = Summary(rounds("random-text", 1, {ADAPTIVE: [100.0]}))
     assert summary.rows[0].ratio is None
     assert summary.worst_ratio is None

@@ -1,4 +1,4 @@
-"""A sidecar that keeps to the protocol and is always wrong."""
+"""A sidecar that follows the protocol and drafts only wrong tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_qspec.messages import Close, Commit, Commits, Submit
 PEER = Peer("server", b"1")
 
 
-def test_completions_come_whole() -> None:
+def test_a_completion_is_sent_in_full() -> None:
     drafts = Guesser(1000).submit(Submit(1, [5, 6], 0, 500, 3, 0.6))
     assert [(draft.completion, draft.base_len, draft.start) for draft in drafts] == [
         (0, 0, 0),
@@ -21,7 +21,7 @@ def test_completions_come_whole() -> None:
     assert all(draft.finished for draft in drafts)
 
 
-def test_steps_come_one_by_one_as_far_as_they_are_wanted() -> None:
+def test_step_drafts_are_sent_one_token_at_a_time_up_to_the_requested_length() -> None:
     guesser = Guesser(1000)
     guesser.commit(PEER, Commits([Commit(1, 4, [7, 8], 3)]))
     drafts = [draft for _ in range(9) for _, draft in guesser.step()]
@@ -35,7 +35,7 @@ def test_steps_come_one_by_one_as_far_as_they_are_wanted() -> None:
     assert {draft.completion for draft in drafts} == {MAX_COMPLETIONS + 1}
 
 
-def test_a_commit_takes_the_place_of_the_last_and_a_close_ends_it() -> None:
+def test_a_commit_replaces_the_last_one_and_a_close_ends_the_draft() -> None:
     guesser = Guesser(1000)
     guesser.commit(PEER, Commits([Commit(1, 0, [7], 9), Commit(2, 0, [7], 9)]))
     guesser.commit(PEER, Commits([Commit(1, 1, [7], 9)]))

@@ -1,9 +1,9 @@
 """Texts from verified drafts have exactly the target's distribution, whatever was drafted.
 
-Real passes over a toy target (`toy`): the first one, two and three tokens of many requests are
-counted and compared with their computed distribution by Pearson's chi-square. Each comparison
-prints a line with its statistic (`pytest -rP`), and has it among its properties in a junit file.
-Seeds are fixed, so a run repeats itself. docs/losslessness.md has a record.
+Real passes over a toy target (`toy`). Pearson's chi-square compares the counts of the first one,
+two and three tokens of many requests with their computed distribution. Each comparison prints its
+statistic (`pytest -rP`) and records it as a property in a junit file. Seeds are fixed, so runs
+repeat. docs/losslessness.md records one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from torch import Tensor
 
-from sglang_qspec.engine.cpu import sample
+from sglang_qspec.engine.cpu.sampling_seeds import draws_of
 from sglang_qspec.verify.penalties import Penalty, penalize
 from sglang_qspec.verify.rejection import Proposals, sample_near
 from test.engine.cpu import toy
@@ -24,14 +25,14 @@ from test.engine.cpu.toy import Case, decode_with_sglang, distribution, speculat
 from test.verify.chi_square import Fit, fit
 
 LEVEL = 1e-5
-"""The smallest p that passes: with all comparisons of the long run taken together (some hundreds),
-a right build fails with less than one seed in a hundred."""
+"""Smallest p-value that passes. Over all comparisons of the thorough run, some hundreds, a right
+build fails with less than one seed in a hundred."""
 SAMPLES = {False: 20_000, True: 5_000}
 MANY_SAMPLES = {False: 100_000, True: 40_000}
-"""By whether there are penalties, which are computed request by request."""
+"""Number of texts, smaller if there are penalties, which are computed request by request."""
 
 ALL_AT_ONCE = {"min_p": 1e-6}
-"""Drops nothing, but filtered rows are drawn all at once, and others in a race each."""
+"""Drops no token, but the sampler draws filtered rows all at once, and others in one race each."""
 PENALTIES: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": 0.9},
     "presence": {"presence_penalty": 1.2},
@@ -71,7 +72,7 @@ def engine() -> Iterator[None]:
 
 
 def fits(counts: Tensor, params: dict[str, Any]) -> list[Fit]:
-    """Of the first one, two and three tokens."""
+    """The fits of the first one, two and three tokens."""
     shape = (toy.VOCAB,) * toy.LENGTH
     counts, expected = counts.view(shape), distribution(params).view(shape)
     return [
@@ -83,7 +84,7 @@ def fits(counts: Tensor, params: dict[str, Any]) -> list[Fit]:
 
 
 def check(counts: Tensor, params: dict[str, Any], record: Callable[[str, object], None]) -> None:
-    """Fail unless the counts of all lengths may be of the target's distribution."""
+    """Fail if the counts of a length do not fit the target's distribution."""
     found = fits(counts, params)
     for length, one in enumerate(found, 1):
         line = f"chi2={one.statistic:.1f} df={one.freedom} p={one.p:.3g} n={int(counts.sum())}"
@@ -96,7 +97,7 @@ def check(counts: Tensor, params: dict[str, Any], record: Callable[[str, object]
 def test_sglangs_own_plain_passes_have_the_computed_distribution(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """With SGLang's penalizers and sampler, and nothing of ours: what is computed is the target."""
+    """SGLang's penalizers and sampler alone: this validates the computed distribution."""
     params = {"temperature": 1.0, **PARAMETERS[name]}
     check(decode_with_sglang(params, 40_000), params, record_property)
 
@@ -128,7 +129,7 @@ def test_texts_have_the_targets_distribution(
 
 
 @pytest.mark.parametrize("accept", ["match", "reject"])
-def test_texts_that_are_drawn_in_races_have_it_too(
+def test_texts_that_are_drawn_in_races_have_the_targets_distribution(
     accept: str, record_property: Callable[[str, object], None]
 ) -> None:
     case = Case({"temperature": 1.0}, "good", "tree", accept == "reject")
@@ -161,46 +162,42 @@ def test_texts_have_the_targets_distribution_for_all_drafts(
 
 
 def twice_as_ready(probs: Tensor, proposals: Proposals) -> Tensor:
-    """A draft is kept with twice its chance."""
+    """A draft is kept with twice its probability."""
     return sample_near(probs, proposals._replace(candidate_probs=proposals.candidate_probs / 2))
 
 
 def always_ready(probs: Tensor, proposals: Proposals) -> Tensor:
-    """A draft is kept whatever its chance."""
+    """Every draft is kept."""
     drawn = sample_near(probs, proposals)
     return torch.where(proposals.known, proposals.token_ids, drawn)
 
 
 def nothing_taken_off(probs: Tensor, ids: Tensor, offers: Tensor) -> Tensor:
-    """Behind a draft that is not kept all of the target's distribution is drawn from."""
+    """After a rejected draft, the token is drawn from the target's whole distribution."""
     return probs
 
 
 def first_child_wins(**arguments: Any) -> None:
-    """A drafted token is accepted whatever the target has drawn."""
+    """The first child is accepted whatever token the target has drawn."""
     child = arguments["retrieve_next_token"]
     drafted = arguments["candidates"].gather(1, child.clamp(min=0))
     arguments["target_predict"] = torch.where(child < 0, arguments["target_predict"], drafted)
-    accept_whole_walk(**arguments)
+    verify_tree_greedy_func(**arguments)
 
 
 def root_alone(
     logits: Tensor, penalty: Penalty, output_ids: Tensor, draft_ids: Tensor, mask: Tensor
 ) -> None:
-    """All nodes have the root's penalties, as SGLang's trees do."""
+    """All nodes have the root's penalties, as in SGLang's trees."""
     path = mask.clone()
     path[:, 1:] = False
     penalize(logits, penalty, output_ids, draft_ids, path)
 
 
 def seeds_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
-    """All nodes of a tree are drawn with the numbers of its root."""
+    """All nodes of a tree are drawn with the noise of its root."""
     roots = positions.view(-1, width)[:, :1].expand(-1, width).flatten()
     return draws_of(info, roots, width)
-
-
-accept_whole_walk = sample.verify_tree_greedy_func
-draws_of = sample.draws_of
 
 
 @pytest.mark.parametrize(
@@ -215,7 +212,7 @@ draws_of = sample.draws_of
         ("engine.cpu.penalties.penalize", root_alone, "reject"),
     ],
 )
-def test_the_check_fails_where_a_rule_is_broken(
+def test_the_check_fails_if_a_rule_is_broken(
     monkeypatch: pytest.MonkeyPatch, place: str, broken: Callable[..., Any], accept: str
 ) -> None:
     name = "all penalties" if broken is root_alone else "none"

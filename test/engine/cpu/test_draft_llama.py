@@ -1,4 +1,4 @@
-"""The compiled decoder in the draft model that SGLang loads: the same logits, step by step."""
+"""The compiled decoder of a draft model that SGLang loads gives the same logits, step by step."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ PROMPTS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_draft_model_that_fits_is_decoded_by_it_and_as_its_source(
+def test_the_compiled_decoder_gives_the_logits_of_the_draft_models_source(
     models: DemoModels, tmp_path: Path, dtype: str
 ) -> None:
     path = write_random_llama(

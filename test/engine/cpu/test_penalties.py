@@ -1,4 +1,4 @@
-"""Penalties read from the output are those that SGLang's penalizers add up token by token."""
+"""Penalties read from the output equal those that SGLang's penalizers add up token by token."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def logits_of(rows: int) -> Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
 
 
-def added_up(logits: Tensor, behind: Sequence[Sequence[int]]) -> Tensor:
-    """What SGLang makes of `logits` [bs, V] when each request has said the first token and these.
+def added_up(logits: Tensor, after_first: Sequence[Sequence[int]]) -> Tensor:
+    """`logits` [bs, V] with SGLang's penalties for requests with output FIRST and `after_first`.
 
-    Its batches are of one length; each request has one of its own here.
+    Outputs in a batch of SGLang have one length, so each request has its own batch here.
     """
     rows = []
-    for number, tokens in enumerate(behind):
+    for number, tokens in enumerate(after_first):
         batch = Batch(requests()[number : number + 1])
         batch.cumulate_penalty_output_tokens()
         for token in tokens:
@@ -58,27 +58,27 @@ def added_up(logits: Tensor, behind: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat(rows)
 
 
-def test_a_plain_pass_over_retracted_requests_has_the_penalties_of_all_they_have_said() -> None:
-    """A new batch, in which SGLang's own penalizers know of nothing."""
+def test_a_plain_pass_over_retracted_requests_has_the_penalties_of_their_whole_output() -> None:
+    """The batch is new, so SGLang's own penalizers have counted no token."""
     reqs = requests()
     for req, tokens in zip(reqs, OUTPUTS, strict=True):
         req.output_ids += tokens
     batch, logits = Batch(reqs), logits_of(len(PARAMS))
     expected = added_up(logits, OUTPUTS)
     with batch.forward():
-        read_outputs(batch)  # type: ignore[arg-type]
+        read_outputs(batch)
         batch.sampling_info.apply_logits_bias(logits)
     assert torch.allclose(logits, expected, atol=1e-6)
 
 
-def test_requests_without_penalties_keep_what_the_pass_has() -> None:
+def test_a_batch_without_penalties_gets_no_penalizer() -> None:
     batch = Batch([Request({"temperature": 1.0}, 0)])
     with batch.forward():
-        read_outputs(batch)  # type: ignore[arg-type]
+        read_outputs(batch)
         assert batch.sampling_info.penalizer_orchestrator is None
 
 
-def test_every_node_has_the_penalties_of_plain_decoding_behind_its_path() -> None:
+def test_every_node_has_the_penalties_of_plain_decoding_after_its_path() -> None:
     reqs, width = requests(), len(TOKENS)
     for req, tokens in zip(reqs, OUTPUTS, strict=True):
         req.output_ids += tokens

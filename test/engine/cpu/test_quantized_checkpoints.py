@@ -1,7 +1,7 @@
-"""What auto-round writes, and what is rounded while loading, runs on a CPU as its source does.
+"""Checkpoints of auto-round, and weights rounded at loading, keep their source's logits on a CPU.
 
-The models are small and random: with every weight in play, a layout that is read wrongly, a zero
-that is off by one or a group that is shifted gives logits that have nothing to do with the source.
+The models are small and random, so every weight matters. A wrong layout, a zero point that is off
+by one or a shifted group gives logits that are unrelated to the source's.
 """
 
 import json
@@ -40,7 +40,7 @@ TOKENS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [7]]
 
 @pytest.fixture(scope="module")
 def source(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers whose widths are multiples of 32."""
+    """A random Llama of two layers with widths that are multiples of 32."""
     return write_random_llama(
         tmp_path_factory.mktemp("models") / "source",
         models,
@@ -55,7 +55,7 @@ def source(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def expected(source: Path) -> torch.Tensor:
-    """The float source's logits after each of TOKENS, by transformers."""
+    """Logits of the float source after each prompt in TOKENS, by transformers: [prompts, V]."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -83,7 +83,7 @@ def exported(source: Path, folder: Path, layout: str, bits: int, group: int, sym
 
 
 def relative_error(path: Path, quantization: str | None, expected: torch.Tensor) -> float:
-    """Of the logits, by a process of its own: SGLang keeps one model per process."""
+    """Relative error of the logits, from a separate process: SGLang keeps one model per process."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps({"path": str(path), "quantization": quantization, "tokens": TOKENS}),
@@ -121,7 +121,7 @@ def test_an_exported_checkpoint_keeps_the_logits_of_its_source(
 
 
 @pytest.mark.parametrize(("method", "tolerance"), [("qspec_int8", 0.04), ("qspec_int4", 0.3)])
-def test_rounding_while_loading_keeps_the_logits_too(
+def test_rounding_at_loading_keeps_the_logits_of_the_source(
     source: Path, expected: torch.Tensor, method: str, tolerance: float
 ) -> None:
     assert 0 < relative_error(source, method, expected) < tolerance

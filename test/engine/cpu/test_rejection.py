@@ -1,7 +1,7 @@
-"""Text from passes over trees and plain ones, drawn near what was drafted, is the target's own.
+"""Under rejection sampling, text from tree and plain passes has the target's distribution.
 
-Two tokens are followed through whole passes: drafts as messages, the trees' choice by what was
-drafted, `cpu_eagle_sample` and SGLang's sampler.
+The tests follow two tokens through whole passes: draft messages, trees that depend on the drafts,
+`cpu_eagle_sample` and SGLang's sampler.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.passes import sampling_seeds
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.messages import Candidates, Drafted
@@ -32,7 +32,7 @@ from test.verify.chi_square import chi_square
 COUNT = 100_000
 VOCAB = 4
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2)) * 1.5
-"""Logits of a toy target, which depend on the token before."""
+"""Logits of a toy target, by the token before."""
 NOISE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3))
 DRAFTERS = {
     "good": torch.softmax(TABLE + 0.5 * NOISE, -1),
@@ -45,7 +45,8 @@ Rule = Callable[[Proposals, DraftTrees | None], Proposals | None]
 
 
 @pytest.fixture(autouse=True)
-def rolling() -> Iterator[None]:
+def rejecting() -> Iterator[None]:
+    """Rejection sampling is installed during a test."""
     sample_from_probs = Sampler._sample_from_probs
     sampling_seeds.install(reject=True)
     yield
@@ -54,7 +55,7 @@ def rolling() -> Iterator[None]:
 
 
 class Req:
-    """What is read of SGLang's request: many of them share one set of parameters."""
+    """The part of SGLang's request that the code reads; all requests share their parameters."""
 
     sampling_params = SamplingParams(temperature=1.0)
     output_ids = (0,)
@@ -71,23 +72,23 @@ def candidates(drafter: Tensor) -> Candidates:
 
 
 def drafted(drafter: Tensor) -> StepProposals:
-    """A request for each pair of tokens that may be drafted behind token 0."""
+    """Proposals of one request for each pair of tokens that may be drafted after token 0."""
     drawn = StepProposals()
     for one, two in PAIRS:
-        told = [candidates(drafter[0]), candidates(drafter[one])]
+        of_pair = [candidates(drafter[0]), candidates(drafter[one])]
         rid = str((one, two))
-        drawn.take(rid, Drafted(1, 64, 1, 0, [one, two], candidates=told))
+        drawn.take(rid, Drafted(1, 64, 1, 0, [one, two], candidates=of_pair))
     return drawn
 
 
 def tree_of(one: int, two: int) -> DraftTree:
-    """Chosen by what was drafted, as trust and width choose: some drafts are in it, some are not.
+    """A tree that depends on the drafted pair, as trust and width choose: it has some pairs only.
 
-    Besides there is a fixed guess with a continuation.
+    It also has a fixed guess with a continuation.
     """
     guess = 3 if one != 3 else 2
     token_ids, parents = [0, guess, 1], [0, 0, 1]
-    if two != 0:  # the first token goes by what the second one is
+    if two != 0:  # the second token decides whether the first is in the tree
         token_ids, parents = [*token_ids, one], [*parents, 0]
         if two != 2:
             token_ids, parents = [*token_ids, two], [*parents, 3]
@@ -96,7 +97,7 @@ def tree_of(one: int, two: int) -> DraftTree:
 
 
 def spread(proposals: Proposals | None, rows: Tensor, width: int) -> Proposals | None:
-    """Those of many requests, of which `rows` says whom each equals."""
+    """Proposals of many requests, each a copy of the request that `rows` names."""
     if proposals is None:
         return None
     nodes = rows.unsqueeze(1) * width + torch.arange(width)
@@ -108,7 +109,7 @@ def info_of(count: int, top_k: int) -> SamplingBatchInfo:
         temperatures=torch.ones(count, 1),
         top_ps=torch.ones(count),
         top_ks=torch.full((count,), top_k),
-        # Drops nothing, but filtered rows are drawn all at once.
+        # Drops no token, but the sampler draws filtered rows all at once.
         min_ps=torch.full((count,), 1e-9),
         is_all_greedy=False,
         is_any_greedy=False,
@@ -123,7 +124,7 @@ def info_of(count: int, top_k: int) -> SamplingBatchInfo:
 def verified(
     reqs: list[Req], trees: DraftTrees, proposals: Proposals | None, top_k: int
 ) -> list[list[int]]:
-    """What `cpu_eagle_sample` lets each request have of its tree, its bonus token included."""
+    """The tokens that `cpu_eagle_sample` accepts for each request, with the bonus token."""
     seq_lens = torch.full((len(trees),), 9)
     verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch: Any = SimpleNamespace(
@@ -141,14 +142,15 @@ def verified(
 
 
 def decoded(reqs: list[Req], last: Tensor, proposals: Proposals | None, top_k: int) -> Tensor:
-    """The token that a plain pass gives behind each of `last`."""
+    """The token that a plain pass gives after each token of `last`: int64 [bs]."""
     info = info_of(len(reqs), top_k)
     batch: Any = SimpleNamespace(reqs=reqs, sampling_info=info)
     with sampling_seeds.seeded_draws(batch, proposals):
         probs = torch.softmax(TABLE[last], -1)
         positions = torch.full((len(last),), 10)
         tokens, _ = Sampler._sample_from_probs(None, probs, info, positions, False)
-    return tokens.long()
+    token_ids: Tensor = tokens.long()
+    return token_ids
 
 
 def as_it_is(proposals: Proposals, trees: DraftTrees | None) -> Proposals:
@@ -156,9 +158,9 @@ def as_it_is(proposals: Proposals, trees: DraftTrees | None) -> Proposals:
 
 
 def speculate(name: str, rule: Rule = as_it_is, *, top_k: int = VOCAB) -> tuple[Tensor, float]:
-    """Counts of the first two tokens behind token 0, and how often the first was the drafted one.
+    """Counts of the first two tokens after token 0, and how often the first was the drafted one.
 
-    `rule` has what passes are to draw near, and the trees of a pass that has any.
+    `rule` changes the proposals of a pass, given its trees, or None for a plain pass.
     """
     torch.manual_seed(12)
     drafter = normalised(DRAFTERS[name])
@@ -176,11 +178,11 @@ def speculate(name: str, rule: Rule = as_it_is, *, top_k: int = VOCAB) -> tuple[
     one = torch.tensor([text[0] for text in texts])
     two = torch.tensor([text[1] if len(text) > 1 else -1 for text in texts])
     for last in range(VOCAB):
-        # Where the pass gave one token alone, a plain one follows.
+        # If the first pass gave one token only, a plain pass follows.
         short = ((two < 0) & (one == last)).nonzero().flatten()
         drawn = drafted(drafter)
-        behind = drawn.proposals(rids, [[0, last]] * len(PAIRS))
-        near = None if behind is None else spread(rule(behind, None), kinds[short], 1)
+        following = drawn.proposals(rids, [[0, last]] * len(PAIRS))
+        near = None if following is None else spread(rule(following, None), kinds[short], 1)
         two[short] = decoded([reqs[row] for row in short.tolist()], one[short], near, top_k)
     agreed = one == torch.tensor([pair[0] for pair in PAIRS])[kinds]
     return torch.bincount(one * VOCAB + two, minlength=VOCAB**2), float(agreed.float().mean())
@@ -200,7 +202,7 @@ def target(top_k: int) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "top_k"), [("good", VOCAB), ("bad", 3), ("adversarial", VOCAB), ("cut", 3)]
 )
-def test_text_has_the_targets_distribution_and_is_the_drafts_as_often_as_it_can_be(
+def test_text_has_the_targets_distribution_and_equals_the_drafts_as_often_as_possible(
     name: str, top_k: int
 ) -> None:
     counts, agreed = speculate(name, top_k=top_k)
@@ -211,12 +213,12 @@ def test_text_has_the_targets_distribution_and_is_the_drafts_as_often_as_it_can_
 
 
 def nowhere_without_drafts(proposals: Proposals, trees: DraftTrees | None) -> Proposals | None:
-    """The rule broken: plain passes know nothing of drafts."""
+    """Broken rule: plain passes ignore the drafts."""
     return proposals if trees is not None else None
 
 
 def only_in_the_tree(proposals: Proposals, trees: DraftTrees | None) -> Proposals:
-    """The rule broken: a token counts only where it is a node of the tree."""
+    """Broken rule: a drafted token counts only if it is a node of the tree."""
     if trees is None:
         return proposals
     in_tree = [
@@ -231,13 +233,13 @@ def only_in_the_tree(proposals: Proposals, trees: DraftTrees | None) -> Proposal
     return proposals._replace(known=proposals.known & torch.tensor(in_tree))
 
 
-def flattered(proposals: Proposals, trees: DraftTrees | None) -> Proposals:
-    """The rule broken: the sidecar lies about what it drew from."""
+def misreported(proposals: Proposals, trees: DraftTrees | None) -> Proposals:
+    """Broken rule: the sidecar sends wrong probabilities."""
     candidates = (proposals.candidate_probs > 0).double()
     return proposals._replace(candidate_probs=candidates / candidates.sum(1, keepdim=True))
 
 
-@pytest.mark.parametrize("broken", [nowhere_without_drafts, only_in_the_tree, flattered])
+@pytest.mark.parametrize("broken", [nowhere_without_drafts, only_in_the_tree, misreported])
 def test_the_statistic_catches_a_broken_rule(broken: Rule) -> None:
     counts, _ = speculate("bad", broken)
     probs = target(VOCAB)

@@ -1,4 +1,4 @@
-"""Weights that are loaded in place of others, on a CPU: nothing of the old ones is left."""
+"""Weights loaded in place of others on a CPU leave nothing of the old ones."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ PROMPT = list(range(1000, 1020))
 def test_other_weights_replace_all_of_the_old_ones(
     models: DemoModels, tmp_path: Path, dtype: str, error: float
 ) -> None:
-    """Layers, norms, the embedding table and the head that is tied to it; there and back."""
+    """Layers, norms, the embedding table and the head tied to it; then the first weights again."""
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
     first = write_random_llama(
         tmp_path / "first", models, hidden_size=128, intermediate_size=192, **sizes

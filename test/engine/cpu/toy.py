@@ -1,9 +1,9 @@
-"""A toy target whose passes are the server's from the logits on.
+"""A toy target; everything in a pass after its logits is a server's real code.
 
-Its logits depend on the last token alone, so that the distribution of texts can be computed. All
-that follows them is what a server runs: SGLang's batches of sampling parameters, its penalizers and
-its sampler; trees, dice, drawn drafts and acceptance as the worker calls them. Many requests with
-the same parameters are served at once, and each is a sample.
+The logits depend on the last token alone, so the distribution of texts can be computed. The code
+that follows is what a server runs: SGLang's batches of sampling parameters, its penalizers and its
+sampler; trees, seeded draws, drawn drafts and acceptance as the worker calls them. Many requests
+with the same parameters run at once, and each is a sample.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.passes import sampling_seeds
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.messages import Candidates, Drafted
@@ -39,11 +39,11 @@ from sglang_qspec.verify.sample import Draws, sample_probs
 VOCAB = 6
 STOP = 5
 PROMPT = 9
-"""Tokens of every prompt, of which none is looked at."""
+"""Number of tokens of every prompt; nothing depends on their ids."""
 FIRST = 0
-"""The token that the prompt's pass has given: the only one of the output so far."""
+"""The output token that prefill has given, with which each output begins."""
 LENGTH = 3
-"""Tokens that are looked at behind it."""
+"""Number of output tokens after FIRST that make a text."""
 TEXTS = list(itertools.product(range(VOCAB), repeat=LENGTH))
 LOGITS = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2)) * 1.5
 _NOISE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3))
@@ -52,13 +52,13 @@ DRAFTERS = {
     "bad": torch.softmax(2 * _NOISE, -1),
     "adversarial": torch.nn.functional.one_hot(LOGITS.argmin(-1), VOCAB).float(),
 }
-"""The distribution that a draft token is drawn from, by the token before it."""
+"""Distributions of a draft token, by the token before it."""
 SHAPES = {"chain": (0, 0, 1, 2), "tree": (0, 0, 0, 1, 1, 2, 3)}
 """Parents of a tree's nodes."""
 
 
 class Request:
-    """What is read of SGLang's request in a pass."""
+    """The part of SGLang's request that a pass reads."""
 
     custom_logit_processor = None
     return_sampling_mask = False
@@ -67,7 +67,7 @@ class Request:
     tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=None)
     origin_input_ids = (0,) * PROMPT
 
-    def __init__(self, params: SamplingParams, number: int) -> None:
+    def __init__(self, params: dict[str, Any], number: int) -> None:
         self.sampling_params = SamplingParams(**params, sampling_seed=number)
         self.sampling_params.normalize(self.tokenizer)
         self.rid = str(number)
@@ -75,7 +75,7 @@ class Request:
 
 
 class Batch:
-    """What is read of SGLang's batch in a pass."""
+    """The part of SGLang's batch that a pass reads."""
 
     device = "cpu"
     forward_mode = ForwardMode.TARGET_VERIFY
@@ -87,16 +87,17 @@ class Batch:
 
     @property
     def seq_lens(self) -> Tensor:
-        """Without the last token of the output, which the next pass reads."""
+        """int64 [bs]: without the last token of the output, which the next pass reads."""
         return torch.tensor([PROMPT + len(req.output_ids) - 1 for req in self.reqs])
 
     @property
     def last(self) -> Tensor:
+        """int64 [bs]: the last token of each output."""
         return torch.tensor([req.output_ids[-1] for req in self.reqs])
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Its sampling parameters are a pass's own, as the scheduler has it."""
+        """A pass, with its own copy of the sampling parameters, as the scheduler makes it."""
         kept, self.sampling_info = self.sampling_info, self.sampling_info.copy_for_forward()
         yield
         self.sampling_info = kept
@@ -104,7 +105,7 @@ class Batch:
 
 @contextmanager
 def engine() -> Iterator[None]:
-    """The settings of a process that serves on a CPU; dice are not rolled there yet."""
+    """The global settings of a CPU server's process, without seeded draws."""
     sample_from_probs = Sampler._sample_from_probs
     group = SimpleNamespace(world_size=1, device_group=None)
     with (
@@ -119,33 +120,33 @@ def engine() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """How texts are made."""
+    """How `speculate` makes texts."""
 
     params: dict[str, Any]
     drafter: str = "good"
     shape: str = "tree"
     reject: bool = False
-    """Drafts are accepted by their probabilities, and not by matching."""
+    """Whether drafts are accepted by rejection sampling instead of matching."""
 
 
 def speculate(case: Case, count: int) -> Tensor:
-    """How often each of `TEXTS` has come out of so many requests: int64 [VOCAB ** LENGTH]."""
+    """Counts of `TEXTS` among the texts of `count` requests: int64 [VOCAB ** LENGTH]."""
     torch.manual_seed(12)
     sampling_seeds.install(reject=case.reject)
     reqs = [Request(case.params, number) for number in range(count)]
     sidecar = _Sidecar(case)
-    turn = 0
+    passes = 0
     while unfinished := [req for req in reqs if len(req.output_ids) <= LENGTH]:
         batch = Batch(unfinished)
-        # Every third pass is a plain one, as where no draft has come in time.
-        turn += 1
+        # Every third pass is plain, as if no draft had come in time.
+        passes += 1
         with batch.forward():
-            (_verify if turn % 3 else _decode)(batch, case, sidecar)
+            (_verify if passes % 3 else _decode)(batch, case, sidecar)
     return _count(reqs)
 
 
 def decode_with_sglang(params: dict[str, Any], count: int) -> Tensor:
-    """The same by SGLang's own plain passes, in which nothing of ours takes part."""
+    """The same counts from SGLang's own plain passes, without code of ours."""
     torch.manual_seed(12)
     batch = Batch([Request(params, number) for number in range(count)])
     for _ in range(LENGTH):
@@ -156,7 +157,7 @@ def decode_with_sglang(params: dict[str, Any], count: int) -> Tensor:
 
 
 def probability(params: dict[str, Any], text: Sequence[int]) -> float:
-    """That of one of `TEXTS` by the explanation of the parameters, in 64-bit numbers."""
+    """Probability of one of `TEXTS` by the definition of the parameters, in 64-bit numbers."""
     output, product = [FIRST], 1.0
     for token in text:
         product *= _plain_distribution(params, output)[token]
@@ -165,12 +166,12 @@ def probability(params: dict[str, Any], text: Sequence[int]) -> float:
 
 
 def distribution(params: dict[str, Any]) -> Tensor:
-    """That of `TEXTS`: float64 [VOCAB ** LENGTH]."""
+    """Probabilities of `TEXTS`: float64 [VOCAB ** LENGTH]."""
     return torch.tensor([probability(params, text) for text in TEXTS], dtype=torch.float64)
 
 
 def _plain_distribution(params: dict[str, Any], output: list[int]) -> list[float]:
-    """That of the next token behind `output`."""
+    """Probability of each token after `output`."""
     logits = LOGITS[output[-1]].tolist()
     repetition = params.get("repetition_penalty", 1.0)
     for token in range(VOCAB):
@@ -201,17 +202,17 @@ def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     trees = _trees(batch, sidecar.ahead(batch), case)
     verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
     logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.draft_token])
-    with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch, trees)):  # type: ignore[arg-type]
-        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)  # type: ignore[arg-type]
+    with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch, trees)):
+        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)
     tokens = predict[accept_index.clamp(min=0)].tolist()
     _commit(batch, [row[:n] for row, n in zip(tokens, accept_lens.tolist(), strict=True)])
 
 
 def _decode(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     """As `QSpecWorker._decode`, without a model."""
-    read_outputs(batch)  # type: ignore[arg-type]
+    read_outputs(batch)
     sidecar.ahead(batch)
-    with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch)):  # type: ignore[arg-type]
+    with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch)):
         _commit(batch, _sampled(batch).unsqueeze(1).tolist())
 
 
@@ -236,9 +237,9 @@ def _count(reqs: Sequence[Request]) -> Tensor:
 
 
 def _trees(batch: Batch, drafted: Tensor, case: Case) -> DraftTrees:
-    """Of a chain of three drafted tokens [bs, 3], with siblings or without.
+    """The tree of each request's three draft tokens [bs, 3]: a chain, or one with siblings.
 
-    What a tree holds depends on what was drafted, as where trees are chosen by trust.
+    The size of a tree depends on the draft tokens, as it does when trust chooses trees.
     """
     root, (one, two, three) = batch.last, drafted.unbind(1)
     parents = SHAPES[case.shape]
@@ -251,32 +252,32 @@ def _trees(batch: Batch, drafted: Tensor, case: Case) -> DraftTrees:
         torch.stack(nodes, 1).numpy().astype(np.int32),
         np.broadcast_to(np.array(parents, np.int32), shape).copy(),
         np.full(shape, Source.STEP, np.uint8),
-        np.broadcast_to(1 / np.arange(1, len(parents) + 1, dtype=np.float32), shape).copy(),
+        np.broadcast_to((1 / np.arange(1, len(parents) + 1)).astype(np.float32), shape).copy(),
         np.where(one.numpy() == 2, 1, len(parents)).astype(np.int32),
     )
 
 
 class _Sidecar:
-    """Draws what it drafts from the drafter's distribution, as the real one does."""
+    """Draws draft tokens from the drafter's distribution, as the real sidecar does."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
         self._probs = DRAFTERS[case.drafter]
         self._candidates = [_candidates(probs.double()) for probs in self._probs]
         self._drawn = StepProposals()
-        self._numbers = torch.Generator().manual_seed(5)
+        self._generator = torch.Generator().manual_seed(5)
         self._drafts = itertools.count()
 
     def ahead(self, batch: Batch) -> Tensor:
-        """Three tokens behind each output: int64 [bs, 3]."""
+        """Three draft tokens after each output: int64 [bs, 3]."""
         if not self._case.reject:
-            return self._with_the_same_seeds(batch)
-        texts = self._with_numbers_of_its_own(batch.last)
+            return self._with_the_targets_seeds(batch)
+        texts = self._with_its_own_generator(batch.last)
         rows = []
         for req, text in zip(batch.reqs, texts.tolist(), strict=True):
             known = [drawn.token_id for drawn in self._drawn.ahead(req.rid, req.output_ids)]
             if not known:
-                self._tell(req, text)
+                self._take(req, text)
                 known = text
             rows.append((known + [FIRST] * LENGTH)[:LENGTH])
         return torch.tensor(rows)
@@ -285,11 +286,11 @@ class _Sidecar:
         rids, outputs = zip(*((req.rid, req.output_ids) for req in batch.reqs), strict=True)
         return self._drawn.proposals(rids, outputs, trees)
 
-    def _with_the_same_seeds(self, batch: Batch) -> Tensor:
+    def _with_the_targets_seeds(self, batch: Batch) -> Tensor:
         params = self._case.params
         seeds = torch.tensor([req.sampling_params.sampling_seed for req in batch.reqs])
         sharp = self._probs.pow(1 / params["temperature"])
-        # Drops nothing, but filtered rows are drawn all at once, and others in a race each.
+        # Drops no token, but filtered rows are drawn all at once, and others in one race each.
         unfiltered = torch.full((len(seeds),), 1e-6)
         last, tokens = batch.last, []
         for step in range(LENGTH):
@@ -299,19 +300,19 @@ class _Sidecar:
             tokens.append(last)
         return torch.stack(tokens, 1)
 
-    def _with_numbers_of_its_own(self, last: Tensor) -> Tensor:
+    def _with_its_own_generator(self, last: Tensor) -> Tensor:
         tokens = []
         for _ in range(LENGTH):
-            last = torch.multinomial(self._probs[last], 1, generator=self._numbers).squeeze(1)
+            last = torch.multinomial(self._probs[last], 1, generator=self._generator).squeeze(1)
             tokens.append(last)
         return torch.stack(tokens, 1)
 
-    def _tell(self, req: Request, text: list[int]) -> None:
-        """The tokens, and what they were drawn from, as a message has them."""
-        behind = [req.output_ids[-1], *text[:-1]]
-        told = [self._candidates[token] for token in behind]
+    def _take(self, req: Request, text: list[int]) -> None:
+        """Keep the tokens and their candidates, as the server does with a message."""
+        previous = [req.output_ids[-1], *text[:-1]]
+        candidates = [self._candidates[token] for token in previous]
         base_len = len(req.output_ids)
-        drafted = Drafted(1, next(self._drafts), base_len, 0, text, candidates=told)
+        drafted = Drafted(1, next(self._drafts), base_len, 0, text, candidates=candidates)
         self._drawn.take(req.rid, drafted)
 
 

@@ -1,1 +1,1 @@
-"""What SGLang offers besides plain generation, with QSPEC: a package, to share one server."""
+"""SGLang's features with QSPEC. A package, so that its tests share one server."""

@@ -1,7 +1,6 @@
-"""Asking a server twice, with drafts and without, and comparing what it says."""
+"""Asks a server with drafts and without, and compares the answers."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmark.harness.server import Server
@@ -13,28 +12,15 @@ NOISE = [[17, 4242, 300], [49151, 0, 2]]
 """Guesses that are wrong, with special tokens among them."""
 
 
-def state(server: Server) -> dict[str, Any]:
-    internal: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
-    return internal
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for a condition; the time is only a bound for a broken build."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
-
-
 def ask(server: Server, sampling: dict[str, Any], **body: Any) -> Any:
-    """The answer, or answers, to one call of /generate; greedy unless told otherwise."""
+    """The answer, or answers, to one call of /generate; greedy by default."""
     given = {"sampling_params": {"temperature": 0, **sampling}}
     prompt = {} if "input_ids" in body else {"text": TEXT}
     return server.post("/generate", {**prompt, **given, **body})
 
 
 def guessing(output_ids: Sequence[int]) -> dict[str, Any]:
-    """Custom parameters with guesses: this output, another that leaves it, and noise."""
+    """Custom parameters with guesses: this output, one that diverges from it, and noise."""
     guesses = [[*output_ids, *NOISE[0]], [*output_ids[: len(output_ids) // 2], *NOISE[1]], *NOISE]
     return {"qspec_guess_ids": [guess for guess in guesses if guess]}
 
@@ -42,7 +28,7 @@ def guessing(output_ids: Sequence[int]) -> dict[str, Any]:
 def both(
     server: Server, sampling: dict[str, Any], guess: Sequence[int] | None = None, **body: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A request's answer without drafts, and with `guess` (by default that very answer)."""
+    """An answer without drafts, and one with `guess`, by default the answer without drafts."""
     extra = sampling.get("custom_params", {})
     plain = ask(server, {**sampling, "custom_params": {**extra, **PLAIN}}, **body)
     drafts = guessing(plain["output_ids"] if guess is None else guess)
@@ -51,7 +37,7 @@ def both(
 
 
 def check_same(plain: dict[str, Any], ours: dict[str, Any], *, accepted: bool = True) -> None:
-    """Fail unless both say the same and end alike; and unless the second had drafts accepted."""
+    """Fail if the answers or their ends differ, or if `ours` has no accepted draft token."""
     for key in ("output_ids", "text"):
         assert ours[key] == plain[key]
     for key in ("finish_reason", "completion_tokens", "prompt_tokens"):

@@ -1,6 +1,6 @@
-"""One running server for all tests of this folder, with every option on that combines with others.
+"""One running server for all tests of this folder, with all options that combine.
 
-Each test compares with what the same server answers without drafts, in float32 and greedily.
+Each test compares greedy float32 answers with those of the same server without drafts.
 """
 
 import os
@@ -12,11 +12,12 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
-from test.engine.features.asking import PLAIN, ask, state
+from test.engine.features.asking import PLAIN, ask
+from test.engine.server.running import state
 
 ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
-    # Four answers of 100 tokens do not fit with what is reserved: some have to wait again.
+    # The KV slots are too few for four answers of 100 tokens: SGLang retracts some requests.
     *("--max-running-requests", "4", "--max-total-tokens", "448", "--context-length", "256"),
     *("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3"),
     *("--enable-priority-scheduling", "--enable-custom-logit-processor"),
@@ -45,4 +46,5 @@ def server(models: DemoModels) -> Iterator[Server]:
 @pytest.fixture(scope="package")
 def story(server: Server) -> dict[str, Any]:
     """The target's own answer to TEXT, of 32 tokens."""
-    return ask(server, {"max_new_tokens": 32, "custom_params": PLAIN})
+    answer: dict[str, Any] = ask(server, {"max_new_tokens": 32, "custom_params": PLAIN})
+    return answer

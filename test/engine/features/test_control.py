@@ -1,4 +1,4 @@
-"""What operators and schedulers do to requests that run: all of them end as they would have."""
+"""Pauses, retractions, priorities, aborts and new weights change no answer of other requests."""
 
 import contextlib
 import threading
@@ -10,7 +10,8 @@ import pytest
 
 from benchmark.harness.server import Server, ServerError
 from sglang_qspec.models import DemoModels
-from test.engine.features.asking import PLAIN, TEXT, ask, guessing, state, until
+from test.engine.features.asking import PLAIN, TEXT, ask, guessing
+from test.engine.server.running import state, until
 
 pytestmark = pytest.mark.server
 
@@ -20,14 +21,14 @@ TEXTS = [TEXT, "The old house at the end of the road", "One, two, three,", "A ca
 
 @pytest.fixture(scope="module")
 def expected(server: Server) -> list[list[int]]:
-    """Long answers to TEXTS."""
+    """Output ids of long answers to TEXTS, without drafts."""
     answers = ask(server, {**LONG, "custom_params": PLAIN}, text=TEXTS)
     return [answer["output_ids"] for answer in answers]
 
 
 @contextlib.contextmanager
 def running(server: Server, **body: Any) -> Iterator[list[Future[Any]]]:
-    """All of TEXTS being answered at length: at least one is in the middle of its answer."""
+    """A context in which the server answers TEXTS; at least one answer has begun."""
     before = state(server)["pipelines"]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         asked = [pool.submit(ask, server, LONG, text=text, **body) for text in TEXTS]
@@ -40,7 +41,7 @@ def passes(pipelines: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_what_is_paused_goes_on_as_if_it_had_not_been(
+def test_paused_requests_continue_to_the_same_answers(
     server: Server, expected: list[list[int]], mode: str
 ) -> None:
     with running(server) as asked:
@@ -52,7 +53,7 @@ def test_what_is_paused_goes_on_as_if_it_had_not_been(
         assert [answer.result()["output_ids"] for answer in asked] == expected
 
 
-def test_a_pause_may_abort_what_runs(server: Server, expected: list[list[int]]) -> None:
+def test_a_pause_may_abort_running_requests(server: Server, expected: list[list[int]]) -> None:
     with running(server) as asked:
         server.post("/pause_generation", {"mode": "abort"})
         server.post("/continue_generation", {})
@@ -63,14 +64,14 @@ def test_a_pause_may_abort_what_runs(server: Server, expected: list[list[int]]) 
 
 
 def check_idle(server: Server) -> None:
-    """Nothing is kept of requests that are over."""
+    """Wait until the server keeps nothing of ended requests."""
     until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
 
 
 def test_new_weights_drop_the_drafts_of_the_old_ones(
     server: Server, models: DemoModels, expected: list[list[int]]
 ) -> None:
-    """The same weights again, in the middle: answers stay what they were, drafts do not."""
+    """The same weights are loaded during a request: its answer stays, its drafts go."""
     custom = guessing(expected[0])
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, server, {**LONG, "custom_params": custom}, text=TEXTS[0])
@@ -86,19 +87,19 @@ def test_new_weights_drop_the_drafts_of_the_old_ones(
     check_idle(server)
 
 
-def test_requests_that_do_not_fit_wait_again_and_end_the_same(
+def test_retracted_requests_give_the_same_answers(
     server: Server, expected: list[list[int]]
 ) -> None:
-    """Four answers that do not fit together, with guesses and one with log probabilities."""
+    """Four answers that do not fit into the KV slots together, one with log probabilities."""
     bodies: list[dict[str, Any]] = [{}, {"return_logprob": True, "top_logprobs_num": 2}, {}, {}]
     retractions = 0
-    for attempt in range(6):  # one that is far ahead of the others may end in time
+    for attempt in range(6):  # a request far ahead of the others may end before a retraction
         with ThreadPoolExecutor(len(TEXTS)) as pool:
             asked = [
                 pool.submit(
                     ask,
                     server,
-                    # Without guesses all are nearly as far.
+                    # Without guesses all requests advance at nearly the same rate.
                     {**LONG, "custom_params": {} if attempt % 2 else guessing(ids[9:])},
                     text=text,
                     **body,
@@ -113,25 +114,25 @@ def test_requests_that_do_not_fit_wait_again_and_end_the_same(
         retractions += sum(answer["meta_info"]["num_retractions"] for answer in answers)
         if retractions:
             return
-    raise AssertionError("all requests fitted")
+    raise AssertionError("no request was retracted")
 
 
-def test_an_urgent_request_overtakes_and_all_end_the_same(
+def test_an_urgent_request_overtakes_others_and_no_answer_changes(
     server: Server, expected: list[list[int]]
 ) -> None:
     ended: list[str] = []
 
-    def tell(name: str, text: str, priority: int) -> list[int]:
+    def answer_of(name: str, text: str, priority: int) -> list[int]:
         answer: list[int] = ask(server, LONG, text=text, priority=priority)["output_ids"]
         ended.append(name)
         return answer
 
     with ThreadPoolExecutor(8) as pool:
-        patient = [pool.submit(tell, "patient", TEXTS[n % 4], 0) for n in range(7)]
+        usual = [pool.submit(answer_of, "usual", TEXTS[n % 4], 0) for n in range(7)]
         until(lambda: state(server)["live_requests"] == 7)
-        urgent = pool.submit(tell, "urgent", TEXTS[0], 9)
+        urgent = pool.submit(answer_of, "urgent", TEXTS[0], 9)
         assert urgent.result() == expected[0]
-        assert [answer.result() for answer in patient] == [expected[n % 4] for n in range(7)]
+        assert [answer.result() for answer in usual] == [expected[n % 4] for n in range(7)]
     assert ended[-1] != "urgent"
 
 
@@ -149,17 +150,17 @@ def test_clients_that_go_away_leave_nothing_behind(
 
 
 def until_gone(server: Server, body: dict[str, Any], hang_up: bool) -> None:
-    """A request that is left in the middle, by its client or by /abort_request."""
+    """Send a request and end it midway, by its client or by /abort_request."""
 
     def wait() -> None:
         with contextlib.suppress(ServerError, OSError):
-            patience = 1.0 if hang_up else 60.0
+            timeout = 1.0 if hang_up else 60.0
             if body["stream"]:
                 for number, _ in enumerate(server.stream("/generate", {"text": TEXT, **body})):
                     if hang_up and number > 2:
                         break
             else:
-                server.post("/generate", {"text": TEXT, **body}, timeout=patience)
+                server.post("/generate", {"text": TEXT, **body}, timeout=timeout)
 
     client = threading.Thread(target=wait)
     client.start()
@@ -170,7 +171,7 @@ def until_gone(server: Server, body: dict[str, Any], hang_up: bool) -> None:
     until(lambda: state(server)["live_requests"] == 0)
 
 
-def test_a_flush_drops_what_is_cached_and_changes_nothing(
+def test_a_flush_empties_the_cache_and_changes_no_answer(
     server: Server, expected: list[list[int]]
 ) -> None:
     ask(server, LONG, text=TEXTS[2])

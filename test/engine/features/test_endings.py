@@ -1,4 +1,4 @@
-"""Where an answer ends, when the end is in the middle of what a pass accepts."""
+"""Where an answer ends, if the end is in the middle of the tokens that a pass accepts."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_an_end_of_text_ends_the_answer_unless_it_is_ignored(server: Server) -> 
         assert len(ours["output_ids"]) == 60
 
 
-def test_a_stop_token_is_not_taken_before_the_fewest_tokens(
+def test_a_stop_token_is_not_accepted_before_min_new_tokens(
     server: Server, story: dict[str, Any]
 ) -> None:
     sampling = {
@@ -72,7 +72,7 @@ def test_a_stop_token_is_not_taken_before_the_fewest_tokens(
 
 @pytest.mark.parametrize("room", [5, 9, 24])
 def test_an_answer_may_end_with_the_context(server: Server, room: int) -> None:
-    """What is reserved behind its last tokens would be outside its row of KV slots."""
+    """KV slots reserved after the last tokens would lie outside the request's row."""
     prompt = [300 + number % 50 for number in range(254 - room)]
     plain, ours = both(server, {"max_new_tokens": room, "ignore_eos": True}, input_ids=prompt)
     check_same(plain, ours, accepted=False)
@@ -96,7 +96,7 @@ def test_a_prompt_that_does_not_fit_is_a_400(server: Server, prompt: dict[str, A
     ],
 )
 def test_a_prompt_of_no_tokens_is_a_400(server: Server, path: str, body: dict[str, Any]) -> None:
-    """It would end SGLang's scheduler; and one may be left of a prompt that is only a guess."""
+    """It would end SGLang's scheduler. A prompt that is only a guess becomes one."""
     with pytest.raises(ServerError, match="HTTP 400.*prompt is empty"):
         server.post(path, body)
     assert ask(server, {"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
@@ -105,11 +105,11 @@ def test_a_prompt_of_no_tokens_is_a_400(server: Server, path: str, body: dict[st
 def test_of_several_ends_in_an_accepted_run_the_first_counts(
     server: Server, story: dict[str, Any]
 ) -> None:
-    """Whatever their order in the request, and also where a stop token comes before a string."""
+    """In any order in the request, and also if a stop token comes before a stop string."""
     by_token = {"stop": ["woman"], "stop_token_ids": [story["output_ids"][3]]}
     for stops in ({"stop": ["woman", " old", " wise"]}, by_token):
         sampling = {"max_new_tokens": 32, **stops}
-        # The second time the drafts have earned trust, and all ends are in one pass.
+        # The second time the drafts are trusted, and all ends are in one pass.
         for _ in range(2):
             check_same(*both(server, sampling, story["output_ids"]), accepted=False)
     logprobs = {"return_logprob": True}
@@ -117,7 +117,7 @@ def test_of_several_ends_in_an_accepted_run_the_first_counts(
     check_same(plain, ours, accepted=False)
 
 
-def test_a_stream_never_shows_what_is_behind_a_stop_string(
+def test_a_stream_never_shows_text_after_a_stop_string(
     server: Server, story: dict[str, Any]
 ) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 32, "stop": ["woman", " was"]}

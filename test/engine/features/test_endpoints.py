@@ -1,4 +1,4 @@
-"""Every way to ask: batches, several answers, streams, chat with tools and with reasoning."""
+"""All forms of requests: batches, several answers, streams, chat with tools and with reasoning."""
 
 import json
 from typing import Any
@@ -38,20 +38,20 @@ def test_openai_streams_add_up_to_the_plain_answer(server: Server, path: str, nu
     prompt = {"prompt": TEXT} if path == "/v1/completions" else {"messages": QUESTION}
     body = {"model": "m", "temperature": 0, "max_tokens": 24, "n": number, **prompt}
     plain = server.post(path, {**body, "custom_params": PLAIN})
-    expected = [said(choice) for choice in plain["choices"]]
+    expected = [text_of(choice) for choice in plain["choices"]]
     ids = server.post("/tokenize", {"model": "m", "prompt": expected[0]})["tokens"]
     custom = {"custom_params": guessing(ids)}
     whole = server.post(path, {**body, **custom})
-    assert [said(choice) for choice in whole["choices"]] == expected
+    assert [text_of(choice) for choice in whole["choices"]] == expected
     assert whole["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
     pieces = ["" for _ in expected]
     for piece in server.stream(path, {**body, **custom, "stream": True}):
         for choice in piece["choices"]:
-            pieces[choice["index"]] += said(choice)
+            pieces[choice["index"]] += text_of(choice)
     assert pieces == expected
 
 
-def said(choice: dict[str, Any]) -> str:
+def text_of(choice: dict[str, Any]) -> str:
     """The text of a choice, or of a piece of it, reasoning included."""
     message = choice.get("message") or choice.get("delta") or {}
     parts = (choice.get("text"), message.get("reasoning_content"), message.get("content"))
@@ -99,8 +99,8 @@ def test_a_tool_is_called_as_without_drafts(server: Server, wanted: Any) -> None
     assert json.loads(arguments) == json.loads(mine[0]["function"]["arguments"])
 
 
-def test_reasoning_is_told_from_the_answer_as_without_drafts(server: Server) -> None:
-    """The answer follows a grammar, so that it begins where the reasoning ends."""
+def test_reasoning_is_separated_from_the_answer_as_without_drafts(server: Server) -> None:
+    """A grammar makes the answer begin where the reasoning ends."""
     body = {
         "model": "m",
         "messages": QUESTION,
@@ -120,23 +120,23 @@ def test_reasoning_is_told_from_the_answer_as_without_drafts(server: Server) -> 
         assert ours["reasoning_content"] == plain["reasoning_content"]
 
 
-def test_a_session_goes_on_from_its_own_answer(server: Server) -> None:
-    """Turn by turn with drafts, and the same turns without."""
-    talks = []
+def test_a_session_continues_from_its_own_answer(server: Server) -> None:
+    """Compares the turns of a session with drafts and of one without."""
+    sessions = []
     for custom in (PLAIN, guessing([28, 260, 2])):
         session = server.post("/open_session", {"capacity_of_str_len": 4096})
-        talk, last = [], None
+        turns, last = [], None
         for text in ("Let me tell you about France.", " Its capital is", " And then"):
             ids = server.post("/tokenize", {"model": "m", "prompt": text})["tokens"]
             params = {"id": session, "rid": last}
             sampling = {"max_new_tokens": 12, "custom_params": custom}
             answer = ask(server, sampling, input_ids=ids, session_params=params)
             last = answer["meta_info"]["id"]
-            talk.append((answer["output_ids"], answer["meta_info"]["prompt_tokens"]))
+            turns.append((answer["output_ids"], answer["meta_info"]["prompt_tokens"]))
         server.post("/close_session", {"session_id": session})
-        talks.append(talk)
-    assert talks[1] == talks[0]
-    assert talks[0][2][1] > talks[0][1][1] > talks[0][0][1]
+        sessions.append(turns)
+    assert sessions[1] == sessions[0]
+    assert sessions[0][2][1] > sessions[0][1][1] > sessions[0][0][1]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_penalties_and_biases_act_as_without_drafts(
 def test_a_custom_logit_processor_acts_as_without_drafts(
     server: Server, story: dict[str, Any]
 ) -> None:
-    import sglang_qspec  # noqa: F401, I001  first, for the stand-ins on a CPU
+    import sglang_qspec  # noqa: F401, I001  first: it installs the CPU stand-ins
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
     banned = story["output_ids"][3]

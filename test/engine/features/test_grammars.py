@@ -37,14 +37,14 @@ GRAMMARS = {
 
 @pytest.fixture(scope="module")
 def free(server: Server) -> list[int]:
-    """What the target says without a grammar; most of its tokens are forbidden with one."""
+    """Output ids without a grammar; a grammar forbids most of them."""
     ids: list[int] = ask(server, {"max_new_tokens": 24}, text=TEXT)["output_ids"]
     return ids
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("end", [{}, {"stop": ["pop", "12"]}], ids=str)
-def test_a_grammar_gives_what_it_gives_without_drafts(
+def test_a_grammar_gives_the_same_answer_as_without_drafts(
     server: Server, grammar: str, end: dict[str, Any]
 ) -> None:
     sampling = {"max_new_tokens": 24, **GRAMMARS[grammar], **end}
@@ -53,10 +53,8 @@ def test_a_grammar_gives_what_it_gives_without_drafts(
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_a_forbidden_draft_costs_no_correctness(
-    server: Server, free: list[int], grammar: str
-) -> None:
-    """Drafts that break the grammar at once, after a while, and behind its end."""
+def test_a_forbidden_draft_changes_no_answer(server: Server, free: list[int], grammar: str) -> None:
+    """Drafts that break the grammar at once, after some tokens, and after its end."""
     sampling = {"max_new_tokens": 24, **GRAMMARS[grammar]}
     plain = ask(server, {**sampling, "custom_params": PLAIN}, text=TEXT)
     allowed = plain["output_ids"]
@@ -66,7 +64,7 @@ def test_a_forbidden_draft_costs_no_correctness(
     check_same(plain, ours, accepted=len(allowed) > 3)
 
 
-def test_a_grammar_with_log_probabilities_counts_only_what_it_keeps(server: Server) -> None:
+def test_log_probabilities_under_a_grammar_are_those_of_accepted_tokens(server: Server) -> None:
     sampling = {"max_new_tokens": 48, **GRAMMARS["schema"]}
     plain, ours = both(server, sampling, text=TEXT, return_logprob=True, top_logprobs_num=2)
     check_same(plain, ours)
@@ -77,7 +75,7 @@ def test_a_grammar_with_log_probabilities_counts_only_what_it_keeps(server: Serv
 
 
 @pytest.mark.parametrize("mode", [2, 4], ids=["halves", "auto"])
-def test_a_batch_of_all_kinds_gives_each_its_own(
+def test_each_request_in_a_batch_of_all_kinds_gets_its_own_answer(
     server: Server, story: dict[str, Any], free: list[int], mode: int
 ) -> None:
     """Grammars, stops, penalties, biases and log probabilities side by side, four at a time."""
@@ -108,14 +106,14 @@ def test_a_batch_of_all_kinds_gives_each_its_own(
         check_same(plain, ours, accepted=False)
 
 
-def test_answers_of_one_grammar_may_be_many(server: Server) -> None:
+def test_sampled_answers_under_one_grammar_differ(server: Server) -> None:
     sampling = {"n": 4, "max_new_tokens": 24, "temperature": 0.8, **GRAMMARS["regex"]}
     texts = {answer["text"] for answer in ask(server, sampling, text=TEXT)}
     assert len(texts) > 1
     assert all(len(text) == 16 and text.count("-") == 3 for text in texts)
 
 
-def test_a_grammar_that_is_none_is_refused_and_harms_nothing(server: Server) -> None:
+def test_an_invalid_grammar_is_refused_and_harms_nothing(server: Server) -> None:
     with pytest.raises(ServerError, match="HTTP 400"):
         ask(server, {"max_new_tokens": 8, "json_schema": "INVALID"}, text=TEXT)
     plain, ours = both(server, {"max_new_tokens": 24, **GRAMMARS["regex"]}, text=TEXT)

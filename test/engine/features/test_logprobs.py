@@ -1,4 +1,4 @@
-"""What an answer tells besides its text: log probabilities and hidden states."""
+"""Log probabilities and hidden states of answers with drafts."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ TOLERANCE = 1e-3
 
 
 def check_close(ours: Any, plain: Any, tolerance: float = TOLERANCE) -> None:
-    """Nested lists of the same form, with the same ids and texts and nearly the same numbers."""
+    """Fail unless nested lists have the same form, ids and texts, and nearly the same floats."""
     if isinstance(plain, list):
         assert len(ours) == len(plain)
         for mine, theirs in zip(ours, plain, strict=True):
@@ -88,7 +88,7 @@ def test_hidden_states_are_those_of_the_tokens_that_were_accepted(
     plain, ours = both(server, end, story["output_ids"], return_hidden_states=True)
     check_same(plain, ours)
     theirs, mine = plain["meta_info"]["hidden_states"], ours["meta_info"]["hidden_states"]
-    # The scheduler keeps those of a last pass's tokens behind a stop.
-    # The first are those of the prompt, as far as it was not cached.
+    # The first entry is that of the prompt, as far as it was not cached. The scheduler also keeps
+    # the states of tokens that the last pass accepted after a stop.
     check_close(mine[1 : len(theirs)], theirs[1:], tolerance=0.02)
     assert len(mine) >= len(theirs) == len(plain["output_ids"])

@@ -1,4 +1,4 @@
-"""Raw prompts and their parameters, taken apart; a running server shows what comes of it."""
+"""Guesses move from raw prompts into the sampling parameters."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def test_each_prompt_of_a_batch_gets_its_own_guesses() -> None:
 
 
 def test_parameters_for_another_number_of_prompts_are_refused() -> None:
-    with pytest.raises(RequestError, match="for 1 prompts, but 2 prompts"):
+    with pytest.raises(RequestError, match="has 1 items, but there are 2 prompts"):
         prompts.strip(QSPEC, [TAGGED, "c"], [{}])
 
 
@@ -43,7 +43,7 @@ def test_prompts_of_a_server_without_qspec_are_left_alone(prompt: Any) -> None:
 def test_with_tags_off_and_with_guesses_out_of_band_a_prompt_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    params = {"custom_params": {"qspec_guesses": []}}
+    params: dict[str, Any] = {"custom_params": {"qspec_guesses": []}}
     assert prompts.strip(QSPEC, TAGGED, params) == (TAGGED, params)
     guesses.settings.cache_clear()
     monkeypatch.setenv("SGLANG_QSPEC_GUESS_TAGS", "off")

@@ -1,4 +1,4 @@
-"""Whose each output token is: one word a token, whatever becomes of a pass."""
+"""Each output token gets one label, its draft source or `target`, whatever happens to a pass."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +8,12 @@ from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 
 def request(**custom_params: Any) -> Any:
-    """What SGLang's `Req` has of use here."""
+    """The part of SGLang's `Req` that the code reads."""
     params = SimpleNamespace(custom_params=custom_params or None)
     return SimpleNamespace(sampling_params=params, output_ids=[], customized_info=None)
 
 
-def words(req: Any) -> list[str]:
+def labels(req: Any) -> list[str]:
     found: list[str] = req.customized_info[provenance.KEY]
     return found
 
@@ -33,28 +33,28 @@ def test_each_pass_adds_what_it_accepted_and_a_token_of_the_target() -> None:
     for req in reqs:
         provenance.begin(req, False)
     provenance.extend(reqs)
-    assert [words(req) for req in reqs] == [["target"], ["target"]]
+    assert [labels(req) for req in reqs] == [["target"], ["target"]]
     for req in reqs:
         req.output_ids = [1]
     provenance.record(reqs, TREES, [[1, 2], []])
-    assert words(reqs[0]) == ["target", "queue", "step", "target"]
-    assert words(reqs[1]) == ["target", "target"]
+    assert labels(reqs[0]) == ["target", "queue", "step", "target"]
+    assert labels(reqs[1]) == ["target", "target"]
 
 
-def test_a_prompt_in_parts_adds_one_token_and_a_retracted_request_goes_on() -> None:
+def test_a_chunked_prefill_adds_one_label_and_a_retracted_request_continues() -> None:
     req = request(qspec_return_provenance=True)
     provenance.begin(req, False)
-    for _ in range(3):  # parts of the prompt, only the last of which has a token
+    for _ in range(3):  # chunks of the prompt; only the last one gives a token
         provenance.extend([req])
     req.output_ids = [1]
     provenance.record([req], TREES, [[1, 2]])
     req.output_ids = [1, 2, 3, 4]
     provenance.begin(req, False)  # retracted, and queued again
     provenance.extend([req])
-    assert words(req) == ["target", "queue", "step", "target", "target"]
+    assert labels(req) == ["target", "queue", "step", "target", "target"]
 
 
-def test_what_did_not_become_output_goes() -> None:
+def test_labels_of_tokens_that_did_not_become_output_are_removed() -> None:
     req = request(qspec_return_provenance=True)
     provenance.begin(req, False)
     provenance.extend([req])
@@ -62,7 +62,7 @@ def test_what_did_not_become_output_goes() -> None:
     provenance.record([req], TREES, [[1, 2]])
     req.output_ids = [1, 2]
     provenance.record([req], TREES, [[]])
-    assert words(req) == ["target", "queue", "target"]
+    assert labels(req) == ["target", "queue", "target"]
 
 
 def test_only_requests_that_ask_or_have_it_by_default_keep_a_list() -> None:
@@ -73,10 +73,10 @@ def test_only_requests_that_ask_or_have_it_by_default_keep_a_list() -> None:
     provenance.extend([silent, refusing, asking])
     assert silent.customized_info is None
     assert refusing.customized_info is None
-    assert words(asking) == ["target"]
+    assert labels(asking) == ["target"]
 
 
-def test_what_others_left_in_a_request_stays() -> None:
+def test_customized_info_from_others_stays() -> None:
     req = request(qspec_return_provenance=True)
     req.customized_info = {"other": [1]}
     provenance.begin(req, False)

@@ -1,4 +1,4 @@
-"""Which texts are searched for tags, in the forms in which SGLang's endpoints have them."""
+"""The texts that are searched for tags, in the message forms of SGLang's endpoints."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ def chat(content: Any) -> list[Any]:
         {"role": role, "content": content, **({"tool_call_id": "1"} if role == "tool" else {})}
         for role in ROLES
     ]
-    return ChatCompletionRequest(model="m", messages=messages).messages
+    parsed: list[Any] = ChatCompletionRequest(model="m", messages=messages).messages
+    return parsed
 
 
 def part(text: str) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_a_pair_is_never_read_over_two_parts(where: str) -> None:
         )
 
 
-def test_results_of_tools_and_searches_in_a_users_message_are_not_the_users() -> None:
+def test_tags_in_tool_and_search_results_are_read_only_under_everywhere() -> None:
     blocks: list[dict[str, Any]] = [
         {"type": "tool_result", "tool_use_id": "1", "content": TAGGED},
         {"type": "tool_result", "tool_use_id": "2", "content": [part(TAGGED)]},
@@ -89,7 +90,7 @@ def test_items_of_responses_are_read_as_dicts_and_not_changed() -> None:
     assert reader.messages([item, output]) == [plain, {**output, "output": "ab"}]
 
 
-def test_text_that_no_user_wrote_is_read_everywhere_alone() -> None:
+def test_text_that_no_user_wrote_is_read_only_under_everywhere() -> None:
     assert TagReader("user", GuessLimits()).other(TAGGED) == TAGGED
     assert TagReader("everywhere", GuessLimits()).other(TAGGED) == "ab"
     assert TagReader("everywhere", GuessLimits()).other(None) is None

@@ -11,7 +11,7 @@ def members(halves: Halves, rids: list[str]) -> tuple[set[str], set[str]]:
 
 
 def test_halves_stay_balanced_through_arrivals_aborts_and_retractions() -> None:
-    """Every round some requests come, end, or leave for the queue and come back."""
+    """In each round some requests arrive, end, are retracted or return."""
     for seed in range(50):
         generator = random.Random(seed)
         halves, running, retracted, born = Halves(), [], [], 0
@@ -38,7 +38,7 @@ def test_a_request_stays_in_its_half_whatever_its_row() -> None:
     assert members(halves, ["d", "b", "a", "c"]) == (first, second)
 
 
-def test_no_more_requests_change_sides_than_balance_needs() -> None:
+def test_no_more_requests_change_halves_than_balance_needs() -> None:
     halves = Halves()
     first, second = members(halves, [f"r{i}" for i in range(12)])
     staying = sorted(first) + sorted(second)[:1]  # six in one half, one in the other

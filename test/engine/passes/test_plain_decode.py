@@ -1,4 +1,4 @@
-"""What keeps a batch from being verified on trees."""
+"""Which batches get drafts, by sampling parameters and inputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.policy import PassTimes, PipelinePlan
-from sglang_qspec.trie import TrieLimits, TrieStore
+from test.engine.speculating import enqueue, make
 
-VOCAB = 1000
 PENALIZED = {"acc_additive_penalties": object()}
 
 
@@ -35,16 +33,11 @@ def batch_of(params: dict[str, Any], **info: Any) -> Any:
 
 
 def drafted(batch: Any, *, on_cpu: bool) -> int:
-    """Draft tokens of a pass over a request whose prompt repeats itself."""
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096)
-    limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
-    active = Speculator(config, VOCAB, TrieStore(limits), None)
-    active.enqueue(
-        "a", prompt_ids=[7, 8, 9] * 5, output_ids=[], max_new_tokens=100, stop_token_ids=[]
-    )
-    proposer = Proposer(
-        active, RuntimeSettings.of(config, 8, graphs=False), PassTimes(), on_cpu=on_cpu
-    )
+    """Number of draft tokens that a pass over `batch` has; the prompt of its request repeats."""
+    active = make(None)
+    enqueue(active, prompt_ids=[7, 8, 9] * 5, max_new_tokens=100)
+    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    proposer = Proposer(active, runtime_settings, PassTimes(), on_cpu=on_cpu)
     return int(proposer.propose(batch, PipelinePlan("ahead", 8)).trees.sizes[0]) - 1
 
 
@@ -55,7 +48,9 @@ PLAIN: dict[str, Any] = {"temperature": 1.0}
 @pytest.mark.parametrize(
     "params", [{"temperature": 0}, PLAIN, {**PLAIN, "top_k": 5}, {**PLAIN, "top_p": 0.9}]
 )
-def test_what_trees_keep_exact_has_drafts(params: dict[str, Any], on_cpu: bool) -> None:
+def test_parameters_that_tree_verification_keeps_exact_get_drafts(
+    params: dict[str, Any], on_cpu: bool
+) -> None:
     assert drafted(batch_of(params), on_cpu=on_cpu) > 0
 
 
@@ -68,7 +63,7 @@ def test_what_trees_keep_exact_has_drafts(params: dict[str, Any], on_cpu: bool) 
         (PLAIN, {"has_custom_logit_processor": True}),
     ],
 )
-def test_what_sglangs_trees_would_bend_has_drafts_on_a_cpu_alone(
+def test_parameters_that_sglangs_trees_treat_inexactly_get_drafts_only_on_a_cpu(
     params: dict[str, Any], info: dict[str, Any]
 ) -> None:
     assert drafted(batch_of(params, **info), on_cpu=True) > 0
@@ -76,12 +71,12 @@ def test_what_sglangs_trees_would_bend_has_drafts_on_a_cpu_alone(
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_watermarks_are_decoded_plainly(on_cpu: bool) -> None:
+def test_a_batch_with_watermarks_gets_no_drafts(on_cpu: bool) -> None:
     assert drafted(batch_of(PLAIN, has_watermark_candidates=True), on_cpu=on_cpu) == 0
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_nothing_beside_an_image_has_drafts(on_cpu: bool) -> None:
+def test_a_batch_with_an_image_gets_no_drafts(on_cpu: bool) -> None:
     batch = batch_of(PLAIN)
     batch.reqs.append(SimpleNamespace(rid="b", output_ids=[5], multimodal_inputs=object()))
     assert drafted(batch, on_cpu=on_cpu) == 0

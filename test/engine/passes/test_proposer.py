@@ -1,4 +1,4 @@
-"""Drafts that do not pay cost next to nothing, by a clock that is set."""
+"""Drafts that do not pay cost almost nothing, on a simulated clock."""
 
 import random
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ LENGTH = 96
 
 
 def cost(requests: int, width: int) -> float:
-    """As on one core: rows cost little up to 8, and verifying costs something by itself."""
+    """Seconds of a pass as on one core: the first 8 rows cost little, verification a constant."""
     rows = requests * width
     verifying = 0.0015 if width > 1 else 0.0
     return PLAIN_S * (1 + 0.01 * min(rows, 8) + 0.035 * max(0, rows - 8)) + verifying
@@ -39,7 +39,7 @@ def plain_seconds(requests: int) -> float:
 
 
 def ratio(simulation: Simulation, requests: int, rounds: int) -> float:
-    """Tokens per second with misleading guesses, over those of no speculation."""
+    """Tokens per second with misleading guesses, relative to no speculation."""
     taken = 0.0
     for number in range(rounds):
         answers = texts(f"round {number}", requests, number)
@@ -48,35 +48,35 @@ def ratio(simulation: Simulation, requests: int, rounds: int) -> float:
 
 
 @pytest.mark.parametrize("requests", [1, 8, 32])
-def test_guesses_that_are_always_wrong_cost_next_to_nothing(requests: int) -> None:
+def test_guesses_that_are_always_wrong_cost_almost_nothing(requests: int) -> None:
     assert ratio(Simulation(cost), requests, rounds=4) >= 0.97
 
 
-def test_a_request_that_is_misled_does_not_spoil_those_that_are_not() -> None:
+def test_wrong_guesses_of_some_requests_do_not_slow_down_the_others() -> None:
     alone, mixed = Simulation(cost), Simulation(cost)
     for number in range(4):
         good = texts(f"good {number}", 4, number)
         bad = texts(f"bad {number}", 4, 100 + number)
-        in_peace = alone.serve(good, right(good))
+        apart = alone.serve(good, right(good))
         together = mixed.serve({**good, **bad}, {**right(good), **misled(bad)})
     assert alone.active.totals.accepted[Source.GUESS] > 0.8 * 4 * 4 * LENGTH
     assert mixed.active.totals.accepted[Source.GUESS] > 0.8 * 4 * 4 * LENGTH
-    assert in_peace < 0.5 * plain_seconds(4)
-    # The good ones are done early, the others decode plainly.
+    assert apart < 0.5 * plain_seconds(4)
+    # Requests with good guesses end early, and the others are decoded plainly.
     assert together < 1.35 * plain_seconds(8)
 
 
-def test_good_guesses_are_used_again_once_the_bad_ones_are_over() -> None:
+def test_good_guesses_are_used_again_after_the_bad_ones() -> None:
     simulation = Simulation(cost)
     assert ratio(simulation, 8, rounds=6) >= 0.97
-    simulation.clock.now += 400.0  # whatever is paused is tried again by then
+    simulation.clock.now += 400.0  # all pauses have ended by then
     for number in range(4):
         answers = texts(f"after {number}", 8, 50 + number)
         taken = simulation.serve(answers, right(answers))
     assert taken < 0.5 * plain_seconds(8)
 
 
-def test_a_width_is_not_used_where_it_takes_too_long() -> None:
+def test_a_width_that_takes_too_long_is_not_used() -> None:
     def steep(requests: int, width: int) -> float:
         return PLAIN_S * (0.2 + 0.8 * width * requests)
 

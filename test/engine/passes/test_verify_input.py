@@ -1,4 +1,4 @@
-"""Trees as tensors, compared with how SGLang itself derives links and masks for its NGRAM."""
+"""Tensors of draft trees, compared with the links and masks that SGLang derives for NGRAM."""
 
 import random
 
@@ -11,7 +11,7 @@ from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 
 def random_tree(rng: random.Random, size: int) -> DraftTree:
-    """A tree of different tokens, so that no two siblings are equal."""
+    """A tree of distinct tokens, so no two siblings are equal."""
     return DraftTree(
         tuple(range(100, 100 + size)),
         (0, *(rng.randrange(node) for node in range(1, size))),

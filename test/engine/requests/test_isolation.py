@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, Submit
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
 
 COMMON = range(2)
-"""Tokens that all requests use: where a match could lead from one request into another."""
+"""Tokens that all requests use; matching them could lead from one request into another."""
 OWN_TOKENS = 6
-"""Each request has a vocabulary of its own besides."""
+"""Number of token ids that belong to one request alone."""
 MAX_REQUESTS = 60
 VOCAB = len(COMMON) + OWN_TOKENS * MAX_REQUESTS
 RIDS = ("a", "b", "c")
@@ -33,12 +33,12 @@ steps = st.lists(
 
 
 def own(number: int) -> range:
-    """The own vocabulary of the request `number`."""
+    """Token ids that belong to the request `number` alone."""
     return range(len(COMMON) + number * OWN_TOKENS, len(COMMON) + (number + 1) * OWN_TOKENS)
 
 
 def text(number: int, length: int, rng: random.Random) -> list[int]:
-    """Own and common tokens in turn, as often as chance has it."""
+    """A random mix of own and common tokens."""
     return [rng.choice(COMMON if rng.random() < 0.4 else own(number)) for _ in range(length)]
 
 
@@ -48,12 +48,12 @@ def drafts(submit: Submit) -> Sequence[Sequence[int]]:
 
 
 def number_of(prompt_ids: Sequence[int]) -> int:
-    """Which request a prompt is of: its first token is always an own one."""
+    """Number of the request that a prompt belongs to; its first token is an own one."""
     return (prompt_ids[0] - len(COMMON)) // OWN_TOKENS
 
 
 class Requests:
-    """What a scheduler does with few rids, each used over and over by new requests."""
+    """A scheduler with few rids, each used again and again by new requests."""
 
     def __init__(self, delay: int, max_total_tokens: int) -> None:
         self.link = FakeSidecarLink(drafts, vocab_size=VOCAB, delay=delay, interval=1, chunk=3)
@@ -89,7 +89,7 @@ class Requests:
                 del self.prompts[rid], self.outputs[rid]
 
     def send_again(self, rng: random.Random) -> None:
-        """The sidecar is as late as can be: a draft of any request there ever was."""
+        """A late draft, for any request so far."""
         if not self.link.submits:
             return
         submit = rng.choice(self.link.submits)
@@ -97,7 +97,7 @@ class Requests:
         self.link.inject(Drafted(submit.submission, 0, submit.base_len, 0, token_ids))
 
     def enqueue(self, rid: str, rng: random.Random) -> None:
-        """A new request, also where an earlier one of the same rid never said that it ended."""
+        """A new request, perhaps while an earlier one of the same rid is still live."""
         number, self.requests = self.requests, self.requests + 1
         self.prompts[rid] = [rng.choice(own(number)), *text(number, 6, rng)]
         self.outputs[rid] = []
@@ -114,19 +114,20 @@ class Requests:
         )
 
     def serve(self, rng: random.Random) -> None:
-        """A pass: the target goes along with the drafts for a while, then its own way."""
+        """One pass, in which the target accepts a random part of each tree."""
         rids = rng.sample(list(self.prompts), len(self.prompts))
         for rid in rids:
             self.active.admit(rid)
             self.outputs[rid] = self.outputs[rid] or text(self.number(rid), 1, rng)
-        trees = self.active.propose(rids, [self.outputs[rid] for rid in rids], WIDTH)
+        batch = self.active.propose(rids, [self.outputs[rid] for rid in rids], WIDTH)
+        trees = [batch[row] for row in range(len(batch))]
         paths = []
         for rid, tree in zip(rids, trees, strict=True):
             assert set(tree.token_ids) <= {*COMMON, *own(self.number(rid))}
             self.proposed += len(tree) - 1
             paths.append(follow(tree, rng))
         bonus_ids = [text(self.number(rid), 1, rng)[0] for rid in rids]
-        self.active.record(rids, trees, paths, bonus_ids)
+        self.active.record(rids, batch, paths, bonus_ids)
         for rid, tree, path, bonus_id in zip(rids, trees, paths, bonus_ids, strict=True):
             self.outputs[rid] += [*(tree.token_ids[node] for node in path), bonus_id]
 
@@ -135,7 +136,7 @@ class Requests:
 
 
 def follow(tree: DraftTree, rng: random.Random) -> list[int]:
-    """Nodes from the root's child on, as far as chance has it."""
+    """A random path that starts at a child of the root; may be empty."""
     path: list[int] = []
     while rng.random() < 0.8:
         at = path[-1] if path else 0
@@ -157,8 +158,8 @@ def test_every_proposed_token_is_of_the_requests_own_vocabulary(
         requests.active.check_integrity()
 
 
-def test_requests_are_really_drafted_for_while_their_rids_are_used_again() -> None:
-    """Otherwise the property would hold for want of drafts."""
+def test_requests_get_drafts_while_their_rids_are_used_again() -> None:
+    """Without drafts the property above would hold trivially."""
     requests = Requests(delay=3, max_total_tokens=4096)
     rng = random.Random(0)
     for _ in range(MAX_REQUESTS - len(RIDS)):

@@ -1,4 +1,4 @@
-"""Which of the sidecar's tokens the target is to draw near, over the library's fake link."""
+"""Which step drafts the target decides by rejection sampling, over the library's fake link."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Candidates, Drafted, SeededSampling
-from test.engine.requests.test_speculator import VOCAB, enqueue, make, poll
+from test.engine.speculating import VOCAB, connect, enqueue, poll, replace_sidecar
 
-NEAR = SeededSampling(0, 1.0, probabilities=True)
+REJECTING = SeededSampling(0, 1.0, probabilities=True)
 
 
 @pytest.fixture
@@ -19,10 +19,9 @@ def link() -> FakeSidecarLink:
     return FakeSidecarLink(vocab_size=VOCAB)
 
 
-def serve(link: FakeSidecarLink, seeded: SeededSampling | None = NEAR) -> Speculator:
-    """A request that has committed 8 and 9."""
-    active = make(link)
-    poll(active)
+def serve(link: FakeSidecarLink, seeded: SeededSampling | None = REJECTING) -> Speculator:
+    """A speculator with a request "a" that has committed 8 and 9."""
+    active = connect(link)
     enqueue(active, seeded=seeded)
     poll(active)
     active.admit("a")
@@ -31,66 +30,64 @@ def serve(link: FakeSidecarLink, seeded: SeededSampling | None = NEAR) -> Specul
 
 
 def drafted(link: FakeSidecarLink, *, number: int = MAX_COMPLETIONS, start: int = 0) -> Drafted:
-    """Two tokens, of which the first continues the output at 2 + `start`."""
+    """Two draft tokens for the positions 2 + `start` and 3 + `start` of the output."""
     tokens = [20 + start, 21 + start]
     candidates = [Candidates([token, 500], [0.5, 0.5]) for token in tokens]
     submission = link.submits[-1].submission
     return Drafted(submission, number, 2, start, tokens, candidates=candidates)
 
 
-def near(active: Speculator, output_ids: list[int]) -> list[int]:
-    return [token.token_id for token in active.drawn.ahead("a", output_ids)]
+def undecided(active: Speculator, output_ids: list[int]) -> list[int]:
+    """Drawn tokens of request "a" that continue `output_ids`."""
+    return [token.token_id for token in active.step_proposals.ahead("a", output_ids)]
 
 
-def test_a_step_draft_is_drawn_near_as_far_as_it_is_not_decided(link: FakeSidecarLink) -> None:
+def test_a_step_draft_counts_at_its_undecided_positions(link: FakeSidecarLink) -> None:
     active = serve(link)
     link.inject(drafted(link))
     link.inject(drafted(link, start=2))
     poll(active)
     trees = active.propose(["a"], [[8, 9]], 4)
-    proposals = active.drawn.proposals(["a"], [[8, 9]], trees)
+    proposals = active.step_proposals.proposals(["a"], [[8, 9]], trees)
     assert proposals is not None
     assert trees.token_ids[0].tolist() == [9, 20, 21, 22]
     assert proposals.known.all()
     assert proposals.token_ids.tolist() == [20, 21, 22, 23]
     active.record(["a"], trees, [[]], [20])
-    assert near(active, [8, 9, 20]) == [21, 22, 23]
+    assert undecided(active, [8, 9, 20]) == [21, 22, 23]
     active.end("a")
-    assert len(active.drawn) == 0
+    assert len(active.step_proposals) == 0
 
 
 @pytest.mark.parametrize("seeded", [None, SeededSampling(5, 1.0)])
-def test_a_greedy_request_and_one_whose_drafts_are_matched_take_no_candidates(
+def test_greedy_requests_and_requests_with_matched_drafts_keep_no_candidates(
     link: FakeSidecarLink, seeded: SeededSampling | None
 ) -> None:
     active = serve(link, seeded)
     link.inject(drafted(link))
     poll(active)
     assert 20 in active.propose(["a"], [[8, 9]], 4)[0].token_ids
-    assert near(active, [8, 9]) == []
+    assert undecided(active, [8, 9]) == []
 
 
-def test_queue_drafts_and_what_the_trie_refused_are_not_drawn_near(link: FakeSidecarLink) -> None:
+def test_queue_drafts_and_chunks_that_the_trie_refused_do_not_count(link: FakeSidecarLink) -> None:
     active = serve(link)
     link.inject(drafted(link, number=0))
     link.inject(msgspec.structs.replace(drafted(link), base_len=3))  # ahead of the output
     poll(active)
-    assert len(active.drawn) == 0
+    assert len(active.step_proposals) == 0
 
 
-def test_what_a_lost_sidecar_drew_still_counts_and_before_what_the_next_one_draws(
+def test_drafts_of_a_lost_sidecar_count_before_those_of_the_next(
     link: FakeSidecarLink,
 ) -> None:
     active = serve(link)
     link.inject(drafted(link))
     poll(active)
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    replace_sidecar(active, link)
     other = drafted(link)
     candidates = [Candidates([600], [1.0])] * 2
     link.inject(msgspec.structs.replace(other, token_ids=[600, 600], candidates=candidates))
     poll(active)
-    assert near(active, [8, 9]) == [20, 21]
-    assert near(active, [8, 9, 600]) == [600]
+    assert undecided(active, [8, 9]) == [20, 21]
+    assert undecided(active, [8, 9, 600]) == [600]

@@ -1,4 +1,4 @@
-"""What step drafts were drawn from: for how long it is kept, and at which nodes it counts."""
+"""Candidates of step drafts: how long they are kept, and at which nodes they count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def chunk(
     base_len: int = 2,
     start: int = 0,
 ) -> Drafted:
-    """Drawn tokens, each from itself and the next one."""
+    """A chunk of drawn tokens; the candidates of each are the token itself and the next id."""
     candidates = [Candidates([token, token + 1], [0.25, 0.75]) for token in token_ids]
     return Drafted(submission, number, base_len, start, token_ids, candidates=candidates)
 
@@ -28,18 +28,18 @@ def ahead(drawn: StepProposals, output_ids: list[int], rid: str = "a") -> list[i
     return [token.token_id for token in drawn.ahead(rid, output_ids)]
 
 
-def test_a_draft_counts_behind_the_output_until_its_place_is_decided() -> None:
+def test_a_draft_token_counts_until_its_position_is_decided() -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5, 6]))
     drawn.take("a", chunk([7], start=2))
     assert ahead(drawn, [1, 2]) == [5, 6, 7]
     assert ahead(drawn, [1, 2, 5]) == [6, 7]
     assert ahead(drawn, [1, 2, 5, 6, 7]) == []
-    drawn.take("a", chunk([8], start=3))  # it goes on
+    drawn.take("a", chunk([8], start=3))  # the draft continues
     assert ahead(drawn, [1, 2, 5, 6, 7]) == [8]
 
 
-def test_a_draft_that_the_target_has_left_counts_nowhere_again() -> None:
+def test_a_draft_that_the_target_diverged_from_never_counts_again() -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5, 6, 7]))
     assert ahead(drawn, [1, 2, 9]) == []
@@ -48,7 +48,7 @@ def test_a_draft_that_the_target_has_left_counts_nowhere_again() -> None:
     assert len(drawn) == 0
 
 
-def test_a_token_that_comes_after_its_place_is_decided_is_dropped() -> None:
+def test_a_token_that_comes_after_its_position_is_decided_is_dropped() -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5]))
     assert ahead(drawn, [1, 2, 5, 6]) == []
@@ -59,12 +59,12 @@ def test_a_token_that_comes_after_its_place_is_decided_is_dropped() -> None:
     assert ahead(drawn, [1, 2, 5, 6, 7, 8]) == []
 
 
-def test_a_new_draft_counts_once_the_earlier_one_is_left_or_used_up() -> None:
+def test_a_new_draft_counts_when_the_target_diverged_from_the_earlier_one_or_used_it_up() -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5, 6]))
     drawn.take("a", chunk([50, 60, 70], number=SECOND, base_len=3))
     assert ahead(drawn, [1, 2]) == [5, 6]
-    assert ahead(drawn, [1, 2, 9]) == [50, 60, 70]  # left
+    assert ahead(drawn, [1, 2, 9]) == [50, 60, 70]  # the target diverged from the first
     drawn.take("a", chunk([8], number=SECOND, submission=2, base_len=4))
     assert ahead(drawn, [1, 2, 9, 50]) == [60, 70]
     assert ahead(drawn, [1, 2, 9, 50, 60, 70]) == []
@@ -73,7 +73,7 @@ def test_a_new_draft_counts_once_the_earlier_one_is_left_or_used_up() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 3])
-def test_what_does_not_join_on_to_the_draft_is_ignored(start: int) -> None:
+def test_a_chunk_that_does_not_continue_the_draft_is_ignored(start: int) -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5, 6]))
     drawn.take("a", chunk([9, 9], start=start))
@@ -88,13 +88,13 @@ def test_tokens_without_candidates_are_a_gap() -> None:
     assert len(drawn) == 0
 
 
-def test_a_draft_that_begins_behind_the_output_counts_nowhere() -> None:
+def test_a_draft_that_begins_beyond_the_output_does_not_count() -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5, 6], base_len=3))
     assert ahead(drawn, [1, 2]) == []
 
 
-def test_no_more_than_so_many_tokens_are_kept_and_none_of_a_request_that_is_over() -> None:
+def test_at_most_max_tokens_are_kept_and_none_of_an_ended_request() -> None:
     drawn = StepProposals()
     for number in range(3):
         drawn.take("a", chunk([5] * 60, number=FIRST + number))
@@ -108,18 +108,18 @@ def test_no_more_than_so_many_tokens_are_kept_and_none_of_a_request_that_is_over
 
 
 def tree(token_ids: tuple[int, ...], parents: tuple[int, ...]) -> DraftTree:
-    """Whoever proposed the nodes: their sources are nobody's matter here."""
+    """A tree; the sources of its nodes do not matter here."""
     sources = (Source.PROMPT,) * len(token_ids)
     return DraftTree(token_ids, parents, sources, tuple(1 / (1 + i) for i in range(len(parents))))
 
 
-def test_every_node_on_the_drafts_own_path_has_its_next_token_in_the_tree_or_not() -> None:
+def test_every_node_on_a_drafts_path_has_the_next_drafted_token() -> None:
     drawn = StepProposals()
     drawn.take("a", chunk([5, 6, 7]))
     drawn.take("c", chunk([5]))
     trees = DraftTrees.of(
         [
-            tree((2, 9, 5, 6, 6), (0, 0, 0, 1, 2)),  # 6 behind 9 is another's
+            tree((2, 9, 5, 6, 6), (0, 0, 0, 1, 2)),  # the 6 after 9 is not the draft's
             tree((2, 5, 6), (0, 0, 1)),
             tree((2, 8), (0, 0)),
         ],
@@ -146,14 +146,14 @@ def test_padding_is_no_node_of_a_draft() -> None:
     assert proposals.known.tolist() == [True, True, False, False]
 
 
-def test_where_nothing_is_drawn_there_is_nothing_to_draw_near() -> None:
+def test_without_drawn_tokens_there_are_no_proposals() -> None:
     drawn = StepProposals()
     assert drawn.proposals(["a"], [[1, 2]]) is None
     drawn.take("a", chunk([5]))
     assert drawn.proposals(["a"], [[1, 2, 4]]) is None
 
 
-def test_candidates_are_made_to_sum_to_one_and_filled_up_to_a_common_number() -> None:
+def test_candidates_are_normalized_and_padded_to_a_common_number() -> None:
     drawn = StepProposals()
     drawn.take("a", Drafted(1, FIRST, 0, 0, [5], candidates=[Candidates([5, 4], [0.25, 0.7495])]))
     drawn.take("b", Drafted(2, FIRST, 0, 0, [3], candidates=[Candidates([3], [1.0])]))

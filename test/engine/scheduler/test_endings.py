@@ -1,4 +1,4 @@
-"""Where an answer ends in the run that one pass accepts, also when looking for it fails."""
+"""Where an answer ends in the tokens that one pass accepts, also if the search for it fails."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def tokenizer(models: DemoModels) -> Any:
 
 
 def request(tokenizer: Any, text: str) -> Req:
-    """A request with stop strings in `text`, all of which one pass has just added to its output."""
+    """A request with two stop strings; one pass has just added all of `text` to its output."""
     params = SamplingParams(max_new_tokens=99, stop=[" d", " b"])
     params.normalize(tokenizer)
     params.verify(vocab_size=len(tokenizer))
@@ -30,7 +30,7 @@ def request(tokenizer: Any, text: str) -> Req:
 TEXT = " a b c d e"
 
 
-def test_the_first_end_counts(tokenizer: Any) -> None:
+def test_the_first_end_in_an_accepted_run_counts(tokenizer: Any) -> None:
     req = request(tokenizer, TEXT)
     accepted = list(req.output_ids)
     endings.update_finish_state(type(req).update_finish_state, req, len(accepted))
@@ -40,7 +40,7 @@ def test_the_first_end_counts(tokenizer: Any) -> None:
 
 
 def test_an_aborted_answer_has_one_token_of_the_last_run(tokenizer: Any) -> None:
-    """As without drafts: no token behind a stop or `max_new_tokens` is sent."""
+    """As without drafts, no token after a stop or `max_new_tokens` is sent."""
     req = request(tokenizer, TEXT)
     before, run = req.output_ids[:2], req.output_ids[2:]
     req.to_finish = FINISH_ABORT()
@@ -50,7 +50,7 @@ def test_an_aborted_answer_has_one_token_of_the_last_run(tokenizer: Any) -> None
 
 
 @pytest.mark.parametrize("failing_call", [2, 3])
-def test_an_error_on_the_way_leaves_sglangs_own_end_and_the_whole_output(
+def test_an_error_in_the_search_leaves_sglangs_own_end_and_the_whole_output(
     tokenizer: Any, failing_call: int
 ) -> None:
     req = request(tokenizer, TEXT)

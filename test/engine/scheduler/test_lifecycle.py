@@ -31,11 +31,11 @@ def test_the_order_of_ranks_and_arrival_is_that_of_the_scheduler(
     name: str, with_priority: bool, low_first: bool
 ) -> None:
     tree_cache = SimpleNamespace(disable=True, supports_fast_match_prefix=lambda: False)
-    policy = SchedulePolicy(name, tree_cache, False, with_priority, low_first)  # type: ignore[arg-type]
+    policy = SchedulePolicy(name, tree_cache, False, with_priority, low_first)
     scheduler = SimpleNamespace(enable_priority_scheduling=with_priority, policy=policy)
     waiting = queue()
     expected = list(waiting)
-    # As `calc_priority` does, less what it does for the prefix cache.
+    # As in `calc_priority`, without its part for the prefix cache.
     if policy.policy is CacheAgnosticPolicy.LOF:
         policy._sort_by_longest_output(expected, with_priority, policy.priority_sign)
     elif with_priority:

@@ -1,1 +1,1 @@
-"""Tests that share one running server: a package, so that it lives as long as they run."""
+"""Tests on one running server. A package, so that they share the server."""

@@ -20,7 +20,7 @@ def prompts(models: DemoModels) -> list[str]:
 
 @pytest.fixture(scope="package")
 def starting(models: DemoModels) -> Iterator[Server]:
-    """The server of all tests, which starts while another answers without speculation."""
+    """The server of all tests. It starts while another server answers without speculation."""
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC"),

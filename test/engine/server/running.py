@@ -1,8 +1,9 @@
-"""A running server: what its tests ask of it. The server itself is in `conftest`."""
+"""What tests ask of a running server. `conftest` starts the server of this folder."""
 
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,20 +30,21 @@ COMMON = [
 
 
 def cores(index: int) -> tuple[int, ...]:
-    """One processor for the target, another for the sidecar, where there are two."""
+    """One core for the target (0), another for the sidecar (1), if there are two."""
     available = sorted(os.sched_getaffinity(0))
     return (available[index % len(available)],)
 
 
-def until(condition: Any, seconds: float = 30.0) -> None:
-    """Wait for a condition; the time is only a bound for a broken build."""
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+    """Wait until the condition is true. Only a broken build reaches the limit."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def state(server: Server) -> dict[str, Any]:
+    """QSPEC's part of /server_info."""
     internal: dict[str, Any] = server.get("/server_info")["internal_states"][0]["qspec"]
     return internal
 
@@ -63,7 +65,7 @@ def sidecar_processes(server: Server) -> list[psutil.Process]:
     """The server's own sidecars, of which there is one at most."""
     found = []
     for process in server.processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process may end meanwhile
             if "sglang_qspec.sidecar" in process.cmdline():
                 found.append(process)
     return found
@@ -80,13 +82,13 @@ def of_sidecar(by_source: dict[str, int]) -> int:
 
 
 def tagged(text: str, guess: str) -> str:
-    """A guess in the middle of a prompt, where it must leave no trace."""
+    """The prompt with a tagged guess in its middle."""
     return text[:30] + f"<NGRAMGUESS>{guess}</NGRAMGUESS>" + text[30:]
 
 
 @dataclass(frozen=True)
 class Plain:
-    """What the target alone answers, with no plugin's algorithm in the server."""
+    """The answers of a server without speculation."""
 
     greedy: list[dict[str, Any]]
     penalized: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Two samples of short texts, and whether they may be of one distribution."""
+"""Tests whether two samples of short texts have one distribution."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ SAMPLED_TEXTS = ["The old house at the end of the road was"] * 250
 
 
 def check_equally_frequent(answers: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
-    """Fail unless these answers and as many others may be of one distribution."""
+    """Fail if two samples of the same size have different distributions."""
     ours = Counter(tuple(answer["output_ids"]) for answer in answers)
     theirs = Counter(tuple(answer["output_ids"]) for answer in others)
     common = [text for text, count in (ours + theirs).items() if count >= 10]
@@ -19,5 +19,5 @@ def check_equally_frequent(answers: list[dict[str, Any]], others: list[dict[str,
     statistic = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
     freedom = len(pairs) - 1
     assert freedom > 5
-    # Five standard deviations above its mean: less than one run in ten thousand.
+    # Five standard deviations above the mean: a right build fails in under one run of 10,000.
     assert statistic < freedom + 5 * math.sqrt(2 * freedom)

@@ -1,6 +1,6 @@
-"""Every text field of SGLang's HTTP endpoints that leads to the model, and how tags in it are read.
+"""Text fields of SGLang's HTTP endpoints that reach the model, and whether tags in them are read.
 
-With `--speculative-qspec-guess-tags user`, the default.
+This is for `--speculative-qspec-guess-tags user`, the default.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TOOL_USE = {"type": "tool_use", "id": "c1", "name": "find", "input": {}}
 
 @dataclass(frozen=True)
 class Field:
-    """A field that takes a text, and what shows how many tokens of it the model reads."""
+    """A text field of an endpoint, and how to count the tokens that the model reads."""
 
     path: str
     name: str
@@ -155,7 +155,7 @@ def _ollama() -> list[Field]:
 
 
 def _raw() -> list[Field]:
-    """The prompt is one text without roles: all of it is the client's."""
+    """The prompt is one text without roles, so the client wrote all of it."""
 
     def completion(text: str) -> Body:
         return {"model": "m", "prompt": text, "max_tokens": 1}
@@ -174,7 +174,7 @@ def _raw() -> list[Field]:
 
 
 def _scored() -> list[Field]:
-    """Texts that are only scored: nothing is drafted for them, and no guess is of use."""
+    """Texts that are only scored; they get no drafts, so guesses have no use."""
 
     def score(query: str, item: str) -> Body:
         return {"model": "m", "query": query, "items": [item], "label_token_ids": [12, 13]}
@@ -228,11 +228,11 @@ REFUSED: dict[str, Body] = {
     "/v1/embeddings": {"model": "m", "input": "a"},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
 }
-"""Endpoints that take a text which a server with QSPEC does not serve, and a body for each."""
+"""Endpoints that a server with QSPEC refuses, each with a body that has a text."""
 
 NO_PROMPT = frozenset(
     {
-        # They tell of the server, or change it.
+        # They describe the server, or change it.
         *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/redoc", "/ping", "/ready"),
         *("/health", "/health_generate", "/get_model_info", "/model_info", "/get_server_info"),
         *("/server_info", "/v1/models", "/v1/models/{model:path}", "/api/tags", "/api/show"),
@@ -250,11 +250,11 @@ NO_PROMPT = frozenset(
         *("/init_weights_update_group", "/destroy_weights_update_group", "/load_lora_adapter"),
         *("/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
         *("/release_memory_occupation", "/resume_memory_occupation"),
-        # They act on requests that are there, or on answers.
+        # They act on live requests, or on answers.
         *("/open_session", "/close_session", "/abort_request", "/pause_generation"),
         *("/continue_generation", "/v1/responses/{response_id}"),
         *("/v1/responses/{response_id}/cancel", "/parse_function_call", "/separate_reasoning"),
-        # They take token ids, or sound.
+        # They take token ids, or audio.
         *("/detokenize", "/v1/detokenize", "/v1/audio/transcriptions", "/v1/realtime"),
     }
 )

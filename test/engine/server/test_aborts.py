@@ -44,22 +44,22 @@ def test_200_requests_with_random_aborts_leave_no_trie_no_draft_and_no_kv(
     moments = [rng.uniform(0.05, 4.0) for _ in fates]
 
     def ask(number: int) -> None:
-        """A request that is left alone, aborted by name, or whose client goes away."""
-        patience = moments[number] if fates[number] == "hang up" else 120.0
+        """Send a request that finishes, is aborted by its rid, or is left by its client."""
+        timeout = moments[number] if fates[number] == "hang up" else 120.0
         rid = f"fate-{number}"
         sampling = {**GREEDY, "max_new_tokens": 4 + number % 16, "ignore_eos": True}
         body = {"text": f"{number} is the number of", "rid": rid, "sampling_params": sampling}
         if fates[number] == "abort":
             threading.Timer(moments[number], server.post, ["/abort_request", {"rid": rid}]).start()
         with contextlib.suppress(ServerError, OSError):
-            server.post("/generate", body, timeout=patience)
+            server.post("/generate", body, timeout=timeout)
 
     with ThreadPoolExecutor(24) as pool:
         list(pool.map(ask, range(200)))
     work = ("live_requests", "trie_tokens", "requests_in_flight")
     sidecars = ("drafting_requests", "drafting_rows")
     until(lambda: not any(state(server)[name] for name in (*work, *sidecars)))
-    # What the radix cache keeps is not in use; a leak would be, also after a flush.
+    # Slots that the radix cache keeps are not in use; leaked ones would be, also after a flush.
     until(lambda: used_tokens(server) == 0)
     server.post("/flush_cache?timeout=10", {})
     assert used_tokens(server) == 0
@@ -67,7 +67,7 @@ def test_200_requests_with_random_aborts_leave_no_trie_no_draft_and_no_kv(
 
 
 def used_tokens(server: Server) -> int:
-    """KV slots that are neither free nor the radix cache's to give."""
+    """Number of KV slots that are neither free nor evictable from the radix cache."""
     (load,) = server.get("/v1/loads")["loads"]
     used: int = load["num_used_tokens"]
     return used

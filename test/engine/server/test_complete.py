@@ -24,10 +24,10 @@ def test_it_prints_the_text_and_nothing_else(
     assert captured.err == ""
 
 
-def test_it_marks_what_was_drafted_and_counts_it(
+def test_it_marks_drafted_text_and_counts_its_tokens(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With text of several bytes a character, and several tokens for some of them."""
+    """Characters of the text have several bytes, and some of them several tokens."""
     expected = generate(server, PROMPT, max_new_tokens=24)["text"]
     tagged = f"{PROMPT}<NGRAMGUESS>{expected}</NGRAMGUESS>"
     assert main(["complete", "--url", server.url, "--show-drafts", *OPTIONS, tagged]) == 0
@@ -41,7 +41,7 @@ def test_it_marks_what_was_drafted_and_counts_it(
     assert sum(numbers) == 24
 
 
-def test_what_the_server_refuses_is_one_sentence(
+def test_a_refusal_of_the_server_is_one_sentence(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for wrong, words in (

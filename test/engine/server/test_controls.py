@@ -1,4 +1,4 @@
-"""Less, or none, for one request or for all of a running server."""
+"""Fewer drafts, or none, for one request or for all requests of a running server."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def test_controls_that_are_not_allowed_are_a_400_that_names_them(
                 server.post(path, {**body, "stream": stream})
 
 
-def test_a_request_may_switch_speculation_off_or_choose_its_sources(
+def test_a_request_may_disable_speculation_or_choose_its_sources(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     params = [
@@ -78,7 +78,7 @@ def test_a_request_may_have_narrower_passes_or_no_drafts(
 
 @contextmanager
 def turned(server: Server, **runtime: int) -> Iterator[None]:
-    """Some knobs at these values, and then all as they were before."""
+    """A context with these runtime settings; the old ones are restored at its end."""
     before = state(server)["settings"]
     turn(server, **runtime)
     try:
@@ -93,15 +93,15 @@ def turn(server: Server, **runtime: int) -> None:
     assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 
-def test_drafting_is_switched_off_and_on_for_what_is_being_served(
+def test_drafting_is_switched_off_and_on_for_running_requests(
     server: Server, prompts: list[str]
 ) -> None:
-    """One answer, drafted for at first, then not, and then again."""
+    """One answer gets drafts at first, then none, and then drafts again."""
     custom = {"qspec_return_provenance": True}
     sampling = {**GREEDY, "max_new_tokens": 300, "ignore_eos": True, "custom_params": custom}
     body = {"text": prompts[5], "sampling_params": sampling, "stream": True}
     ends: list[int] = []
-    """Where drafting was switched off and on again, in tokens."""
+    """Output lengths at which drafting was switched off and on again."""
     words: list[str] = []
     for piece in server.stream("/generate", body):
         words = piece["meta_info"]["qspec_provenance"]
@@ -112,14 +112,14 @@ def test_drafting_is_switched_off_and_on_for_what_is_being_served(
             turn(server, enabled=1)
             ends.append(len(words))
     _, on = ends
-    # The passes that were made until the server had heard of it were still drafted for.
+    # Passes before the new setting reached the server still had drafts.
     assert set(words[on - 30 : on]) == {"target"}
     assert set(words[on:]) != {"target"}
     assert state(server)["settings"]["enabled"]
 
 
 def drafted_by_now(server: Server) -> int:
-    """Tokens that the sidecar has drafted; it tells of them once a second."""
+    """Number of tokens that the sidecar has drafted; it reports the number once a second."""
     drafted: int = state(server)["drafted_tokens"]
     while True:
         time.sleep(3.0)
@@ -128,7 +128,7 @@ def drafted_by_now(server: Server) -> int:
             return drafted
 
 
-def test_a_server_switched_off_drafts_for_no_one_that_comes(
+def test_a_server_with_speculation_off_drafts_for_no_new_request(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     with turned(server, enabled=0):
@@ -140,7 +140,7 @@ def test_a_server_switched_off_drafts_for_no_one_that_comes(
         assert state(server)["drafting_rows"] == 0
 
 
-def test_sources_are_switched_off_for_all_that_come(
+def test_sources_are_switched_off_for_all_new_requests(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     guess = {"qspec_guess_ids": expected[2]["output_ids"]}
@@ -153,7 +153,9 @@ def test_sources_are_switched_off_for_all_that_come(
     assert not any(by_source[source] for source in sources)
 
 
-def test_positions_add_up_to_what_the_answers_tell(server: Server, prompts: list[str]) -> None:
+def test_right_positions_add_up_to_the_accepted_tokens_of_an_answer(
+    server: Server, prompts: list[str]
+) -> None:
     before = state(server)["positions"]
     answer = generate(server, prompts[3], max_new_tokens=33, ignore_eos=True)
     after = state(server)["positions"]
@@ -162,13 +164,13 @@ def test_positions_add_up_to_what_the_answers_tell(server: Server, prompts: list
         for source, row in after.items()
     }
     accepted = answer["meta_info"]["qspec"]["accepted_tokens"]
-    # Only the last pass may have accepted more than became output.
+    # Only the last pass may have accepted tokens past the end.
     assert accepted <= sum(map(sum, grown.values())) <= accepted + 15
     for source, row in after.items():
         assert all(r <= j for r, j in zip(row["right"], row["judged"], strict=True)), source
 
 
-def test_a_wrong_knob_is_a_400_and_changes_nothing(server: Server) -> None:
+def test_a_wrong_setting_is_a_400_and_changes_nothing(server: Server) -> None:
     before = state(server)["settings"]
     for name, value, allowed in (
         ("completions", 9, "from 1 to 8"),

@@ -1,4 +1,4 @@
-"""Drafts on a running server: fewer passes, the same tokens, and figures that add up."""
+"""Drafts on a running server: fewer passes, the same tokens, and consistent counts."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def test_meta_info_adds_up(server: Server, prompts: list[str]) -> None:
     record = meta["qspec"]
     assert record["accepted_tokens"] == sum(record["accepted_by_source"].values())
     assert record["accepted_tokens"] <= record["proposed_tokens"]
-    # The first token comes from the prompt's pass; the last pass may have run over the end.
+    # The first token comes from prefill; the last pass may have accepted tokens past the end.
     decoded = meta["completion_tokens"] - 1
     assert record["accept_length"] == pytest.approx(decoded / record["passes"])
     assert record["passes"] + record["accepted_tokens"] - decoded in (0, 1)
@@ -71,7 +71,7 @@ def test_metrics_count_what_the_answers_report(server: Server, prompts: list[str
 
 
 def metric(server: Server, name: str, label: str = "") -> dict[str, float]:
-    """One of our series as /metrics has it, by the value of a label."""
+    """One of our metrics from /metrics, by the value of a label."""
     found = {}
     for family in text_string_to_metric_families(server.get("/metrics/")):
         for sample in family.samples:
@@ -127,7 +127,7 @@ def test_sglangs_own_client_sees_the_accept_length_that_we_count(
         *("--base-url", server.url, "--model", str(models.target), "--dataset-name", "custom"),
         *("--dataset-path", str(dataset), "--num-prompts", str(len(PROMPTS))),
         *("--sharegpt-output-len", str(MAX_NEW_TOKENS), "--output-file", str(results)),
-        # So that what the server averages is this run.
+        # The server then averages over this run alone.
         *("--flush-cache", "--warmup-requests", "0"),
     ]
     client = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -135,8 +135,9 @@ def test_sglangs_own_client_sees_the_accept_length_that_we_count(
     result = json.loads(results.read_text())
     assert result["completed"] == len(PROMPTS)
     accepted = sum(state(server)["accepted_tokens"].values()) - before
-    # The first token of each comes from the prompt's pass.
+    # The first token of each answer comes from prefill.
     decoded = result["total_output_tokens"] - result["completed"]
     assert accepted > decoded / 4
-    # The server's average leaves out the passes since it last logged, and some run over the end.
+    # The server's average leaves out the passes since its last log line, and some passes accept
+    # tokens past the end.
     assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.15)

@@ -1,4 +1,4 @@
-"""Native gRPC of SGLang, whose prompts are raw. SGLang's package has no schema of it."""
+"""SGLang's native gRPC endpoint, which takes raw prompts. SGLang's package has no schema of it."""
 
 import re
 
@@ -27,7 +27,7 @@ def prompt_tokens(server: Server, text: str) -> int:
     return int(found[1])
 
 
-def test_tags_are_stripped_of_prompts(server: Server) -> None:
+def test_tags_are_stripped_from_prompts(server: Server) -> None:
     plain = prompt_tokens(server, "Name the capital of France.")
     tagged = "Name the <NGRAMGUESS>Paris</NGRAMGUESS>capital of France."
     assert prompt_tokens(server, tagged) == plain

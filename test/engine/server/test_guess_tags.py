@@ -1,4 +1,4 @@
-"""Where tags are read: every endpoint of SGLang, and every field of it that leads to the model."""
+"""Where tags are read, for every field of SGLang's endpoints that reaches the model."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def tokens(server: Server, field: Field, text: str, model: str) -> int:
 
 def routes(router: Any) -> set[str]:
     """Paths of a router, and of the routers that it includes."""
-    found = set()
+    found: set[str] = set()
     for route in router.routes:
         inner = getattr(route, "original_router", None)
         found |= {route.path} if inner is None else routes(inner)
@@ -36,7 +36,7 @@ def routes(router: Any) -> set[str]:
 
 
 def test_every_endpoint_of_sglang_is_listed() -> None:
-    import sglang_qspec  # noqa: F401, I001  first, for the stand-ins on a CPU
+    import sglang_qspec  # noqa: F401, I001  first: it installs the CPU stand-ins
     from sglang.srt.entrypoints.http_server import app
 
     listed = {field.path for field in FIELDS} | REFUSED.keys() | NO_PROMPT
@@ -44,14 +44,16 @@ def test_every_endpoint_of_sglang_is_listed() -> None:
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.read], ids=str)
-def test_tags_are_stripped_of_what_the_user_wrote(server: Server, model: str, field: Field) -> None:
+def test_tags_are_stripped_from_text_that_the_user_wrote(
+    server: Server, model: str, field: Field
+) -> None:
     assert tokens(server, field, GUESSED, model) == tokens(server, field, PLAIN, model)
     with pytest.raises(ServerError, match="HTTP 400.*character 1 closes nothing"):
         tokens(server, field, STRAY, model)
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if not field.read], ids=str)
-def test_tags_are_literal_text_in_all_that_others_wrote(
+def test_tags_are_literal_in_text_that_others_wrote(
     server: Server, model: str, field: Field
 ) -> None:
     plain = tokens(server, field, PLAIN, model)
@@ -60,7 +62,7 @@ def test_tags_are_literal_text_in_all_that_others_wrote(
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_endpoints_that_serve_no_such_model_refuse_a_text(server: Server, path: str) -> None:
+def test_endpoints_for_other_kinds_of_models_refuse_a_text(server: Server, path: str) -> None:
     with pytest.raises(ServerError, match="HTTP 400.*(embedding model|is not enabled)"):
         server.post(path, REFUSED[path])
 
@@ -77,7 +79,7 @@ OPENED, CLOSED = "Name: Bob<NGRAMGUESS>", "</NGRAMGUESS> Obey."
         ([("user", OPENED), ("system", CLOSED)], "never closed"),
     ],
 )
-def test_no_pair_reaches_from_one_message_to_another(
+def test_a_pair_of_tags_never_spans_two_messages(
     server: Server, messages: list[tuple[str, str]], words: str
 ) -> None:
     chat = [{"role": role, "content": content} for role, content in messages]
@@ -93,7 +95,7 @@ def text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def test_a_request_with_guesses_out_of_band_has_its_tags_as_text(server: Server) -> None:
+def test_tags_are_literal_in_a_request_with_guesses_out_of_band(server: Server) -> None:
     def prompt_tokens(text: str, **custom: Any) -> int:
         answer = generate(server, text, max_new_tokens=1, custom_params=custom)
         number: int = answer["meta_info"]["prompt_tokens"]
@@ -105,7 +107,7 @@ def test_a_request_with_guesses_out_of_band_has_its_tags_as_text(server: Server)
 
 
 def asked(way: str, prompt: str, guess: str, model: str) -> tuple[str, dict[str, Any]]:
-    """A path and a body that ask `prompt`, in which or beside which `guess` is sent."""
+    """A path and a body with `prompt`, and with `guess` as a tag in it or as a parameter."""
     path, _, out_of_band = way.partition(" with ")
     custom = {"custom_params": {"qspec_guesses": [guess]}} if out_of_band else {}
     text = prompt if out_of_band else tagged(prompt, guess)
@@ -114,7 +116,7 @@ def asked(way: str, prompt: str, guess: str, model: str) -> tuple[str, dict[str,
     options = {"options": {"temperature": 0, "num_predict": MAX_NEW_TOKENS, **custom}}
     ollama = {"model": model, "stream": False, **options}
     parameters = {"sampling_params": {**GREEDY, **custom}}
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "/generate": {"text": text, **parameters},
         "/vertex_generate": {"instances": [{"text": text}], "parameters": parameters},
         "/v1/completions": {**openai, "prompt": text, **custom},
@@ -142,21 +144,21 @@ WAYS = [
 def test_guesses_are_used_on_every_endpoint_that_generates(
     server: Server, prompts: list[str], expected: list[dict[str, Any]], model: str, way: str
 ) -> None:
-    # PROMPTS are what a user says in a chat, and `prompts` are the rendered chats.
+    # PROMPTS are a user's chat messages, and `prompts` are the rendered chats.
     raw = way.startswith(("/generate", "/vertex", "/v1/completions", "/api/generate"))
     prompt = prompts[3] if raw else PROMPTS[3]
     before = state(server)["accepted_tokens"]["guess"]
     answer = server.post(*asked(way, prompt, expected[3]["text"], model))
-    assert expected[3]["text"][:100] in spoken(answer)
+    assert expected[3]["text"][:100] in texts_of(answer)
     until(lambda: state(server)["accepted_tokens"]["guess"] > before, 10)
 
 
-def spoken(value: Any) -> str:
+def texts_of(value: Any) -> str:
     """All texts of an answer, wherever its endpoint puts them."""
     if isinstance(value, str):
         return value
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return "\n".join(map(spoken, items))
+    return "\n".join(map(texts_of, items))
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if " with " in way])

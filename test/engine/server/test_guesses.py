@@ -1,4 +1,4 @@
-"""Guesses on a running server: used, without a trace in the prompt, and refused with a reason."""
+"""Guesses on a running server are used, leave no trace in the prompt, or are refused."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_a_malformed_guess_is_a_400_and_harms_nothing_else(
 def test_guesses_are_counted_as_the_client_sent_them(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
-    """Each is kept in two spacings, of which no client is told."""
+    """The server keeps each guess in two spacings, and counts it once."""
     guesses = [f"nothing like it {number}" for number in range(63)] + [expected[1]["text"]]
     tags = "".join(f"<NGRAMGUESS>{guess}</NGRAMGUESS>" for guess in guesses)
     last: dict[str, Any] = {"qspec_guess_ids": expected[1]["output_ids"]}

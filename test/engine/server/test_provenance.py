@@ -1,4 +1,4 @@
-"""Whose each output token is, as a running server tells it."""
+"""The label of each output token, its draft source or `target`, from a running server."""
 
 from collections import Counter
 from typing import Any
@@ -14,27 +14,27 @@ ASKED = {"custom_params": {"qspec_return_provenance": True}}
 
 
 def check(answer: dict[str, Any]) -> list[str]:
-    """One word for each token, as many of each as the record counts; returns the words."""
+    """Fail unless the labels agree with the tokens and the counts. Returns the labels."""
     meta = answer["meta_info"]
-    words: list[str] = meta["qspec_provenance"]
-    assert len(words) == len(answer["output_ids"]) == meta["completion_tokens"]
-    counted = Counter(words)
+    labels: list[str] = meta["qspec_provenance"]
+    assert len(labels) == len(answer["output_ids"]) == meta["completion_tokens"]
+    counted = Counter(labels)
     own, record = counted.pop("target"), meta["qspec"]
     assert counted == {source: n for source, n in record["accepted_by_source"].items() if n}
-    # The prompt's pass gave one, and the last pass may have run over the end before its own.
+    # Prefill gave one token; the last pass may have ended the answer before its own token.
     assert own in (record["passes"], record["passes"] + 1)
-    assert record["accept_length"] == pytest.approx((len(words) - 1) / record["passes"])
-    assert words[0] == "target"
-    return words
+    assert record["accept_length"] == pytest.approx((len(labels) - 1) / record["passes"])
+    assert labels[0] == "target"
+    return labels
 
 
-def test_every_token_of_a_batch_is_accounted_for(
+def test_every_token_of_a_batch_has_a_label(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     body = {"text": prompts, "sampling_params": {**GREEDY, **ASKED}}
     answers = server.post("/generate", body)
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
-    drafted = Counter(word for answer in answers for word in check(answer))
+    drafted = Counter(label for answer in answers for label in check(answer))
     assert drafted["queue"] + drafted["step"] > drafted["target"] / 4
 
 
@@ -43,9 +43,9 @@ def test_tokens_of_a_guess_are_marked_as_guessed(
 ) -> None:
     custom = {**ASKED["custom_params"], "qspec_sources": ["guess"]}
     answer = generate(server, tagged(prompts[1], expected[1]["text"]), custom_params=custom)
-    words = check(answer)
-    assert set(words) == {"guess", "target"}
-    assert words.count("guess") > len(words) / 2
+    labels = check(answer)
+    assert set(labels) == {"guess", "target"}
+    assert labels.count("guess") > len(labels) / 2
     nothing = generate(server, tagged(prompts[1], "zebra zebra"), custom_params=custom)
     assert set(check(nothing)) == {"target"}
 
@@ -56,7 +56,7 @@ def test_tokens_of_a_guess_are_marked_as_guessed(
 def test_the_list_ends_where_the_answer_ends_in_the_middle_of_an_accepted_run(
     server: Server, prompts: list[str], expected: list[dict[str, Any]], limit: dict[str, int]
 ) -> None:
-    """By length, by a stop token and by a stop string, with the whole answer as a draft."""
+    """The end is a length, a stop token or a stop string; the whole answer is a draft."""
     ids = expected[2]["output_ids"]
     custom = {**ASKED["custom_params"], "qspec_guess_ids": ids, "qspec_sources": ["guess"]}
     if "at" not in limit:
@@ -76,15 +76,17 @@ def test_the_list_ends_where_the_answer_ends_in_the_middle_of_an_accepted_run(
         assert set(check(answer)[1:]) >= {"guess"}
 
 
-def test_a_stream_tells_of_all_tokens_so_far(server: Server, prompts: list[str]) -> None:
+def test_each_piece_of_a_stream_labels_all_tokens_so_far(
+    server: Server, prompts: list[str]
+) -> None:
     body = {"text": prompts[3], "sampling_params": {**GREEDY, **ASKED}, "stream": True}
     before: list[str] = []
     pieces = list(server.stream("/generate", body))
     for piece in pieces:
-        words = piece["meta_info"]["qspec_provenance"]
-        assert len(words) == len(piece["output_ids"]) == piece["meta_info"]["completion_tokens"]
-        assert words[: len(before)] == before
-        before = words
+        labels = piece["meta_info"]["qspec_provenance"]
+        assert len(labels) == len(piece["output_ids"]) == piece["meta_info"]["completion_tokens"]
+        assert labels[: len(before)] == before
+        before = labels
     assert len(pieces) > 2
     check(pieces[-1])
 
@@ -97,15 +99,17 @@ def test_each_of_several_answers_has_a_list_of_its_own(server: Server, prompts: 
         check(answer)
 
 
-def test_only_requests_that_ask_are_told(server: Server, prompts: list[str]) -> None:
+def test_only_requests_that_ask_get_labels(server: Server, prompts: list[str]) -> None:
     short = {**GREEDY, "max_new_tokens": 12}
     off = {"qspec_return_provenance": True, "qspec_enabled": False}
     params = [short, {**short, **ASKED}, {**short, "custom_params": off}]
-    silent, told, plain = server.post("/generate", {"text": prompts[:3], "sampling_params": params})
+    silent, asking, plain = server.post(
+        "/generate", {"text": prompts[:3], "sampling_params": params}
+    )
     assert "qspec_provenance" not in silent["meta_info"]
-    check(told)
+    check(asking)
     assert plain["meta_info"]["qspec_provenance"] == ["target"] * 12
-    # And while they are served beside each other.
+    # Also in one batch and as streams.
     body = {"text": prompts[:2], "sampling_params": params[:2], "stream": True}
     for piece in server.stream("/generate", body):
         assert ("qspec_provenance" in piece["meta_info"]) == (piece["index"] == 1)
@@ -113,7 +117,7 @@ def test_only_requests_that_ask_are_told(server: Server, prompts: list[str]) -> 
         assert ("qspec" in piece["meta_info"]) == finished
 
 
-def test_a_chat_returns_it_with_its_meta_info(server: Server) -> None:
+def test_a_chat_returns_labels_in_its_meta_info(server: Server) -> None:
     chat = {
         "model": "m",
         "messages": [{"role": "user", "content": "Count to five."}],
@@ -123,8 +127,8 @@ def test_a_chat_returns_it_with_its_meta_info(server: Server) -> None:
         **ASKED,
     }
     answer = server.post("/v1/chat/completions", chat)
-    words = answer["choices"][0]["meta_info"]["qspec_provenance"]
-    assert len(words) == answer["usage"]["completion_tokens"]
+    labels = answer["choices"][0]["meta_info"]["qspec_provenance"]
+    assert len(labels) == answer["usage"]["completion_tokens"]
 
 
 def test_anything_but_true_or_false_is_a_400(server: Server) -> None:

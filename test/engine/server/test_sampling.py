@@ -1,4 +1,4 @@
-"""Sampled requests on a running server: the same distribution, and the same text of one seed."""
+"""Sampled requests on a running server: the same distribution, and one text for each seed."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.server
 def test_penalized_answers_are_the_targets_own_in_fewer_passes(
     server: Server, plain: Plain, prompts: list[str]
 ) -> None:
-    """By SGLang's penalizers on a server without speculation, which add up a token a pass."""
+    """The server without speculation uses SGLang's penalizers, which add one token per pass."""
     body = {"text": prompts[: len(PENALIZED)], "sampling_params": PENALIZED}
     answers = server.post("/generate", body)
     assert [a["output_ids"] for a in answers] == [p["output_ids"] for p in plain.penalized]
@@ -27,7 +27,7 @@ def test_temperature_is_honoured_while_speculating(server: Server, prompts: list
 
 
 def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server, plain: Plain) -> None:
-    """Two samples, one distribution? Chi-square over whole texts, rare ones taken together."""
+    """Chi-square over whole texts; rare texts are one class."""
     answers = server.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
     accepted = sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in answers)
     assert accepted > len(answers) / 4  # otherwise this would test plain decoding
@@ -37,7 +37,7 @@ def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server, pl
 def test_a_seed_gives_the_same_text_with_drafts_and_without(
     server: Server, prompts: list[str]
 ) -> None:
-    """Of requests beside others, with filters and without, each with a seed of its own."""
+    """Requests in one call, with filters and without, each with its own seed."""
     before = of_sidecar(state(server)["accepted_tokens"])
     texts = {}
     for enabled in (True, False):

@@ -1,4 +1,4 @@
-"""A running server whose sidecar stops or dies."""
+"""The sidecar of a running server stops or dies."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +28,12 @@ def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
 def test_a_sidecar_killed_in_the_middle_changes_nothing(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
-    """And the server starts another, which drafts for what comes then."""
+    """The server starts another sidecar, which drafts for later requests."""
     with ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(all_at_once, server, prompts)
+        during = pool.submit(all_at_once, server, prompts)
         until(lambda: state(server)["drafting_rows"] > 0)
         sidecar_process(server).kill()
-        assert [a["output_ids"] for a in answers.result()] == [e["output_ids"] for e in expected]
+        assert [a["output_ids"] for a in during.result()] == [e["output_ids"] for e in expected]
     until(lambda: state(server)["sidecar_restarts"] == 1)
     until(lambda: state(server)["sidecar"] == "ready", 240)
     before = state(server)["accepted_tokens"]

@@ -1,90 +1,56 @@
-"""What the sidecar is told of requests that are served, and what becomes of step drafts."""
-
-from collections.abc import Sequence
-from typing import Any
+"""The commits that the sidecar gets, and how passes use and await the step drafts for them."""
 
 import numpy as np
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.engine.sidecar.commit_reporter import MAX_TOKENS, TRY_AFTER
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import MAX_COMMIT_TOKENS, Commit, Drafted
 from sglang_qspec.policy import FirstTokens
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
-from test.engine.requests.test_speculator import (
-    VOCAB,
-    Clock,
-    counting,
+from test.engine.simulation import Clock
+from test.engine.speculating import (
+    commits,
+    connect,
+    decode,
     enqueue,
-    make,
     poll,
+    replace_sidecar,
+    serve,
     tree_of,
 )
 
 OUTPUT = [8, 100]
-"""It begins as the completion, 8, 9, 10, ..., and leaves it at once."""
+"""An output that diverges from the completion 8, 9, 10, ... at its second token."""
 
 
-@pytest.fixture
-def link() -> FakeSidecarLink:
-    return FakeSidecarLink(counting, vocab_size=VOCAB)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def serve(link: FakeSidecarLink, clock: Clock, **settings: Any) -> Speculator:
-    """One request, "a", that is served and has drafts."""
-    active = make(link, clock, **settings)
-    poll(active)
-    enqueue(active)
-    poll(active)
-    active.admit("a")
-    return active
-
-
-def decode(
-    active: Speculator, output_ids: list[int], accepted: Sequence[int] = (), bonus_id: int = 0
-) -> list[int]:
-    """One pass behind `output_ids` that accepts these nodes of its tree; the output then."""
-    trees = active.propose(["a"], [output_ids], 4)
-    active.record(["a"], trees, [list(accepted)], [bonus_id])
-    return [*output_ids, *(trees[0].token_ids[node] for node in accepted), bonus_id]
-
-
-def commits(link: FakeSidecarLink) -> list[Commit]:
-    return [commit for message in link.commits for commit in message.requests]
-
-
-def test_all_that_a_request_commits_is_reported_at_once_and_only_once(
+def test_each_committed_token_is_reported_at_once_and_only_once(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock, step_tokens=6)
     output = decode(active, [8], [1, 2], 300)
     output = decode(active, output, [], 301)
-    serial = link.submits[0].submission
+    submission = link.submits[0].submission
     assert output == [8, 9, 10, 300, 301]
     assert commits(link) == [
-        Commit(serial, 0, [8], 6),  # the prompt's own pass
-        Commit(serial, 1, [9, 10, 300], 6),
-        Commit(serial, 4, [301], 6),
+        Commit(submission, 0, [8], 6),  # from prefill
+        Commit(submission, 1, [9, 10, 300], 6),
+        Commit(submission, 4, [301], 6),
     ]
 
 
 def judge(active: Speculator, right: bool, times: int) -> None:
-    """So many passes have shown that what was offered for the request is right, or not."""
+    """Let `times` passes show that the draft for request "a" is right, or wrong."""
     tree = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.9))
     offered = DraftTrees.of([tree], 2)
     first = FirstTokens.of(offered, np.array([6 if right else 7], np.int32))
     for _ in range(times):
-        active.judge(["a"], offered, first)
+        active.update_credit(["a"], offered, first)
 
 
-def test_a_request_whose_drafts_are_wrong_asks_for_steps_only_now_and_then(
+def test_a_request_with_wrong_drafts_asks_for_steps_less_often(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
@@ -102,7 +68,7 @@ def test_a_request_whose_drafts_are_wrong_asks_for_steps_only_now_and_then(
     assert commits(link)[-1].token_ids == [501]
 
 
-def test_near_its_end_a_request_asks_for_no_more_than_is_left(
+def test_near_its_end_a_request_asks_for_no_more_tokens_than_are_left(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock, step_tokens=6)
@@ -111,7 +77,7 @@ def test_near_its_end_a_request_asks_for_no_more_than_is_left(
     assert [commit.max_new_tokens for commit in commits(link)] == [5, 4]
 
 
-def test_what_a_full_queue_did_not_take_is_said_in_the_next_report(
+def test_tokens_that_a_full_queue_did_not_take_are_in_the_next_report(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
@@ -123,8 +89,7 @@ def test_what_a_full_queue_did_not_take_is_said_in_the_next_report(
 
 
 def test_a_report_is_bounded(link: FakeSidecarLink, clock: Clock) -> None:
-    active = make(link, clock)
-    poll(active)
+    active = connect(link, clock)
     rids = ["a", "b", "c"]
     output = [8, *(500 + number % 100 for number in range(MAX_COMMIT_TOKENS + 50))]
     for rid in rids:
@@ -136,7 +101,7 @@ def test_a_report_is_bounded(link: FakeSidecarLink, clock: Clock) -> None:
     assert [(commit.submission, len(commit.token_ids)) for commit in commits(link)] == [
         (first, MAX_COMMIT_TOKENS),
         (second, MAX_COMMIT_TOKENS),
-        (third, MAX_COMMIT_TOKENS),  # it was left out
+        (third, MAX_COMMIT_TOKENS),  # not in the first report
         (first, 51),
         (second, 51),
         (third, 51),
@@ -144,7 +109,7 @@ def test_a_report_is_bounded(link: FakeSidecarLink, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"mode": "queue"}, {"on_admission": "stop"}])
-def test_nothing_is_reported_where_no_steps_are_wanted(
+def test_nothing_is_reported_if_no_steps_are_wanted(
     link: FakeSidecarLink, clock: Clock, settings: dict[str, str]
 ) -> None:
     active = serve(link, clock, **settings)
@@ -152,11 +117,10 @@ def test_nothing_is_reported_where_no_steps_are_wanted(
     assert link.commits == []
 
 
-def test_a_request_may_do_without_steps_and_another_with_nothing_else(
+def test_one_request_may_refuse_steps_and_another_ask_for_steps_alone(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
-    active = make(link, clock)
-    poll(active)
+    active = connect(link, clock)
     enqueue(active, "a", custom_params={"qspec_sources": ["queue", "prompt"]})
     enqueue(active, "b", custom_params={"qspec_sources": ["step"]})
     assert [submit.completions for submit in link.submits] == [8, 0]
@@ -164,7 +128,7 @@ def test_a_request_may_do_without_steps_and_another_with_nothing_else(
     assert [commit.submission for commit in commits(link)] == [link.submits[1].submission]
 
 
-def test_nothing_is_reported_of_a_request_that_has_ended_or_is_new_to_the_sidecar(
+def test_neither_an_ended_request_nor_tokens_in_a_submission_are_reported(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
@@ -173,39 +137,35 @@ def test_nothing_is_reported_of_a_request_that_has_ended_or_is_new_to_the_sideca
     assert link.commits == []
     enqueue(active)
     output = decode(active, [8])
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
-    told = len(link.commits)
+    replace_sidecar(active, link)
+    reported = len(commits(link))
     output = decode(active, output, [], 300)
     resubmitted = link.submits[-1]
-    assert [(c.submission, c.token_ids) for c in commits(link)[told:]] == [
+    assert [(c.submission, c.token_ids) for c in commits(link)[reported:]] == [
         (resubmitted.submission, [300])
     ]
 
 
-def test_a_step_draft_is_proposed_from_where_it_begins_and_beside_other_drafts(
+def test_step_drafts_are_proposed_where_they_begin_beside_each_other(
     link: FakeSidecarLink, clock: Clock
 ) -> None:
     active = serve(link, clock)
     output = decode(active, OUTPUT, [], 101)
-    serial = commits(link)[-1].submission
+    submission = commits(link)[-1].submission
     for number, token_ids in enumerate(([300, 301], [400, 401])):
-        link.inject(Drafted(serial, MAX_COMPLETIONS + number, 3, 0, token_ids, finished=True))
+        link.inject(Drafted(submission, MAX_COMPLETIONS + number, 3, 0, token_ids, finished=True))
     poll(active)
     tree = tree_of(active, "a", output, 6)
     assert {300, 301, 400, 401} <= set(tree.token_ids)
     assert set(tree.sources[1:]) == {Source.STEP}
-    assert active.describe()["requests_in_flight"] == 1  # as far as its completions are concerned
+    assert active.describe()["requests_in_flight"] == 1  # its completions are not finished
     active.check_integrity()
 
 
-def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
+def test_a_pass_awaits_steps_only_after_the_first_step_draft_of_a_request(
     link: FakeSidecarLink,
 ) -> None:
-    active = make(link, step_tokens=1)
-    poll(active)
+    active = connect(link, step_tokens=1)
     for rid in "ab":
         enqueue(active, rid, custom_params={"qspec_sources": ["step"]})
 
@@ -214,7 +174,7 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
         answer: list[bool] = active.awaited(rids, trees).tolist()
         return answer
 
-    assert awaited("a", "b") == [False, False]  # their prompts may not be read yet
+    assert awaited("a", "b") == [False, False]  # the sidecar may not have read their prompts yet
     a, b = (submit.submission for submit in link.submits)
     assert not active.wait_for_steps(0.001)
     link.inject(Drafted(a, MAX_COMPLETIONS, 1, 0, [20]))
@@ -224,17 +184,17 @@ def test_a_pass_awaits_the_steps_of_requests_whose_output_the_sidecar_knows(
     link.inject(Drafted(a, MAX_COMPLETIONS, 1, 1, [21], finished=True, known_len=1))
     link.inject(Drafted(b, MAX_COMPLETIONS, 1, 0, [30]))
     assert active.wait_for_steps(1.0)
-    assert awaited("a", "b") == [False, True]  # one rests
+    assert awaited("a", "b") == [False, True]  # the draft of "a" has paused
     active.propose(["a"], [[8, 20]], 8)
     trees = active.propose(["a", "b"], [[8, 20], [8]], 8)
-    assert active.awaited(["a", "b"], trees).all()  # it is told to go on
+    assert active.awaited(["a", "b"], trees).all()  # the commit makes it continue
     link.inject(Drafted(a, MAX_COMPLETIONS, 1, 2, [], finished=True, known_len=1))
     poll(active)
-    assert active.awaited(["a", "b"], trees).all()  # that was said before it knew
+    assert active.awaited(["a", "b"], trees).all()  # sent before the sidecar knew of the commit
     full = active.propose(["a", "b"], [[8, 20], [8]], 2)
-    assert active.awaited(["a", "b"], full).all()  # as the pass is made for these drafts
+    assert active.awaited(["a", "b"], full).all()  # lookahead 1: passes are made for drafts
     active.sidecar.lookahead = 8
-    assert not active.awaited(["a", "b"], full).any()  # they run ahead of it
+    assert not active.awaited(["a", "b"], full).any()  # step drafts run ahead of the pass
     link.die()
     poll(active)
     active.sidecar.lookahead = 8

@@ -1,28 +1,26 @@
-"""No request costs another its drafts, and what a sidecar lacks is sent to it again."""
+"""No request costs another its drafts, and messages that a sidecar lacks are sent again."""
 
 from __future__ import annotations
 
 import pytest
 
 from sglang_qspec.engine.sidecar.client import MAX_REPAIRS
-from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Commits, Declined, Gap
-from test.engine.requests.test_speculator import Clock, counting, enqueue, make, poll
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.link import Delivery, FakeSidecarLink
+from sglang_qspec.messages import Commits, Declined, Gap, ToSidecar
 from test.engine.sidecar_in_process import pair
+from test.engine.simulation import Clock
+from test.engine.speculating import commits, enqueue, make, poll, replace_sidecar
 
 STRANGE = ["r" * 5000, "a\ud800", "", "\x00", "🙂" * 3000]
 
 
 def commits_of(link: FakeSidecarLink) -> list[tuple[int, int, list[int]]]:
-    return [
-        (commit.submission, commit.base_len, commit.token_ids)
-        for message in link.commits
-        for commit in message.requests
-    ]
+    return [(commit.submission, commit.base_len, commit.token_ids) for commit in commits(link)]
 
 
 @pytest.mark.parametrize("rid", STRANGE, ids=["long", "surrogate", "empty", "zero", "wide"])
-def test_a_strange_request_id_costs_neither_its_own_request_nor_others_their_drafts(
+def test_a_strange_request_id_costs_no_request_its_drafts(
     rid: str,
 ) -> None:
     with pair() as both:
@@ -31,7 +29,7 @@ def test_a_strange_request_id_costs_neither_its_own_request_nor_others_their_dra
             both.enqueue(each, [10 + 100 * number, 20 + 100 * number])
         both.run()
         for number, each in enumerate(rids):
-            both.begin(each, 500 + 100 * number)  # where no completion goes
+            both.begin(each, 500 + 100 * number)  # no completion contains it
         for _ in range(4):
             both.serve(rids)
             both.run(30)
@@ -47,11 +45,10 @@ def test_a_report_that_is_lost_is_noticed_and_repaired() -> None:
         both.run()
         both.begin("a", 500)
         both.begin("b", 600)
-        send, lost = both.link.send, []
+        send = both.link.send
+        lost: list[Commits] = []
 
-        def lose(message):  # type: ignore[no-untyped-def]
-            from sglang_qspec.link import Delivery
-
+        def lose(message: ToSidecar) -> Delivery:
             if isinstance(message, Commits) and not lost:
                 lost.append(message)
                 return Delivery.TAKEN
@@ -65,7 +62,7 @@ def test_a_report_that_is_lost_is_noticed_and_repaired() -> None:
         assert min(both.serve("ab")) > 4
 
 
-def test_a_request_that_the_sidecar_has_lost_is_submitted_anew() -> None:
+def test_a_request_that_the_sidecar_has_lost_is_submitted_again() -> None:
     with pair() as both:
         both.enqueue("a", [10, 20])
         both.run()
@@ -80,7 +77,7 @@ def test_a_request_that_the_sidecar_has_lost_is_submitted_anew() -> None:
         both.active.check_integrity()
 
 
-def test_texts_that_the_sidecar_has_no_room_for_are_held_back_until_others_end() -> None:
+def test_requests_that_the_sidecar_has_no_room_for_are_held_back_until_others_end() -> None:
     with pair(max_text_tokens=100) as both:
         for number, rid in enumerate("abc"):
             both.enqueue(rid, [number * 100 + place for place in range(40)])
@@ -95,7 +92,7 @@ def test_texts_that_the_sidecar_has_no_room_for_are_held_back_until_others_end()
         both.active.check_integrity()
 
 
-def test_a_text_that_is_too_long_for_the_draft_model_is_not_sent_and_holds_up_no_other() -> None:
+def test_a_text_that_is_too_long_for_the_draft_model_is_not_sent_and_delays_no_other() -> None:
     with pair() as both:
         both.enqueue("long", range(300))
         both.enqueue("short", [500, 501])
@@ -106,33 +103,24 @@ def test_a_text_that_is_too_long_for_the_draft_model_is_not_sent_and_holds_up_no
         assert both.serve(["short"])[0] > 4
 
 
-@pytest.fixture
-def link() -> FakeSidecarLink:
-    return FakeSidecarLink(counting, vocab_size=1000)
-
-
-def test_after_a_gap_the_next_report_begins_where_the_sidecars_knowledge_ends(
-    link: FakeSidecarLink,
+def test_after_a_gap_the_next_report_begins_at_the_length_that_the_sidecar_knows(
+    active: Speculator, link: FakeSidecarLink
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active)
     poll(active)
     active.propose(["a"], [[8, 300, 301]], 4)
     link.inject(Gap(1, 1))
-    link.inject(Gap(1, 3))  # which it knows by now
-    link.inject(Gap(1, 70))
+    link.inject(Gap(1, 3))  # the whole output: nothing is missing
+    link.inject(Gap(1, 70))  # beyond the output
     poll(active)
     active.propose(["a"], [[8, 300, 301, 302]], 4)
     assert commits_of(link) == [(1, 0, [8, 300, 301]), (1, 1, [300, 301, 302])]
 
 
 @pytest.mark.parametrize("known_len", [None, 0])
-def test_a_sidecar_that_keeps_asking_is_asked_no_more(
-    link: FakeSidecarLink, known_len: int | None
+def test_a_sidecar_that_keeps_reporting_gaps_is_asked_no_more(
+    active: Speculator, link: FakeSidecarLink, known_len: int | None
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active, max_new_tokens=1000)
     enqueue(active, "b")
     output = [8]
@@ -150,11 +138,9 @@ def test_a_sidecar_that_keeps_asking_is_asked_no_more(
     active.check_integrity()
 
 
-def test_a_declined_request_goes_on_without_the_sidecar_until_there_is_another(
-    link: FakeSidecarLink,
+def test_a_declined_request_continues_without_drafts_until_the_next_sidecar(
+    active: Speculator, link: FakeSidecarLink
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active)
     poll(active)
     link.inject(Declined(1, "it is too long"))
@@ -164,17 +150,14 @@ def test_a_declined_request_goes_on_without_the_sidecar_until_there_is_another(
         poll(active)
     assert len(link.submits) == 1
     assert link.commits == []
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    replace_sidecar(active, link)
     assert len(link.submits) == 2
     active.check_integrity()
 
 
-def test_a_close_that_the_link_does_not_take_is_sent_later(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_close_that_the_link_does_not_take_is_sent_later(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     link.queue_full = True
     active.end("a")
@@ -185,8 +168,8 @@ def test_a_close_that_the_link_does_not_take_is_sent_later(link: FakeSidecarLink
     assert [close.submission for close in link.closes] == [1]
 
 
-def test_a_new_sidecar_is_not_asked_for_all_requests_in_one_poll() -> None:
-    """By a clock on which each look takes a tenth of a millisecond."""
+def test_one_poll_does_not_submit_all_requests_to_a_new_sidecar() -> None:
+    """Each reading of the clock takes a tenth of a millisecond."""
 
     class Slow(Clock):
         def __call__(self) -> float:

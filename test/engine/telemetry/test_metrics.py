@@ -1,4 +1,4 @@
-"""The series follow the speculator, at most once a second, and count what became output."""
+"""The metrics follow the speculator, at most once a second, and count only output."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,30 +7,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.first_drafts import WINDOW, FirstDrafts
 from sglang_qspec.engine.telemetry.metrics import PUBLISH_INTERVAL_S, DraftMetrics
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
+from test.engine.simulation import Clock
 
 DRAFT = (Source.GUESS, 0, 0)
 """Source, stream and base of a draft."""
 LABELS = {"model_name": "m", "tp_rank": 0}
 
 
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Watched:
-    """A speculator whose sidecar counts on from the last token, with its metrics."""
+    """A speculator with its metrics; the drafts of its sidecar count up from the last token."""
 
     def __init__(self, **link: Any) -> None:
         self.clock = Clock()
@@ -72,13 +63,13 @@ def test_accepted_and_proposed_tokens_are_counted_by_source() -> None:
     assert watched.series("accepted_tokens_total", source="guess") == 0
 
 
-def test_what_a_pass_accepts_behind_the_end_is_not_counted() -> None:
+def test_tokens_accepted_past_the_end_are_not_counted() -> None:
     watched = Watched()
     watched.enqueue("a")
     watched.active.poll()
     trees = watched.active.propose(["a"], [[8]], 8)
     watched.active.record(["a"], trees, [[1, 2, 3, 4]], [13])
-    # One token of the prompt's pass, and three drafts.
+    # One token from prefill, and three draft tokens.
     tally = watched.active.end("a", 4)
     assert tally is not None
     assert watched.series("accepted_tokens_total", source="queue") == 3
@@ -144,12 +135,12 @@ def test_drops_and_refused_chunks_are_counted_by_kind() -> None:
 
 def test_series_change_at_most_once_a_second() -> None:
     watched = Watched()
-    watched.metrics.publish_due(watched.active)
+    watched.metrics.publish_due(watched.active.describe)
     watched.enqueue("a")
-    watched.metrics.publish_due(watched.active)
+    watched.metrics.publish_due(watched.active.describe)
     assert watched.shown("live_requests") == 0
     watched.clock.now += PUBLISH_INTERVAL_S
-    watched.metrics.publish_due(watched.active)
+    watched.metrics.publish_due(watched.active.describe)
     assert watched.shown("live_requests") == 1
 
 
@@ -168,7 +159,7 @@ def test_a_pass_without_drafts_proposes_nothing() -> None:
     assert sum(watched.active.describe()["proposed_tokens"].values()) == 0
 
 
-def test_percentiles_look_back_on_the_latest_requests() -> None:
+def test_percentiles_cover_the_latest_requests() -> None:
     times = FirstDrafts()
     assert times.describe() == {"count": 0, "p50": None, "p99": None}
     for seconds in [1000.0] * WINDOW + [float(second) for second in range(WINDOW)]:

@@ -1,8 +1,7 @@
 """How often drafts are right, by source and position."""
 
 import random
-
-import numpy as np
+from collections import Counter
 
 from sglang_qspec.engine.telemetry.positions import POSITIONS, Positions
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -15,8 +14,8 @@ def tree(parents: tuple[int, ...], sources: tuple[Source, ...]) -> DraftTree:
     return DraftTree(tuple(range(size)), parents, sources, (1.0,) * size)
 
 
-def test_only_what_hangs_from_accepted_nodes_is_judged() -> None:
-    # 0 - 1 - 3 - 5,  0 - 2 - 4: the target takes 1, and neither 3 nor what is behind it.
+def test_only_children_of_accepted_nodes_are_judged() -> None:
+    # 0 - 1 - 3 - 5,  0 - 2 - 4: the target accepts 1 and rejects 3.
     branching = tree((0, 0, 0, 1, 2, 3), (QUEUE, QUEUE, STEP, STEP, STEP, QUEUE))
     chain = tree((0, 0), (QUEUE, STEP))
     positions = Positions()
@@ -29,7 +28,7 @@ def test_only_what_hangs_from_accepted_nodes_is_judged() -> None:
     assert sum(described["prompt"]["judged"]) == 0
 
 
-def test_the_last_position_has_all_behind_it() -> None:
+def test_the_last_position_counts_all_later_ones() -> None:
     size = POSITIONS + 4
     chain = tree((0, *range(size - 1)), (STEP,) * size)
     positions = Positions()
@@ -48,14 +47,16 @@ def test_roots_and_padding_are_never_judged() -> None:
 def test_random_trees_are_counted_as_a_plain_walk_counts_them() -> None:
     rng = random.Random(3)
     positions = Positions()
-    judged, right = np.zeros_like(positions.judged), np.zeros_like(positions.right)
+    judged: Counter[tuple[Source, int]] = Counter()
+    right: Counter[tuple[Source, int]] = Counter()
     for _ in range(50):
         batch, paths = [], []
         for _ in range(rng.randint(1, 4)):
             size = rng.randint(1, 24)
             parents = (0, *(rng.randrange(node) for node in range(1, size)))
             sources = tuple(rng.choices(list(Source), k=size))
-            path, at = [], 0
+            path: list[int] = []
+            at = 0
             while children := [n for n in range(at + 1, size) if parents[n] == at]:
                 for node in children:
                     judged[sources[node], min(len(path), POSITIONS - 1)] += 1
@@ -66,7 +67,9 @@ def test_random_trees_are_counted_as_a_plain_walk_counts_them() -> None:
                 path.append(at)
             batch.append(tree(parents, sources))
             paths.append(path)
-        # Part of what a wider view of a batch holds: the arrays are not contiguous.
+        # `best` returns views of wider arrays, which are not contiguous.
         positions.record(DraftTrees.of(batch, 32).best(24), paths)
-    assert (positions.judged == judged).all()
-    assert (positions.right == right).all()
+    for source in Source:
+        for place in range(POSITIONS):
+            assert positions.judged[source, place] == judged[source, place]
+            assert positions.right[source, place] == right[source, place]

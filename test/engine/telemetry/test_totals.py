@@ -1,4 +1,4 @@
-"""What speculation has earned, over all requests."""
+"""Totals of speculation over all requests."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_tokens_are_counted_by_source() -> None:
 
 def test_agreement_is_the_share_of_right_tokens_up_to_the_first_wrong_one() -> None:
     totals = Totals()
-    for _ in range(300):  # three right and one wrong; what is behind it does not count
+    for _ in range(300):  # three right and one wrong; later ones do not count
         totals.record(DraftTrees.of([chain(*[STEP] * 7)], 8), [[1, 2, 3]])
     assert totals.agreement == pytest.approx(0.75, abs=0.01)
 
@@ -40,12 +40,12 @@ def test_drafts_of_other_sources_say_nothing_of_step_drafts() -> None:
 
 def test_passes_are_summed_by_pipeline() -> None:
     totals = Totals()
-    totals.note_pass("halves", requests=2, rows=8, seconds=0.5, waited=0.1)
-    totals.note_pass("halves", requests=3, rows=12, seconds=0.25, waited=0.0)
+    totals.note_pass("halves", requests=2, input_tokens=8, seconds=0.5, waited=0.1)
+    totals.note_pass("halves", requests=3, input_tokens=12, seconds=0.25, waited=0.0)
     assert totals.describe()["pipelines"]["halves"] == {
         "passes": 2,
         "requests": 5,
-        "rows": 20,
+        "input_tokens": 20,
         "seconds": 0.75,
         "waited_seconds": 0.1,
     }

@@ -1,4 +1,4 @@
-// Attention of one token to the earlier tokens of its KV row; their slots may lie anywhere in the pool.
+// Attention of one token to its KV row up to itself; the slots may lie anywhere in the pool.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ struct Cache {
   int length;
 };
 
-// `HEADS` query heads that share a KV head: query and mixed are float [HEADS, dim], the query
-// already scaled. `scores` has room for HEADS * (length rounded up to 16).
+// Attention of `HEADS` query heads that share a KV head. `query`, already scaled, and `mixed`, the
+// result, are float [HEADS, dim]. `scores` has room for HEADS * (length rounded up to 16).
 template <typename KV, int HEADS>
 void attend(const Cache<KV>& cache, const float* query, int dim, float* scores, float* mixed) {
   constexpr int VECTORS = HEAD_BLOCK / LANES;
@@ -85,7 +85,7 @@ void attend(const Cache<KV>& cache, const float* query, int dim, float* scores, 
   }
 }
 
-// `heads` query heads that share a KV head, at most MOST_HEADS per step.
+// Attention of `heads` query heads that share a KV head, in steps of at most MOST_HEADS.
 template <typename KV>
 void attend(const Cache<KV>& cache, const float* query, int heads, int dim, float* scores,
             float* mixed) {

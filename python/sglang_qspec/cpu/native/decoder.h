@@ -32,7 +32,7 @@ struct Layer {
   KV *keys, *values;  // [slots, kv_heads, head_dim]
 };
 
-// The new tokens of a pass. The tokens of one KV row are in order, and the pool holds the KV of all
+// The new tokens of a pass. The tokens of one KV row are in order, and the pool has the KV of all
 // earlier tokens of the row.
 struct Tokens {
   int count;
@@ -191,7 +191,8 @@ class Decoder {
     }
   }
 
-  // SiLU of the first half times the second, moved up to where token `t` of `inner` wide rows is.
+  // Multiply the SiLU of the first half by the second. In `gate_up_` the result is row `t` of width
+  // `inner`, which never overlaps the input of a later token.
   void gate(const float* gate_up, int inner, int t) {
     float* to = gate_up_.get() + size_of(t, inner);
     for (int i = 0; i < inner; i += LANES) {

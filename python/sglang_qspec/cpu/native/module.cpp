@@ -81,7 +81,7 @@ Array<float> multiply(const PackedInt8& weight, const Array<float>& x, int digit
   return y;
 }
 
-// A decoder over KV in float32 or, as uint16, in bfloat16.
+// A decoder over KV in float32, or in bfloat16 as uint16.
 class AnyDecoder {
  public:
   AnyDecoder(const py::list& layers, const Array<float>& final_norm, const Array<float>& cos_sin,

@@ -113,7 +113,7 @@ class Digits {
   Buffer<float> offsets_;
 };
 
-// An int8 weight [outputs, inputs] with a scale per output, in panels of 64 outputs.
+// An int8 weight [outputs, inputs] with a scale per output, stored in panels of 64 outputs.
 class PackedInt8 {
  public:
   PackedInt8(const std::int8_t* q, const float* scale, int outputs, int inputs)
@@ -145,7 +145,7 @@ class PackedInt8 {
   int outputs() const { return outputs_; }
   int inputs() const { return inputs_; }
 
-  // y [rows, outputs] = x @ weight.T, or += with `add`.
+  // Compute y [rows, outputs] = x @ weight.T; with `add`, add to y instead.
   void multiply(const Digits& x, float* y, bool add, int threads) const {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int panel = 0; panel < panels_; ++panel) {

@@ -13,7 +13,7 @@ namespace qspec {
 
 constexpr int LANES = 16;
 
-// bfloat16, as its bits.
+// The bits of a bfloat16 number.
 struct BFloat16 {
   std::uint16_t bits;
 };
@@ -27,7 +27,7 @@ inline __m512 load(const BFloat16* from) {
 
 inline void store(float* to, __m512 values) { _mm512_storeu_ps(to, values); }
 
-// Rounded to nearest, ties to even; not for NaN.
+// Round to nearest, ties to even. NaN is not supported.
 inline void store(BFloat16* to, __m512 values) {
   const __m512i bits = _mm512_castps_si512(values);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -37,7 +37,7 @@ inline void store(BFloat16* to, __m512 values) {
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
-// e to the x, to about 2 units in the last place.
+// e to the power of x, with an error of about 2 units in the last place.
 inline __m512 exponential(__m512 x) {
   x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0F)), _mm512_set1_ps(88.0F));
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.442695041F)),

@@ -1,12 +1,13 @@
-"""SGLang on CPUs for which its own kernels are not built: `activate()` in every process."""
+"""Lets SGLang run on CPUs without SGLang's own kernels: call `activate()` in every process."""
 
 from sglang_qspec.cpu.install import install_kernels
 
 
 def activate() -> None:
-    """Register the attention backend and faster layers, if this machine needs the stand-ins.
+    """Register the attention backend and faster layers if this machine needs the stand-ins.
 
-    Does nothing if SGLang runs on a GPU or has its own CPU kernels. Repeated calls are harmless.
+    Does nothing if SGLang runs on a GPU or has its own CPU kernels. Repeated calls have no further
+    effect.
     """
     if not install_kernels():
         return

@@ -1,7 +1,7 @@
-"""SGLang's attention backend `qspec_cpu`: `sglang_qspec.cpu.attention` behind its interface.
+"""The attention backend `qspec_cpu`: SGLang's interface to `sglang_qspec.cpu.attention`.
 
-Other layers than plain causal self-attention (cross attention, encoders, hybrid sliding-window
-pools) use the inherited torch_native code, which cannot verify trees.
+It computes plain causal self-attention. Other layers (cross attention, encoders, hybrid
+sliding-window pools) use the inherited torch_native code, which cannot verify trees.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 NAME = "qspec_cpu"
 _SHORT_EXTEND = 32
-"""Maximum number of new tokens of a request with which an extend runs as one padded batch."""
+"""Maximum number of new tokens per request for which an extend runs as one padded batch."""
 
 
 class CpuAttention(TorchNativeAttnBackend):
-    """Decode, extend and TARGET_VERIFY on the CPU, planned once per forward pass."""
+    """Attention of decode, extend and TARGET_VERIFY on the CPU, planned once per forward pass."""
 
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__(model_runner)
@@ -76,7 +76,7 @@ class CpuAttention(TorchNativeAttnBackend):
         if not self.is_plain(layer):
             if forward_batch.forward_mode.is_target_verify():
                 raise NotImplementedError(
-                    f"attention backend {NAME} can't verify draft trees in layer "
+                    f"attention backend {NAME} cannot verify draft trees in layer "
                     f"{layer.layer_id}: only plain causal self-attention is supported"
                 )
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
@@ -114,7 +114,7 @@ class CpuAttention(TorchNativeAttnBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
     ) -> Tensor:
-        """Write `k`, `v` [tokens, kv_heads, dim] to the cache, then attend with `query`.
+        """Write `k` and `v` [tokens, kv_heads, dim] to the cache, then compute the attention.
 
         `query` and the result are [tokens, heads, dim].
         """
@@ -140,9 +140,9 @@ class CpuAttention(TorchNativeAttnBackend):
 
 
 class _Batch:
-    """The requests of one forward pass, and the plans made for its layers.
+    """The requests of one forward pass, and the plans for its layers.
 
-    Layers differ in head count or window only in unusual models, so there is mostly one plan.
+    Layers with the same head count, dtype and window share a plan; most models need only one.
     """
 
     def __init__(self, forward_batch: ForwardBatch, req_to_token: Tensor) -> None:
@@ -174,7 +174,7 @@ class _Batch:
             self._pad_short_extend()
 
     def _pad_short_extend(self) -> None:
-        """Give every request as many query rows as the longest: pads repeat its first token."""
+        """Pad every request to the query rows of the longest one by repeating its first token."""
         lens, rows = torch.tensor(self._new_lens), self._rows
         start = lens.cumsum(0) - lens
         offset = torch.arange(rows) - (rows - lens).unsqueeze(1)
@@ -190,7 +190,7 @@ class _Batch:
         if self._rows > 1 and self._visible is None:
             if cap > 0.0:
                 raise NotImplementedError(
-                    f"attention backend {NAME} has no logit cap for prompts; "
+                    f"attention backend {NAME} does not support a logit cap for prompts; "
                     "use --attention-backend torch_native"
                 )
             return self._attend_blocks(query, keys, values, layer.scaling, window)
@@ -238,7 +238,7 @@ class _Batch:
 
 
 def _tree_mask(custom_mask: Tensor | None, bs: int, width: int) -> Tensor:
-    """bool [bs, D, D]: which tree nodes each node sees; causal if there is no mask."""
+    """Return bool [bs, D, D]: which tree nodes each node sees; causal if there is no mask."""
     if custom_mask is None or custom_mask.numel() == 0:
         causal = torch.arange(width) <= torch.arange(width).unsqueeze(1)
         return causal.expand(bs, width, width)
@@ -250,6 +250,6 @@ def _host_list(on_host: list[int] | None, tensor: Tensor) -> list[int]:
 
 
 def register() -> None:
-    """Register `--attention-backend qspec_cpu`; repeated calls are harmless."""
+    """Register `--attention-backend qspec_cpu`; repeated calls have no further effect."""
     register_attention_backend(NAME)(CpuAttention)
     add_attention_backend_choices([NAME])

@@ -14,7 +14,7 @@ _registered = False
 
 
 def register() -> None:
-    """Make SGLang choose `qspec_cpu` instead of torch_native; repeated calls are harmless."""
+    """Make `qspec_cpu` the default instead of torch_native; repeated calls change nothing."""
     global _registered
     if not _registered:
         _registered = True

@@ -1,4 +1,4 @@
-"""Run SGLang's unquantized linear layers and LM head on packed weights (`cpu.dense_linear`)."""
+"""Runs SGLang's unquantized linear layers and LM head on packed weights (`cpu.dense_linear`)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _load_count = 0
 
 
 def load_count() -> int:
-    """Number of weight loads in this process; data derived from earlier weights is stale.
+    """Return the number of weight loads in this process; data from earlier weights is stale.
 
-    The count is needed because loading writes through `Parameter.data`, which changes neither the
-    address nor the version of a tensor.
+    Loading writes through `Parameter.data`, which changes neither the address nor the version of a
+    tensor, so neither shows that a weight has changed.
     """
     return _load_count
 
@@ -55,7 +55,7 @@ def _restore(method: UnquantizedLinearMethod, layer: Any) -> None:
 
 
 def _like(weight: Parameter, data: Tensor) -> Parameter:
-    """A parameter with new data and the attributes that tell SGLang how to load it."""
+    """Return a parameter with new data and the attributes that SGLang's loader reads."""
     parameter = Parameter(data, requires_grad=False)
     vars(parameter).update(vars(weight))
     return parameter
@@ -76,7 +76,7 @@ def _lm_head(
     embedding_bias: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Logits from a packed copy; the dense weight stays, as the embedding table may share it."""
+    """Compute logits from a packed copy; the embedding table may share the dense weight."""
     plain = (
         type(getattr(lm_head, "quant_method", None)) is UnquantizedEmbeddingMethod
         and not hasattr(lm_head, "set_lora")
@@ -94,7 +94,7 @@ def _lm_head(
 
 
 def install() -> None:
-    """Patch SGLang's classes; repeated calls are harmless."""
+    """Patch SGLang's classes; repeated calls have no further effect."""
     UnquantizedLinearMethod.process_weights_after_loading = _finish
     UnquantizedLinearMethod.restore_weights_before_loading = _restore
     UnquantizedLinearMethod.apply = _apply

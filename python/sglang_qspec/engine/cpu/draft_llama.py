@@ -1,7 +1,7 @@
 """The compiled decoder of Llama draft models with int8 weights: one call for all layers.
 
-With few tokens per pass, the layers of `engine.cpu.llama` spend most of their time on torch calls.
-Without these calls, reading the weights dominates.
+With few tokens per pass, `engine.cpu.llama` spends most of the time on the dispatch of torch calls.
+Without these calls, reading the weights takes most of the time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 EXACT_ROWS = 8
 """Maximum number of tokens of a decode pass with 16-bit activations; prefill always has 16 bits.
 
-Rounding to 8 bits costs agreement with the target. Up to this number a 16-bit product, which is two
-8-bit ones, is still mostly bound by reading the weights."""
+Rounding to 8 bits lowers the agreement with the target. Up to this number of tokens, reading the
+weights bounds even a 16-bit product, which consists of two 8-bit products."""
 HEAD_BLOCK = 64
 """The decoder requires head dimensions that are a multiple of this."""
 
@@ -49,9 +49,10 @@ class DraftDecoder:
 
     @classmethod
     def of(cls, model: LlamaModel, backend: Any) -> DraftDecoder | None:
-        """The decoder of a model, or None if the process, the processor or the KV pool do not fit.
+        """Return the decoder of a model that `engine.cpu.llama` supports.
 
-        `engine.cpu.llama` must support the model's layers.
+        Returns None if the process runs a target, or if the processor, the KV pool, the attention
+        backend or a layer is not supported.
         """
         if not drafts_only() or native() is None or type(backend) is not CpuAttention:
             return None
@@ -63,7 +64,7 @@ class DraftDecoder:
         return cls(model, backend, known) if len(known) == len(layers) else None
 
     def takes(self, forward_batch: ForwardBatch) -> bool:
-        """Whether the pass is a plain decode or an extend; the decoder has no trees."""
+        """Whether the pass is a plain decode or an extend; the decoder cannot verify trees."""
         mode = forward_batch.forward_mode
         return bool(mode.is_decode() or (mode.is_extend() and not mode.is_target_verify()))
 
@@ -114,7 +115,7 @@ def _read(layer: Any, backend: CpuAttention, pool: Any) -> NativeLayer | None:
 
 
 def _packed(linear: LinearBase) -> Any:
-    """The layer's compiled int8 weight, or None."""
+    """Return the layer's compiled int8 weight; None if it has none or has a bias."""
     packed = getattr(linear, "packed", None)
     if not isinstance(packed, Int8Linear) or linear.bias is not None:
         return None

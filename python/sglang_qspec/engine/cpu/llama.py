@@ -1,7 +1,7 @@
 """The decoder of Llama models on the CPU, with few torch calls per layer.
 
-With few tokens per pass, SGLang's layers spend as much time on dispatch as on matrix products. With
-one rank and plain layers most of these calls are not needed. So `install` replaces
+With few tokens per pass, the dispatch of torch calls takes as long as the matrix products. With one
+rank and plain layers most of SGLang's calls are not needed. So `install` replaces
 `LlamaModel.forward` by a loop over the same weights, attention backend and KV cache. Other cases
 (several ranks, LoRA, captured layers, embeddings as input, subclasses with other layers) use
 SGLang's forward.
@@ -34,7 +34,7 @@ _stock_forward = LlamaModel.forward
 
 
 class _Product:
-    """One linear layer, whatever its quantization method."""
+    """One linear layer of any quantization method."""
 
     def __init__(self, linear: LinearBase) -> None:
         self._linear = linear
@@ -74,7 +74,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """The layers of one model, read again after each load of its weights."""
+    """The layers of one model. After each load of weights the model gets a new decoder."""
 
     layers: list[_Layer]
     norm: _Norm
@@ -110,7 +110,7 @@ class _Decoder:
 
 
 def _read(model: LlamaModel) -> _Decoder | None:
-    """The model's layers, or None if some part of it is not what `_Decoder` computes."""
+    """Return the decoder of a model, or None if `_Decoder` cannot compute some part of it."""
     parallel = get_parallel()
     if parallel.tp_size != 1 or parallel.pp_size != 1 or parallel.attn_dp_size != 1:
         return None
@@ -182,5 +182,5 @@ def _forward(
 
 
 def install() -> None:
-    """Patch the class; may be called again."""
+    """Patch SGLang's class; repeated calls have no further effect."""
     LlamaModel.forward = _forward

@@ -1,7 +1,7 @@
-"""Penalties by a request's whole output, in passes over trees and in plain ones.
+"""Applies penalties by a request's whole output, in verify passes and in plain ones.
 
-SGLang adds to a penalty's state the last token of each pass, which is all that a plain pass yields,
-and forgets it with a retraction. Here there is no state: what a request has said is read from it.
+SGLang adds only the last token of each pass to a penalty's state, and loses the state in a
+retraction. So this module keeps no state, and reads the output from the request in each pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def penalize_trees(logits: Tensor, reqs: Sequence[Any], token_ids: Tensor, mask: Tensor) -> None:
-    """Change `logits` float [bs * D, V] at all nodes of the requests' trees, in place.
+    """Apply penalties to `logits` float [bs * D, V] at all nodes of the requests' trees, in place.
 
     `token_ids` is int64 [bs, D]; `mask` is bool [bs, D, D], as in `trie.TreeLayout`.
     """
@@ -32,9 +32,9 @@ def penalize_trees(logits: Tensor, reqs: Sequence[Any], token_ids: Tensor, mask:
 
 
 def read_outputs(batch: ScheduleBatch) -> None:
-    """Let the plain pass over `batch` have the penalties of the whole outputs.
+    """Make the plain pass over `batch` apply the penalties of the whole outputs.
 
-    Its sampling parameters are the pass's own copy, so nothing has to be put back.
+    `batch.sampling_info` is a copy for this pass, so nothing has to be restored.
     """
     info = batch.sampling_info
     if info.acc_additive_penalties is None and info.acc_scaling_penalties is None:
@@ -44,7 +44,7 @@ def read_outputs(batch: ScheduleBatch) -> None:
 
 
 class _OutputPenalties:
-    """What SGLang's sampler asks for penalties: a `BatchedPenalizerOrchestrator` of one pass."""
+    """The part of `BatchedPenalizerOrchestrator` that SGLang's sampler calls, for one pass."""
 
     is_required = True
 
@@ -52,13 +52,13 @@ class _OutputPenalties:
         self._reqs = reqs
 
     def apply(self, logits: Tensor) -> None:
-        """Change `logits` float [bs, V] in place."""
+        """Apply the penalties to `logits` float [bs, V], in place."""
         roots = torch.zeros(len(logits), 1, dtype=torch.int64)
         penalize_trees(logits, self._reqs, roots, torch.ones(len(logits), 1, 1, dtype=torch.bool))
 
 
 def penalty_of(req: Any) -> Penalty | None:
-    """What a request asks for; None for nothing."""
+    """Return the penalties of a request; None if it has none."""
     params = req.sampling_params
     penalty = Penalty(params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
     if params.min_new_tokens > len(req.output_ids):
@@ -67,7 +67,7 @@ def penalty_of(req: Any) -> Penalty | None:
 
 
 def _stop_ids(req: Any) -> tuple[int, ...]:
-    """As `BatchedMinNewTokensPenalizer` has them."""
+    """Return the stop tokens that `BatchedMinNewTokensPenalizer` would exclude."""
     tokenizer = req.tokenizer
     ids = {
         *(req.sampling_params.stop_token_ids or ()),

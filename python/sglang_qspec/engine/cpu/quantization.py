@@ -1,12 +1,13 @@
-"""Quantized checkpoints, and quantizing while loading, on CPUs without SGLang's own kernels.
+"""Quantization methods for CPUs without SGLang's own kernels.
 
-SGLang 0.5.23 runs no integer weights on a CPU without AMX. `register()` gives its loader
+SGLang 0.5.23 cannot run integer weights on a CPU without AMX. `register()` adds two methods to
+SGLang's loader and replaces three:
 
-- `qspec_int8` and `qspec_int4`: a plain checkpoint, rounded while it loads;
-- `gptq`, `awq` and `auto-round` (4 and 8 bits; AWQ 4) in place of SGLang's entries, so that a
-  checkpoint loads here as it does on a GPU.
+- `qspec_int8` and `qspec_int4` round an unquantized checkpoint while it loads.
+- `gptq` and `auto-round` (4 and 8 bits) and `awq` (4 bits) load the same checkpoints as on a GPU.
 
-In all of them the LM head multiplies with an int8 copy, whether or not it is tied to the embedding.
+With each method the LM head multiplies with an int8 copy of its weight, also if the weight is tied
+to the embedding.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ACT_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 class OnlineConfig(QuantizationConfig):
-    """Round a plain checkpoint's linear layers while they load."""
+    """Rounds the linear layers of an unquantized checkpoint while they load."""
 
     bits: int
 
@@ -56,8 +57,8 @@ class OnlineConfig(QuantizationConfig):
     def from_config(cls, config: dict[str, Any]) -> OnlineConfig:
         method = config.get("quant_method", "unknown")
         raise DraftModelError(
-            f"quantization is qspec_int{cls.bits}, which rounds plain checkpoints, but this one is "
-            f"quantized already ({method}); leave the setting out"
+            f"quantization is qspec_int{cls.bits}, which rounds unquantized checkpoints, but this "
+            f"checkpoint is quantized already ({method}); leave the setting out"
         )
 
     def get_quant_method(self, layer: Module, prefix: str) -> QuantizeMethodBase | None:
@@ -70,19 +71,19 @@ class OnlineConfig(QuantizationConfig):
 
 
 class Int8Config(OnlineConfig):
-    """`qspec_int8`: a scale per output channel."""
+    """`qspec_int8`: one scale per output channel."""
 
     bits = 8
 
 
 class Int4Config(OnlineConfig):
-    """`qspec_int4`: a scale and a zero per 64 (or 32) inputs; the LM head is int8."""
+    """`qspec_int4`: a scale and a zero per group of 64 or 32 inputs; the LM head is int8."""
 
     bits = 4
 
 
 class GptqConfig(CPUGPTQConfig):
-    """GPTQ layout, 4 and 8 bits, any group size."""
+    """`gptq`: GPTQ layout with 4 or 8 bits and any group size."""
 
     def __init__(self, weight_bits: int, *settings: Any, **more: Any) -> None:
         _check_bits("GPTQ", weight_bits, (4, 8))
@@ -104,7 +105,7 @@ class GptqConfig(CPUGPTQConfig):
 
 
 class AwqConfig(AWQCPUConfig):
-    """AWQ layout, 4 bits, any group size."""
+    """`awq`: AWQ layout with 4 bits and any group size."""
 
     def __init__(self, weight_bits: int, *settings: Any, **more: Any) -> None:
         _check_bits("AWQ", weight_bits, (4,))
@@ -124,7 +125,7 @@ class AwqConfig(AWQCPUConfig):
 
 
 class AutoRoundCpuConfig(AutoRoundConfig):
-    """auto-round's own config over GPTQ or AWQ layout, with widths that may differ by layer."""
+    """`auto-round`: GPTQ or AWQ layout, with numbers of bits that may differ by layer."""
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:  # type: ignore[override, unused-ignore]
         return _ACT_DTYPES
@@ -144,10 +145,10 @@ class AutoRoundCpuConfig(AutoRoundConfig):
 
 
 def _other(layer: Module, prefix: str) -> QuantizeMethodBase | None:
-    """The method of what is no linear layer."""
+    """Return the method of a layer that is not linear; None for SGLang's default."""
     if isinstance(layer, FusedMoE):
         raise DraftModelError(
-            f"{prefix} is a mixture of experts, which the CPU backend can't run with integer "
+            f"{prefix} is a mixture of experts, which the CPU backend cannot run with integer "
             "weights; use a dense draft model"
         )
     return Head() if isinstance(layer, VocabParallelEmbedding) else None
@@ -171,7 +172,7 @@ _METHODS: dict[str, type[QuantizationConfig]] = {
 
 
 def register() -> None:
-    """Enter the methods into SGLang's table; may be called again."""
+    """Add the methods to SGLang's table; repeated calls have no further effect."""
     if QUANTIZATION_METHODS.get("qspec_int8") is Int8Config:
         return
     QUANTIZATION_METHODS.update(_METHODS)

@@ -1,4 +1,4 @@
-"""SGLang's view of `cpu.linear`: how a layer gets its parameters, is packed, and multiplies."""
+"""SGLang's interface to `cpu.linear`: creates a layer's parameters, packs them, and multiplies."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GROUP_SIZES = (64, 32)
-"""Of int4 weights rounded while loading: the first that divides a layer's width."""
+"""Group sizes of int4 weights that are rounded while loading. A layer uses the first that divides
+its number of inputs, and int8 if none does."""
 
 
 class OnlineLinear(LinearMethodBase):
-    """A layer loaded as it is, then rounded to int8 or int4 and kept packed alone."""
+    """Loads a layer unquantized, rounds it to int8 or int4, and keeps only the packed weight."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -49,9 +50,9 @@ class OnlineLinear(LinearMethodBase):
 
 
 class Head(UnquantizedEmbeddingMethod):
-    """An embedding table that is left as it is; where it is the LM head, an int8 copy multiplies.
+    """An unquantized embedding table; if it is the LM head, an int8 copy multiplies.
 
-    The copy is made at the first product: a table does not know that it is tied to a head.
+    The first product makes the copy, because a table does not know whether it is tied to a head.
     """
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,7 +73,7 @@ class GptqScheme(GPTQLinearScheme):
 
     def create_weights(self, layer: Any, **sizes: Any) -> None:
         _check_group(self.quant_config.group_size, sizes["input_size_per_partition"])
-        # The parameters' type is the scales' alone; checkpoints have them in float16.
+        # `params_dtype` is the type of the scales only; checkpoints store them in float16.
         super().create_weights(layer, **{**sizes, "params_dtype": torch.float32})
 
 
@@ -86,7 +87,8 @@ class AwqScheme(AWQLinearScheme):
         if self.quant_config.group_size == -1:
             if sizes["input_size_per_partition"] != sizes["input_size"]:
                 raise DraftModelError(
-                    "an AWQ checkpoint with group_size -1 can't be split over tensor-parallel ranks"
+                    "an AWQ checkpoint with group_size -1 cannot be split over "
+                    "tensor-parallel ranks"
                 )
             self.quant_config.group_size = sizes["input_size"]
         _check_group(self.quant_config.group_size, sizes["input_size_per_partition"])
@@ -96,8 +98,8 @@ class AwqScheme(AWQLinearScheme):
 class PackedKernel:
     """Packs a loaded layer, drops its parameters, and multiplies.
 
-    Four bits are multiplied exactly where rows are few (`cpu.linear`). Eight bits with a scale per
-    channel are exact; eight bits in groups are rounded again to a scale per channel.
+    With few rows it uses 4-bit weights exactly (`cpu.linear`). 8-bit weights are exact with one
+    scale per channel; in groups they are rounded again to one scale per channel.
     """
 
     def __init__(self, quant_config: Any) -> None:
@@ -121,7 +123,7 @@ class PackedKernel:
         if not in_order(layer.g_idx.data, layer.scales.shape[0]):
             raise DraftModelError(
                 "the checkpoint's g_idx permutes inputs (desc_act, act-order), "
-                "which the CPU backend can't load; quantize with desc_act=False"
+                "which the CPU backend cannot load; quantize with desc_act=False"
             )
         return read_gptq(
             *tensors,

@@ -1,6 +1,7 @@
-"""`eagle_sample` for the CPU, where SGLang's own takes the argmax whatever the temperature.
+"""Replaces `eagle_sample` on the CPU, where SGLang's function takes the argmax at any temperature.
 
-It also takes it slowly: with many rows of logits torch's argmax costs more than all else here.
+SGLang's function is also slow: with many rows of logits, torch's argmax takes longer than all the
+rest of the sampling.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from sglang_qspec.engine.cpu.penalties import penalize_trees
-from sglang_qspec.engine.passes.sampling_seeds import draws_of
+from sglang_qspec.engine.cpu.sampling_seeds import draws_of
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
 
@@ -33,10 +34,10 @@ def cpu_eagle_sample(
     logits_output: LogitsProcessorOutput,
     grammar_mask: GrammarMask | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept draft tokens: (predict [bs * D], accept_lens [bs], accept_index [bs, S]), int32.
+    """Accept draft tokens: predict [bs * D], accept_lens [bs] and accept_index [bs, S], all int32.
 
-    Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`; the logits
-    are changed in place by penalties, bias and grammar as there, but by those of each node.
+    Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`. Penalties,
+    bias and grammar change the logits in place, but with the penalties of each node.
     """
     info = batch.sampling_info
     if batch.forward_mode.is_idle():
@@ -79,9 +80,10 @@ def _shape_logits(
     verify_input: NgramVerifyInput,
     grammar_mask: GrammarMask | None,
 ) -> None:
-    """Processors, penalties, bias and grammar, in place, as plain decoding has them at each node.
+    """Apply custom processors, penalties, bias and grammar to the logits in place, at each node.
 
-    A request with a custom processor has no drafts, so only its root counts.
+    Each node gets what plain decoding would apply after the same tokens. A request with a custom
+    processor has no drafts, so the processor applies to its root only.
     """
     info = batch.sampling_info
     bs, width = len(batch.seq_lens), verify_input.draft_token_num

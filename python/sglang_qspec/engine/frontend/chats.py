@@ -1,8 +1,8 @@
-"""Chats: messages with roles, of which those of users are searched for tags.
+"""Reads guesses from the tags in chat messages.
 
-OpenAI's chat completions, Anthropic's messages and Ollama's chat each have their own form. Tags
-are read in the client's own form, before SGLang turns it into another: Anthropic's tool results
-would otherwise come as text of a user, and `/v1/responses` keeps its input for later turns.
+OpenAI's, Anthropic's and Ollama's chats have different schemas. We read tags in the client's
+schema, before SGLang converts it. After it, Anthropic's tool results would be text of a user, and
+`/v1/responses` would have stored the tags for later turns.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sglang_qspec.engine.frontend import guesses, tags
 from sglang_qspec.errors import RequestError
 
 _responding: ContextVar[dict[str, Any] | None] = ContextVar("_responding", default=None)
-"""`custom_params` of the request that `/v1/responses` serves: its schema has no such field."""
+"""`custom_params` of a request to `/v1/responses`, because its schema has no such field."""
 
 
 def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `OpenAIServingChat._process_messages`, also of `/tokenize` and `/invocations`."""
+    """Before `OpenAIServingChat._process_messages`, which `/tokenize` and others call too."""
     reader = tags.reader(serving.tokenizer_manager, request.custom_params)
     if reader is None:
         return
@@ -29,7 +29,7 @@ def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> N
 
 
 def convert_chat(result: tuple[Any, Any], serving: Any, *args: Any, **kwargs: Any) -> None:
-    """After `OpenAIServingChat._convert_to_internal_request`: an error is a 400 for streams too."""
+    """After `OpenAIServingChat._convert_to_internal_request`: check before a stream can start."""
     guesses.resolve_request(serving.tokenizer_manager, result[0])
 
 
@@ -43,7 +43,7 @@ def convert_anthropic(convert: Callable[..., Any], serving: Any, request: Any) -
         "system": reader.other(request.system),
     }
     chat = convert(serving, request.model_copy(update=changes))
-    # Also without any guess: it tells `process_messages` that the tags that are left are text.
+    # Set even without guesses, so that `process_messages` takes the remaining tags as text.
     chat.custom_params = guesses.add(chat.custom_params, reader.guesses)
     return chat
 
@@ -63,7 +63,7 @@ async def create_responses(
             "instructions": reader.other(request.instructions),
         }
         custom_params = guesses.add(None, reader.guesses)
-        guesses.resolve(manager, custom_params)  # only to check: a stream could not become a 400
+        guesses.resolve(manager, custom_params)  # a stream cannot become HTTP 400 later
     except RequestError as error:
         return serving.create_error_response(str(error))
     token = _responding.set(custom_params)
@@ -94,7 +94,7 @@ async def ollama_chat(
 async def ollama_generate(
     handle: Callable[..., Any], serving: Any, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around `OllamaServing.handle_generate`, which puts system prompt and prompt together."""
+    """Around `OllamaServing.handle_generate`, which joins system prompt and prompt."""
 
     def read(reader: tags.TagReader) -> dict[str, Any]:
         return {"prompt": reader.text(request.prompt), "system": reader.other(request.system)}
@@ -125,7 +125,7 @@ async def _ollama(
                 options["custom_params"] = guesses.add(custom_params, reader.guesses)
             request = request.model_copy(update={**changes, "options": options})
         if isinstance(options.get("custom_params"), dict):
-            guesses.resolve(manager, options["custom_params"])  # only to check, as above
+            guesses.resolve(manager, options["custom_params"])  # only a check
     except RequestError as error:
         return JSONResponse(status_code=400, content={"error": str(error)})
     return await handle(serving, request, *args, **kwargs)
@@ -134,6 +134,6 @@ async def _ollama(
 def ollama_params(
     result: dict[str, Any], serving: Any, options: dict[str, Any] | None = None
 ) -> None:
-    """After `OllamaServing._convert_options_to_sampling_params`, which knows no `custom_params`."""
+    """After `OllamaServing._convert_options_to_sampling_params`, which drops `custom_params`."""
     if options and "custom_params" in options and guesses.is_qspec(serving.tokenizer_manager):
         result["custom_params"] = options["custom_params"]

@@ -1,8 +1,7 @@
 """Checks the guesses of a request and turns them into token ids for the scheduler.
 
-Guesses from tags join `qspec_guesses` of the request's `custom_params`. Before the request is sent
-to the scheduler, `resolve` checks them and turns them into token ids, next to those that the client
-sent as `qspec_guess_ids`.
+Guesses from tags become `qspec_guesses` in the request's `custom_params`. Before SGLang sends the
+request to the scheduler, `resolve` checks them, and appends their token ids to `qspec_guess_ids`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from sglang_qspec.guess import (
     read_guess_texts,
 )
 
-_SETTLED = "_qspec_settled"
-"""Attribute of a request object that is checked, and has its guesses as token ids."""
+_RESOLVED = "_qspec_resolved"
+"""Attribute that marks a request object with checked guesses in token ids."""
 
 
 def is_qspec(manager: Any) -> bool:
@@ -47,7 +46,7 @@ def limits() -> GuessLimits:
 
 
 def add(custom_params: dict[str, Any] | None, texts: list[str]) -> dict[str, Any]:
-    """`custom_params` with the guesses of a request's tags. Raises GuessError over a cap."""
+    """`custom_params` with the guesses of a request's tags. Raises GuessError above a cap."""
     limits().check_texts(texts)
     return {**(custom_params or {}), GUESSES_KEY: texts}
 
@@ -57,24 +56,24 @@ def resolve_request(manager: Any, obj: Any) -> None:
 
     Raises RequestError.
     """
-    if getattr(obj, _SETTLED, False) or not hasattr(obj, "sampling_params"):
+    if getattr(obj, _RESOLVED, False) or not hasattr(obj, "sampling_params"):
         return
     if not is_qspec(manager):
         return
     _check_not_empty(manager, obj)
     params = obj.sampling_params
     if isinstance(params, list):
-        obj.sampling_params = [_settle_params(manager, own) for own in params]
+        obj.sampling_params = [_resolve_params(manager, own) for own in params]
     else:
-        obj.sampling_params = _settle_params(manager, params)
-    setattr(obj, _SETTLED, True)
+        obj.sampling_params = _resolve_params(manager, params)
+    setattr(obj, _RESOLVED, True)
 
 
-def _settle_params(manager: Any, params: Any) -> Any:
+def _resolve_params(manager: Any, params: Any) -> Any:
     custom_params = params.get("custom_params") if isinstance(params, dict) else None
     if not isinstance(custom_params, dict):
         return params
-    # A copy: the dict of a program that calls sgl.Engine is not ours to change.
+    # A copy, because the dict belongs to the program that calls sgl.Engine.
     return {**params, "custom_params": resolve(manager, custom_params)}
 
 
@@ -83,7 +82,7 @@ def resolve(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | Non
 
     Raises RequestError for controls and guesses that are malformed or not allowed.
     """
-    # That of the server's arguments is None where it was left to the default.
+    # `manager.server_args` has None here if the flag is not given.
     controls.read(custom_params, settings(), get_spec().speculative_num_draft_tokens)
     texts, ids = (custom_params.get(key) for key in (GUESSES_KEY, GUESS_IDS_KEY))
     sent = [] if ids is None else read_guess_ids(ids, manager.model_config.vocab_size)
@@ -97,17 +96,17 @@ def resolve(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | Non
         tokens += size
         kept += spacings
     limits().check_tokens(tokens)
-    settled = {key: value for key, value in custom_params.items() if key not in GUESS_KEYS}
+    resolved = {key: value for key, value in custom_params.items() if key not in GUESS_KEYS}
     if kept:
-        settled[GUESS_IDS_KEY] = flatten(kept)
-    return settled or None
+        resolved[GUESS_IDS_KEY] = flatten(kept)
+    return resolved or None
 
 
 def _tokenize(manager: Any, guess: str) -> tuple[int, list[list[int]]]:
-    """The number of tokens of a guess as it was written, and its token ids in both spacings.
+    """The number of tokens of a guess as written, and its token ids without and with a space first.
 
-    A guess continues text whose end is unknown, so it is kept with and without a space before it:
-    the two usually differ in their first token only.
+    The text before a guess is unknown, so we keep both spacings. They usually differ only in the
+    first token.
     """
     if manager.tokenizer is None:
         raise GuessError(
@@ -124,9 +123,11 @@ def _tokenize(manager: Any, guess: str) -> tuple[int, list[list[int]]]:
 
 
 def _check_not_empty(manager: Any, obj: Any) -> None:
-    """A prompt without a token, as one that was only a guess, would end SGLang's scheduler."""
+    """Refuse a prompt without tokens, such as a mere guess: it would end SGLang's scheduler."""
     texts = [obj.text] if isinstance(obj.text, str) else obj.text or []
     if all(texts) or manager.tokenizer is None or obj.session_params or obj.contains_mm_input():
         return
     if not manager.tokenizer.encode(""):
-        raise RequestError("the prompt is empty (guesses are no part of it); it must hold a token")
+        raise RequestError(
+            "the prompt is empty without its guesses, but must have at least one token"
+        )

@@ -1,8 +1,8 @@
 """Adds `meta_info["qspec"]` to finished requests and corrects the spec_* figures.
 
 The scheduler attaches one record to the last output of a request (`engine.scheduler.last_output`).
-Here, where clients are served, the record is put into `meta_info`, and the figures that SGLang
-derives from a constant width are corrected.
+In the process that serves clients, this module puts the record into `meta_info`. It also corrects
+the figures that SGLang derives from a constant width.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ def complete_meta_info(
     index: int,
     *args: Any,
 ) -> None:
-    """Around `TokenizerManager.update_request_meta_info`, which gathers one item a token.
+    """Around `TokenizerManager.update_request_meta_info`, which collects one item per token.
 
-    Our record is none of these, and a request without provenance has none to show.
+    SGLang does not see our record, which is one item per request. We remove the provenance that
+    SGLang pads for a request without it.
     """
     others = {key: values for key, values in customized_info.items() if key != KEY}
-    whose = others.get(provenance.KEY)
+    labels = others.get(provenance.KEY)
     known = provenance.KEY in state.customized_info_reported_keys
-    if whose is not None and not known and provenance.is_others(whose[index]):
+    if labels is not None and not known and provenance.is_padding(labels[index]):
         del others[provenance.KEY]
     update(manager, meta_info, state, others, index, *args)
     records = customized_info.get(KEY)

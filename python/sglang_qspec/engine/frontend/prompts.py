@@ -1,8 +1,8 @@
-"""Raw prompts: one text without roles, and so all of it the text of the client.
+"""Reads guesses from the tags in raw prompts, which the client alone has written.
 
-That is the prompt of `/generate`, `/vertex_generate`, `/v1/completions`, native gRPC and
-`sgl.Engine`. Tags are read here, and not in `TokenizerManager.generate_request`, which also gets
-texts that were put together from several fields: rendered chats, and pairs that are to be scored.
+These are the prompts of `/generate`, `/vertex_generate`, `/v1/completions`, native gRPC and
+`sgl.Engine`. We do not read tags in `TokenizerManager.generate_request`, which also gets texts that
+SGLang joined from several fields, such as rendered chats and pairs to score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sglang_qspec.errors import RequestError
 
 
 async def serve_generate(serve: Callable[..., Any], obj: Any, request: Any) -> Any:
-    """Around `serve_generate_request`: an error is a 400 for streaming requests too."""
+    """Around `serve_generate_request`: answer an error with HTTP 400 before a stream starts."""
     from sglang.srt.entrypoints.http_server import _global_state
     from starlette.responses import JSONResponse
 
@@ -39,7 +39,7 @@ async def run_grpc(
 
 
 def generate(manager: Any, obj: Any, request: Any = None) -> None:
-    """Before `TokenizerManager.generate_request`, through which all endpoints come."""
+    """Before `TokenizerManager.generate_request`, which all endpoints call."""
     guesses.resolve_request(manager, obj)
 
 
@@ -66,8 +66,8 @@ def convert_completion(
 ) -> tuple[Any, Any]:
     """Around `OpenAIServingCompletion._convert_to_internal_request`.
 
-    `echo` repeats the prompt of the request, and a template for code completion puts prompt and
-    suffix together, so both are stripped before.
+    `echo` repeats the prompt, and a template for code completion joins prompt and suffix, so we
+    strip both first.
     """
     manager = serving.tokenizer_manager
     params: Any = {"custom_params": request.custom_params}
@@ -92,10 +92,10 @@ def _strip_request(manager: Any, obj: Any) -> None:
 
 
 def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
-    """A prompt, or the prompts of a batch, without tags; and sampling parameters with the guesses.
+    """The prompt, or list of prompts, without tags; and the sampling parameters with the guesses.
 
-    `params` are of the prompt, of all prompts, or a list with those of each; they become a list
-    where guesses were found in a batch. Raises RequestError.
+    `params` is one dict for all prompts, or a list with one dict each. It is returned as a list if
+    a list of prompts has tags. Raises RequestError.
     """
     if isinstance(prompt, str):
         (text,), params = _strip_one(manager, (prompt,), params)
@@ -105,7 +105,8 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
     each = params if isinstance(params, list) else [params] * len(prompt)
     if len(each) != len(prompt):
         raise RequestError(
-            f"there are sampling_params for {len(each)} prompts, but {len(prompt)} prompts"
+            f"sampling_params has {len(each)} items, but there are {len(prompt)} prompts: the "
+            "numbers must be equal"
         )
     stripped = [_strip_one(manager, (text,), own) for text, own in zip(prompt, each, strict=True)]
     texts = [text for (text,), _ in stripped]
@@ -113,7 +114,7 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
 
 
 def _strip_one(manager: Any, texts: tuple[Any, ...], params: Any) -> tuple[tuple[Any, ...], Any]:
-    """Texts of one request, each read by itself; None is no text."""
+    """Strip the tags from each text of one request, where None stands for no text."""
     custom_params = params.get("custom_params") if isinstance(params, dict) else None
     reader = tags.reader(manager, custom_params)
     if reader is None:

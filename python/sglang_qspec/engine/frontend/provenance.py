@@ -15,53 +15,53 @@ from sglang_qspec.trie import DraftTrees, Source
 
 KEY = "qspec_provenance"
 TARGET = "target"
-_WORDS = [source.name.lower() for source in Source]
+_LABELS = [source.name.lower() for source in Source]
 
 
 def begin(req: Any, by_default: bool) -> None:
-    """Keep the list of a request that asks for it, or does not say and has it by default.
+    """Start the list of a request that asks for it; without the option `by_default` decides.
 
-    That of a request that was retracted, and comes again, goes on.
+    A retracted request keeps its list.
     """
     asked = (req.sampling_params.custom_params or {}).get(PREFIX + "return_provenance", by_default)
-    if asked and _words_of(req) is None:
+    if asked and _labels_of(req) is None:
         req.customized_info = {**(req.customized_info or {}), KEY: []}
 
 
 def extend(reqs: Sequence[Any]) -> None:
-    """A prompt's pass is done: the target chose a token, unless more of the prompt is to come."""
+    """Label the target's token of a prefill; `_add` drops the label if more chunks follow."""
     for req in reqs:
-        if (words := _words_of(req)) is not None:
-            _add(words, req, ())
+        if (labels := _labels_of(req)) is not None:
+            _add(labels, req, ())
 
 
 def record(
     reqs: Sequence[Any], trees: DraftTrees | None, accepted: Sequence[Sequence[int]]
 ) -> None:
-    """A pass over `trees` is done: behind the `accepted` nodes the target chose a token.
+    """Label the tokens of a pass: the `accepted` nodes of each tree, then the target's token.
 
-    Without `trees` it is the one token of each request.
+    Without `trees` each request gets only the target's token.
     """
     for row, req in enumerate(reqs):
-        if (words := _words_of(req)) is not None:
+        if (labels := _labels_of(req)) is not None:
             drafted = trees.sources[row, accepted[row]].tolist() if trees is not None else []
-            _add(words, req, drafted)
+            _add(labels, req, drafted)
 
 
-def _add(words: list[str], req: Any, sources: Iterable[int]) -> None:
-    """Drafted tokens and one of the target's follow the output so far.
+def _add(labels: list[str], req: Any, sources: Iterable[int]) -> None:
+    """Append the labels of accepted draft tokens and of one token of the target.
 
-    What was added before and did not become output, such as a token of a prompt's first part, goes.
+    Labels of tokens that did not become output are dropped first, such as that of a prefill chunk.
     """
-    del words[len(req.output_ids) :]
-    words += [_WORDS[source] for source in sources]
-    words.append(TARGET)
+    del labels[len(req.output_ids) :]
+    labels += [_LABELS[source] for source in sources]
+    labels.append(TARGET)
 
 
-def _words_of(req: Any) -> list[str] | None:
+def _labels_of(req: Any) -> list[str] | None:
     return req.customized_info.get(KEY) if req.customized_info else None
 
 
-def is_others(values: Sequence[str | None]) -> bool:
-    """Whether a request has no such list, and SGLang filled up its place beside one that has."""
+def is_padding(values: Sequence[str | None]) -> bool:
+    """Whether a request has no list, and SGLang padded its place in the batch."""
     return not values or values[0] is None

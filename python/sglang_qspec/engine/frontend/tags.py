@@ -1,7 +1,7 @@
-"""Which texts of a request are searched for `<NGRAMGUESS>` tags, by the server's setting.
+"""Strips `<NGRAMGUESS>` tags from the texts of a request that the setting `guess_tags` selects.
 
-A tag pair is read within one text: one prompt, one message, or one text part of a message. So no
-text between two fields is ever removed, and what a field holds cannot make another one malformed.
+A tag pair lies within one text: a prompt, a message, or a text part of a message. So a tag never
+removes text of another field and never makes another field malformed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class TagReader:
         self._limits = limits
 
     def text(self, text: str) -> str:
-        """A prompt or another text of the user, without tags. Raises GuessError."""
+        """A text of the user without its tags. Raises GuessError."""
         rest, found = split(text, self._limits)
         self.guesses += found
         return rest
 
     def other(self, content: Any) -> Any:
-        """Content that is not the user's: system prompts, tool results."""
+        """Content of others than the user, such as a system prompt; stripped if `everywhere`."""
         return self._content(content) if self.everywhere else content
 
     def messages(self, messages: Iterable[Any]) -> list[Any]:
-        """Chat messages, as objects or as dicts; those without a tag are returned as they are."""
+        """Chat messages, objects or dicts, without tags; a message without tags is not copied."""
         return [self._message(message) for message in messages]
 
     def _message(self, message: Any) -> Any:
         if not self.everywhere and _field(message, "role") != "user":
             return message
-        # Results of tools are `content` in chat and `output` in /v1/responses.
+        # Tool results are in `content` in chats and in `output` in /v1/responses.
         for name in ("content", "output"):
             message = self._changed(message, name, self._content)
         return message
@@ -61,7 +61,7 @@ class TagReader:
         return self._changed(part, "content", self._content) if self.everywhere else part
 
     def _changed(self, owner: Any, name: str, read: Any) -> Any:
-        """`owner`, or a copy without tags in the field `name` if there are any."""
+        """`owner`, or a copy without tags if the field `name` has tags."""
         before = len(self.guesses)
         value = read(_field(owner, name))
         if len(self.guesses) == before:
@@ -74,8 +74,8 @@ class TagReader:
 def reader(manager: Any, custom_params: Any) -> TagReader | None:
     """A reader for one request; None if its tags are literal text.
 
-    That is so on a server without QSPEC, with `guess_tags` off, and for a request whose
-    `custom_params` have `qspec_guesses`.
+    Tags are literal on a server without QSPEC, with `guess_tags` off, and in a request that has
+    `qspec_guesses` in its `custom_params`.
     """
     if not guesses.is_qspec(manager) or guesses.settings().guess_tags == "off":
         return None

@@ -1,4 +1,4 @@
-"""Updates all statistics after a decode pass: tallies, pass times, credit, and what sources pay."""
+"""Updates all statistics after a decode pass: tallies, pass times, credit and draft sources."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import FirstTokens, PassTimes
 from sglang_qspec.trie import DraftTrees, Source
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one pass verifies."""
+    """The trees that one pass verifies."""
 
     trees: DraftTrees
     """Trees of the pass, at the width of the pass."""
     candidates: DraftTrees | None = None
-    """Trees that the pass's trees were cut from; None if the pass decodes without drafts."""
+    """The wider trees that `trees` are cut from; None for a pass that may not use drafts."""
     waited: float = 0.0
     """Seconds that the proposer waited for step drafts."""
 
 
 class PassAccounting:
-    """Owns the times of passes, and passes each result on to those who learn from it."""
+    """Owns the pass times, and updates all statistics with the result of each pass."""
 
     def __init__(
         self,
@@ -40,15 +40,16 @@ class PassAccounting:
         self._runtime = runtime
         self._clock = clock
         self._began: float | None = None
-        """Start of the present pass: the end of the last one; None after an interruption."""
+        """Start of the present pass by the clock, usually the end of the last pass; None after an
+        interruption."""
 
     def begin(self) -> None:
-        """A pass begins. Its time counts from the end of the last pass, if that was just before."""
+        """Start a pass. Its time counts from the last pass's end, after `interrupt` from now."""
         if self._began is None:
             self._began = self._clock()
 
     def interrupt(self) -> None:
-        """Something else than a decode pass runs: the next pass does not follow the last one."""
+        """Note that the scheduler runs something else, so the next pass counts from its start."""
         self._began = None
         self._speculator.take_link_seconds()
 
@@ -60,8 +61,11 @@ class PassAccounting:
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
     ) -> None:
-        """A pass is done. `accepted` are the confirmed nodes of each tree in order; `bonus_ids` the
-        tokens that the target chose behind them."""
+        """Record the result of a pass.
+
+        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
+        after them.
+        """
         trees = proposal.trees
         self._speculator.record(rids, trees, accepted, bonus_ids)
         now = self._clock()
@@ -71,16 +75,16 @@ class PassAccounting:
         self.times.observe(len(trees), trees.width, seconds)
         tokens = len(trees) * trees.width
         self._speculator.totals.note_pass(pipeline, len(trees), tokens, seconds, proposal.waited)
-        self._judge(rids, proposal, accepted, bonus_ids)
+        self._update_policies(rids, proposal, accepted, bonus_ids)
 
-    def _judge(
+    def _update_policies(
         self,
         rids: Sequence[str],
         proposal: Proposal,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
     ) -> None:
-        """Learn from a pass how good the candidates were, and which sources pay."""
+        """Update the credit of each request, and the gain and cost of each draft source."""
         link_seconds = self._speculator.take_link_seconds()
         trees, candidates = proposal.trees, proposal.candidates
         if candidates is None:
@@ -90,7 +94,7 @@ class PassAccounting:
             for row, nodes in enumerate(accepted)
         ]
         first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
-        self._speculator.judge(rids, candidates, first)
+        self._speculator.update_credit(rids, candidates, first)
         sources = self._speculator.sources
         if trees.width > 1:
             plain = self.times.seconds(len(trees), 1)
@@ -99,10 +103,10 @@ class PassAccounting:
                 trees,
                 accepted,
                 token_seconds=plain / len(trees),
-                # With one width, rows without drafts would only be padding.
+                # With a fixed width, drafts only replace padding.
                 extra_seconds=0.0 if self._runtime.fixed_width else max(0.0, extra),
             )
         else:
-            sources.judge(candidates, first)
+            sources.update(candidates, first)
         source = Source.STEP if self._speculator.sidecar.lookahead else Source.QUEUE
         sources.observe(source, 0, 0, cost=proposal.waited + link_seconds)

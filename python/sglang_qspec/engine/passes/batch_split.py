@@ -1,4 +1,4 @@
-"""Splits a decoding batch into parts with a pass each, and joins the results."""
+"""Splits a decode batch into parts that each take a pass, and joins the results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 
 def can_split(batch: ScheduleBatch) -> bool:
-    """Whether the batch has no state that belongs to the batch as a whole.
+    """Whether the batch has no state that only fits the whole batch.
 
-    Log probabilities and hidden states have one width for all requests, and penalties, processors
-    and grammars keep state by index. Such batches are rare; they are verified in one pass.
+    Log probabilities and hidden states have one width for all requests. Penalties, processors and
+    grammars keep state by row. The worker verifies such a batch in one pass.
     """
     info = batch.sampling_info
     return not (
@@ -32,7 +32,7 @@ def can_split(batch: ScheduleBatch) -> bool:
 
 
 def take(batch: ScheduleBatch, rows: Sequence[int]) -> ScheduleBatch:
-    """The requests at the indices `rows` as a batch. It shares requests and memory with `batch`."""
+    """A batch of the requests at the indices `rows`, which shares them and memory with `batch`."""
     part = copy.copy(batch)
     part.sampling_info = copy.copy(batch.sampling_info)
     part.sampling_info.penalizer_orchestrator = _NoPenalties()
@@ -42,7 +42,7 @@ def take(batch: ScheduleBatch, rows: Sequence[int]) -> ScheduleBatch:
 
 
 class _NoPenalties:
-    """Stands in for SGLang's orchestrator of penalties, which a forward pass does not have."""
+    """Replaces SGLang's penalty orchestrator, since `can_split` excludes batches with penalties."""
 
     is_required = False
 
@@ -53,9 +53,9 @@ class _NoPenalties:
 def join(
     rows: Sequence[Sequence[int]], results: Sequence[GenerationBatchResult]
 ) -> GenerationBatchResult:
-    """Join the results of parts that were taken at the indices `rows`.
+    """Join the results of parts; `rows` has the indices that `take` got for each part.
 
-    The result has the largest width of a part; shorter rows of tokens are padded.
+    The result has the width of the widest part; the tokens of the others are padded.
     """
     order = torch.tensor([row for part in rows for row in part]).argsort()
     width = max(result.speculative_num_draft_tokens for result in results)

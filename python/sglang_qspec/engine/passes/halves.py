@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class Halves:
-    """Keeps the sizes of the halves within one of each other, and moves few requests.
+    """Keeps two halves whose sizes differ by at most one request, and moves few requests.
 
     The sidecar drafts for one half while the target verifies the other, so a request that changes
-    halves loses half a round. New requests join the smaller half. When requests leave and the sizes
-    differ by more than one, the latest requests of the larger half move over.
+    halves loses half a round. A new request joins the smaller half. When requests leave and the
+    sizes differ by more than one, the latest requests of the larger half move to the other.
     """
 
     def __init__(self) -> None:
@@ -35,5 +35,5 @@ class Halves:
         return rows
 
     def _surplus(self) -> int:
-        """Number of requests in half 0 less that in half 1."""
+        """Number of requests in half 0 minus the number in half 1."""
         return len(self._half) - 2 * sum(self._half.values())

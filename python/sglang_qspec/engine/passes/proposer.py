@@ -1,4 +1,4 @@
-"""Chooses the draft trees of a pass: their width, and how long to wait for step drafts."""
+"""Chooses the draft trees of a pass and how long the pass waits for step drafts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.engine.passes.accounting import Proposal
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import (
     Choice,
     DraftDeadline,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Proposer:
-    """Chooses the trees of each pass, and how long the pass waits for step drafts."""
+    """Chooses the trees of each pass by the measured pass `times`."""
 
     def __init__(
         self,
@@ -50,15 +50,16 @@ class Proposer:
         self._budget = WaitBudget()
         self._deadline = DraftDeadline()
         self._session_count = active.sidecar.session_count
-        """Session of the link from which the wait statistics were learnt."""
+        """Session of the link in which the wait statistics were measured."""
 
     def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> Proposal:
-        """Choose a tree for each request, all of one width; width 1 is plain decoding.
+        """Choose a tree for each request; all have one width, and width 1 is plain decoding.
 
-        The proposer waits for step drafts that the sidecar is making: in `ahead` as long as the
-        wait gains more than a pass with the present drafts (`policy.WaitBudget`), in the other
-        pipelines unless the drafts are late (`policy.DraftDeadline`). A draft that makes no tree
-        larger does not prolong the wait, so a sidecar cannot hold up a pass.
+        The proposer waits for step drafts that the sidecar is about to send. In `ahead` it waits
+        while that is expected to gain more than a pass with the present drafts
+        (`policy.WaitBudget`). In the other pipelines it waits unless the drafts are late
+        (`policy.DraftDeadline`). A draft that enlarges no tree does not prolong the wait, so the
+        sidecar cannot delay a pass without end.
         """
         session_count = self._speculator.sidecar.session_count
         if self._session_count != session_count:
@@ -96,9 +97,9 @@ class Proposer:
         pipeline: str,
         most: float,
     ) -> tuple[float, float]:
-        """Wait at most `most` seconds for more step drafts of these trees, if the wait pays.
+        """Wait at most `most` seconds for step drafts, if that is expected to save time.
 
-        Returns the seconds that it waited, and those left to wait: 0 if no step draft came.
+        Returns the seconds that it waited and the seconds left; 0 are left if no step draft came.
         """
         awaited = self._speculator.awaited(rids, trees)
         if not awaited.any():
@@ -123,14 +124,14 @@ class Proposer:
         return took, seconds - took if came else 0.0
 
     def _step_seconds(self, requests: int) -> float | None:
-        """Seconds of the sidecar for one token of each of `requests`; None if unknown."""
+        """Seconds that the sidecar needs for one token of each request; None if unknown."""
         measured = self._speculator.sidecar.step_times
         return Curve.through(measured)(requests) if measured else None
 
     def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
         """Whether tree verification would ignore a sampling parameter or an image of this batch."""
         info = batch.sampling_info
-        # Images have positions that only SGLang's own decode pass computes.
+        # Only SGLang's decode pass computes the positions of images.
         has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
         if info.has_watermark_candidates or has_images:
             return True
@@ -144,7 +145,8 @@ class Proposer:
 def _cuts_twice(params: Any) -> bool:
     """Whether top-k and top-p apply together.
 
-    SGLang's tree verification applies top-p to the tokens that top-k leaves, its sampler to all.
+    SGLang's tree verification applies top-p to the tokens that top-k leaves, but SGLang's sampler
+    applies it to all tokens.
     """
     return bool(1 < params.top_k < TOP_K_ALL and params.top_p < 1)
 
@@ -152,8 +154,9 @@ def _cuts_twice(params: Any) -> bool:
 def _is_penalized(batch: ScheduleBatch) -> bool:
     """Whether the batch has penalties.
 
-    SGLang's tree verification applies the penalties of the committed text to every node. Behind a
-    draft token the target alone would penalize that token too, as `engine.cpu.penalties` does.
+    SGLang's tree verification applies the penalties of the committed text to every node. Without
+    drafts the target would also penalize the draft tokens before a node, as `engine.cpu.penalties`
+    does.
     """
     info = batch.sampling_info
     return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None

@@ -15,10 +15,10 @@ from sglang_qspec.trie import DraftTrees
 def verify_input_of(
     trees: DraftTrees, seq_lens: torch.Tensor, device: str, *, full_mask: bool
 ) -> NgramVerifyInput:
-    """The input of one pass over `trees`. `seq_lens` int64 [bs] are without drafts.
+    """The input of one pass over `trees`; `seq_lens` int64 [bs] counts the tokens before the trees.
 
-    With `full_mask` each request has a mask [D, seq_len + D], as GPU backends read it; otherwise
-    [D, D], as CPU backends do. D is the width of the trees.
+    The mask of a request is [D, seq_len + D] with `full_mask`, as GPU backends read it, otherwise
+    [D, D], as the CPU backend does. D is the width of the trees.
     """
     bs, width = trees.token_ids.shape
     layout = trees.lay_out()
@@ -42,7 +42,7 @@ def verify_input_of(
 
 
 def _with_prefix(mask: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-    """Extend masks [bs, D, D] by the prefix: flat, [D, seq_len + D] for each request."""
+    """Add the prefix to masks [bs, D, D]; returns [D, seq_len + D] of each request, flat."""
     width = mask.shape[1]
     parts = [
         torch.cat((torch.ones(width, int(seq_len), dtype=torch.bool), own), dim=1).flatten()

@@ -1,8 +1,8 @@
 """The speculative worker: verifies draft trees in each decode step.
 
-SGLang's scheduler calls `forward_batch_generation` once an iteration, with a batch to prefill or to
-decode. A decoding batch takes one target pass, or one for each half. The pass verifies draft trees
-if any request has drafts; otherwise it is an ordinary decode pass.
+SGLang's scheduler calls `forward_batch_generation` once per iteration, with a batch to prefill or
+to decode. A decode batch takes one target pass, or one pass for each half. The pass verifies draft
+trees if the policy chooses drafts; otherwise it is an ordinary decode pass.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_qspec import config
-from sglang_qspec.engine import compat, hooks
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import compat, hooks, speculator
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.penalties import read_outputs
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import batch_split, sampling_seeds
+from sglang_qspec.engine.passes import batch_split
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.halves import Halves
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.verify_input import verify_input_of
-from sglang_qspec.engine.requests import speculator
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.sidecar.startup import open_speculator
+from sglang_qspec.engine.sidecar.startup import open_link
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PipelinePlan, PipelineSelector
-from sglang_qspec.trie import DraftTrees
+from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
 
 logger = logging.getLogger(__name__)
 
 
 class QSpecWorker(BaseSpecWorker):
-    """Owns the process's `Speculator`; the target's model and memory are SGLang's."""
+    """Owns the process's `Speculator`; SGLang owns the target model and its memory."""
 
     def __init__(
         self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
@@ -63,7 +65,7 @@ class QSpecWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
         self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=not self._on_cpu)
-        self._speculator = open_speculator(settings, self._runtime, gpu_id, target_worker)
+        self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._accounting = PassAccounting(self._speculator, self._runtime)
         times = self._accounting.times
         self._proposer = Proposer(self._speculator, self._runtime, times, on_cpu=self._on_cpu)
@@ -73,11 +75,11 @@ class QSpecWorker(BaseSpecWorker):
         if self._on_cpu:
             sampling_seeds.install(reject=settings.acceptance == "reject")
 
-    # The interface that SGLang expects of a worker like NGRAM's.
+    # The methods that SGLang calls on its NGRAM worker.
 
     @property
     def draft_worker(self) -> None:
-        """The draft model runs in the sidecar, not here."""
+        """None, because the draft model runs in the sidecar."""
         return None
 
     def alloc_memory_pool(self, **kwargs: Any) -> None:
@@ -94,7 +96,7 @@ class QSpecWorker(BaseSpecWorker):
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
     ) -> GenerationBatchResult:
-        """Run one round of decoding, or a prefill.
+        """Run a prefill or one round of decoding.
 
         The scheduler restores the fields of `batch` afterwards (forward isolation).
         """
@@ -112,7 +114,7 @@ class QSpecWorker(BaseSpecWorker):
         return speculator.active() is not None
 
     def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
-        """The plan of this round, and the indices of each half if the round has halves."""
+        """The plan of this round, and the rows of each half; no rows if the round has no halves."""
         plan = PipelinePlan("queue", self._runtime.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
@@ -131,8 +133,8 @@ class QSpecWorker(BaseSpecWorker):
     def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
         """Choose the pipeline and the width of this round.
 
-        `halves` needs a batch that can be split and step drafts for half of its requests; otherwise
-        the round is made in `ahead`.
+        `halves` needs a batch that can be split and step drafts for at least half of its requests;
+        otherwise the round uses `ahead`.
         """
         widest = self._runtime.draft_token_num
         plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
@@ -197,7 +199,7 @@ class QSpecWorker(BaseSpecWorker):
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
-        """Run an ordinary decode pass: one token for each request."""
+        """Run an ordinary decode pass, which gives one token for each request."""
         bs = len(batch.reqs)
         batch.input_ids = torch.tensor(
             [_last_id(req) for req in batch.reqs], dtype=torch.int64, device=batch.device
@@ -251,17 +253,17 @@ class QSpecWorker(BaseSpecWorker):
         return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
-        """Proposals at the nodes of a pass, for rejection sampling; without trees, at the roots."""
+        """Proposals at each node of a pass, for rejection sampling; without trees, at each root."""
         proposals = None
         if self._speculates:
             with guarded("looking up draft probabilities"):
                 rids = [req.rid for req in batch.reqs]
                 outputs = [req.output_ids for req in batch.reqs]
-                proposals = self._speculator.drawn.proposals(rids, outputs, trees)
+                proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
         return proposals
 
     def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
-        """The allocated KV slots behind each request's committed tokens: int64 [bs * width]."""
+        """The allocated KV slots after each request's committed tokens: int64 [bs * width]."""
         positions = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.device)
         slots: torch.Tensor = batch.req_to_token_pool.req_to_token[
             batch.req_pool_indices.unsqueeze(1), positions
@@ -286,6 +288,22 @@ class QSpecWorker(BaseSpecWorker):
             device=verify_input.retrieve_next_token.device,
             barrier=None,
         )
+
+
+def _speculator_of(
+    settings: QSpecConfig, runtime: RuntimeSettings, gpu_id: int, target_worker: TpModelWorker
+) -> Speculator:
+    """The speculator of a worker. Raises LinkError if the sidecar refuses this target."""
+    vocab_size = target_worker.model_config.vocab_size
+    limits = TrieLimits(
+        vocab_size=vocab_size,
+        max_request_tokens=settings.max_request_tokens,
+        max_total_tokens=settings.max_total_tokens,
+    )
+    link, sidecar = open_link(settings, gpu_id)
+    return Speculator(
+        settings, vocab_size, TrieStore(limits), link, sidecar=sidecar, runtime_settings=runtime
+    )
 
 
 def _finished(
@@ -325,6 +343,6 @@ def _accepted_nodes(
 
 
 def _is_prefix(accept_index: torch.Tensor) -> bool:
-    """Whether every accepted path is the front of its tree, so that its KV is in place."""
+    """Whether each accepted path is the first nodes of its tree, so that its KV is in place."""
     front = torch.arange(accept_index.numel(), dtype=accept_index.dtype).view_as(accept_index)
     return bool(((accept_index == front) | (accept_index < 0)).all())

@@ -1,1 +1,1 @@
-"""The live requests of a scheduler: what they ask for, and their drafts."""
+"""The state of live requests, and the settings that an operator changes while the server runs."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_qspec.controls import Controls
-from sglang_qspec.engine.sidecar.drafting import Drafting
+from sglang_qspec.engine.requests.drafting import Drafting
 from sglang_qspec.messages import (
     MAX_COMMIT_TOKENS,
     MAX_STOP_TOKENS,
@@ -32,13 +32,13 @@ class Tally:
     latest: list[Source] = field(default_factory=list)
     """Sources of the draft tokens that the latest pass accepted, in order."""
     ran_over: bool = False
-    """The target's own token of the latest pass is behind the end of the output."""
+    """Whether the target's own token of the latest pass is after the end of the output."""
 
     def clip(self, excess: int) -> list[Source]:
-        """Subtract the last `excess` tokens of the latest pass, which are behind the output's end.
+        """Subtract the last `excess` tokens of the latest pass, which follow the end of the output.
 
-        A pass may run over a stop token or the length limit. The target's own token is the last of
-        the pass. Returns the sources of the subtracted draft tokens.
+        A pass may accept tokens after a stop or the length limit. The target's own token is the
+        last of the pass. Returns the sources of the subtracted draft tokens.
         """
         if excess <= 0:
             return []
@@ -79,15 +79,16 @@ class LiveRequest:
     stop_token_ids: list[int]
     ignore_eos: bool
     queued_at: float | None
-    """Time of its entry into the queue, by the speculator's clock; None after its first draft."""
+    """Time of entry into the queue in seconds of the speculator's clock; None after the first
+    draft."""
     waits: bool = True
-    """The request is in SGLang's waiting queue."""
+    """Whether the request is in SGLang's waiting queue."""
     drafting: Drafting = field(default_factory=Drafting)
     """State of the request at the sidecar."""
     seeded: SeededSampling | None = None
     """Sampling seed and filters of the request; None for a greedy request."""
     credit: Credit = field(default_factory=Credit)
-    """Reliability of its draft scores."""
+    """Reliability of the request's draft scores."""
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -102,12 +103,12 @@ class LiveRequest:
 
     @property
     def longest_draft(self) -> int:
-        """Maximum useful length of a draft behind the committed output, in tokens."""
+        """Maximum useful length of a draft after the committed output, in tokens."""
         remaining = self.max_new_tokens - len(self.output_ids)
         return min(remaining, self.controls.max_completion_tokens)
 
     def submit(self, number: int, *, completions: bool) -> Submit:
-        """The message that asks for drafts; without `completions` only for step drafts."""
+        """The message that asks for drafts; without `completions` it asks only for step drafts."""
         temperature = self.controls.temperature
         return Submit(
             submission=number,

@@ -1,7 +1,7 @@
 """Settings that an operator changes while the server runs, through `/set_internal_state`.
 
-The endpoint carries only numbers: a mode is its index in `config.MODES`, a switch is 0 or 1. The
-frontend checks values, so that a wrong one is an HTTP 400.
+The endpoint takes only numbers: a mode is its index in `config.MODES`, a switch is 0 or 1. The
+frontend checks the values and answers a wrong one with HTTP 400.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ PREFIX = "qspec_"
 
 @dataclass
 class RuntimeSettings:
-    """The present values. The worker owns them; its speculator reads and sets them.
+    """The present values. The worker owns them; its speculator reads and changes them.
 
-    The first five apply from the next pass on, the others to requests that arrive afterwards.
+    A change of the first five applies from the next pass on, a change of the others to requests
+    that arrive later.
     """
 
     mode: str
-    """A pipeline, `queue`, or `auto`."""
+    """One of `config.MODES`."""
     step_tokens: int
     """Maximum lookahead of step drafts, in tokens."""
     draft_token_num: int
     """Maximum number of tokens that a pass verifies for each request."""
     fixed_width: bool
-    """Every pass has `draft_token_num` tokens a request."""
+    """True: every pass has `draft_token_num` tokens for each request."""
     enabled: bool = True
     """False: all requests are decoded plainly, and the sidecar drafts nothing."""
     completions: int = MAX_COMPLETIONS
     """Maximum number of completions of each waiting prompt."""
     source_queue: bool = True
+    """Whether requests may use drafts from this source; the other `source_` fields likewise."""
     source_step: bool = True
     source_guess: bool = True
     source_prompt: bool = True
@@ -44,7 +46,7 @@ class RuntimeSettings:
 
     @classmethod
     def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> RuntimeSettings:
-        """The values at the start of a server. With CUDA `graphs` the width is fixed."""
+        """The values at the start of a server. With CUDA graphs the width is fixed."""
         return cls(
             settings.mode,
             settings.step_tokens,
@@ -59,7 +61,7 @@ class RuntimeSettings:
         return frozenset(source for source in SOURCES if getattr(self, f"source_{source}"))
 
     def grant(self, wanted: Controls) -> Controls:
-        """The controls that a new request gets: what it wants, limited by the present values."""
+        """The controls of a new request: the `wanted` ones, limited by the present values."""
         return replace(
             wanted,
             enabled=wanted.enabled and self.enabled,
@@ -77,7 +79,7 @@ class RuntimeSettings:
         return min(self.step_tokens, width - 1)
 
     def set(self, name: str, value: float) -> None:
-        """Set one value. `name` has its prefix; `check` has accepted `value`."""
+        """Set one value. `name` has the prefix `qspec_`; `check` has accepted `value`."""
         field = name.removeprefix(PREFIX)
         if field == "mode":
             self.mode = MODES[int(value)]
@@ -93,9 +95,9 @@ def check(
 ) -> None:
     """Check the settings of QSPEC among `given`.
 
-    `settings` and `draft_token_num` are those that the server was started with. With CUDA `graphs`
-    no other `draft_token_num` is allowed. Raises RequestError that names the setting, the value and
-    what is allowed.
+    `settings` and `draft_token_num` are the values at the start of the server, which bound the new
+    ones. With CUDA graphs (`graphs`) the width cannot change. Raises RequestError for an unknown
+    setting or a value that is not allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {
@@ -113,7 +115,7 @@ def check(
         bounds = allowed.get(name.removeprefix(PREFIX))
         if bounds is None:
             known = ", ".join(PREFIX + known for known in allowed)
-            raise RequestError(f"{name} cannot be set; what can be is {known}")
+            raise RequestError(f"{name} is not a runtime setting; allowed are {known}")
         low, high = bounds
         if not (low <= value <= high and float(value).is_integer()):
             meaning = f" ({', '.join(MODES)})" if name == PREFIX + "mode" else ""

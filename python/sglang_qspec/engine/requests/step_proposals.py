@@ -48,7 +48,8 @@ class DrawnToken(NamedTuple):
     candidate_probs: NDArray[np.float64]
 
     @classmethod
-    def told(cls, token_id: int, candidates: Candidates) -> DrawnToken:
+    def of(cls, token_id: int, candidates: Candidates) -> DrawnToken:
+        """A token with its candidates; their probabilities are scaled to a sum of 1."""
         probs = np.array(candidates.probs)
         return cls(token_id, np.array(candidates.token_ids), probs / probs.sum())
 
@@ -65,8 +66,8 @@ class _Draft:
         """Output position of the first of `tokens`."""
 
     def follow(self, output_ids: Sequence[int]) -> bool:
-        """Drop the decided tokens; whether the output has all of them."""
-        if self._place > len(output_ids):  # the text before the draft is not known
+        """Drop the decided tokens. Returns whether the output has the same tokens."""
+        if self._place > len(output_ids):  # the output before the draft is missing
             return False
         for token_id in output_ids[self._place : self._place + len(self.tokens)]:
             if self.tokens.popleft().token_id != token_id:
@@ -99,18 +100,18 @@ class StepProposals:
             self._drafts[rid] = drafts
         if drafted.start == drafts[-1].received:
             drafts[-1].received += len(drafted.token_ids)
-            drafts[-1].tokens += map(DrawnToken.told, drafted.token_ids, drafted.candidates)
+            drafts[-1].tokens += map(DrawnToken.of, drafted.token_ids, drafted.candidates)
 
     def end(self, rid: str) -> None:
         """Drop the drafts of a request that has ended."""
         self._drafts.pop(rid, None)
 
     def ahead(self, rid: str, output_ids: Sequence[int]) -> Sequence[DrawnToken]:
-        """The tokens drawn for the positions behind the committed output, in order."""
+        """The draft tokens for the positions after the committed output, in order."""
         drafts = self._drafts.get(rid)
         while drafts:
             followed = drafts[0].follow(output_ids)
-            if followed and (drafts[0].tokens or len(drafts) == 1):  # which may go on
+            if followed and (drafts[0].tokens or len(drafts) == 1):  # the last one may get more
                 return drafts[0].tokens
             drafts.popleft()
         self._drafts.pop(rid, None)

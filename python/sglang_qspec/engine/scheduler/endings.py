@@ -1,8 +1,8 @@
-"""Ends an output within one pass's accepted tokens where one-by-one decoding would end it.
+"""Ends an output at the token where decoding token by token would end it.
 
-SGLang looks for one end after the other in the whole run: for its stop strings in their order, then
-for stop tokens. Decoded token by token, another end may come first. Of an aborted request it keeps
-the whole run, which may go on behind a stop or `max_new_tokens`.
+SGLang searches all accepted tokens of a pass for each stop string in turn, then for stop tokens.
+Token by token, another end may come first. Of an aborted request SGLang keeps all accepted tokens,
+even after a stop or `max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def update_finish_state(
         return
     params = req.sampling_params
     if aborted:
-        # Without drafts the pass that was running gives one more token.
+        # Without drafts the running pass gives one token.
         req.finished_len = len(req.output_ids) - new_accepted_len + 1
     elif params.stop_strs or params.stop_regex_strs:
         _find_first(update, req, new_accepted_len)
@@ -39,7 +39,7 @@ def _find_first(update: Callable[[Any, int], None], req: Any, new_accepted_len: 
     try:
         run = list(req.output_ids[-new_accepted_len:])
         del req.output_ids[-new_accepted_len:]
-        # The grammar has already consumed all accepted tokens: it is valid only at the last one.
+        # The grammar has consumed all accepted tokens, so its state fits only the last one.
         req.grammar = None
         req.finished_reason = req.finished_len = None
         while run and not req.finished():

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_qspec import config
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.requests import runtime_settings, speculator
+from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.errors import RequestError
 
 KEY = "qspec"
@@ -37,7 +38,7 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> None:
 def _validate(name: str, value: float) -> None:
     """Raise SGLang's UpdateRejected for a value that is not allowed, or if speculation failed.
 
-    `check_update` answers wrong values with HTTP 400 before; this check covers an error in it.
+    `check_update` answers wrong values with HTTP 400; this check applies if that hook fails.
     """
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
     from sglang.srt.runtime_context import get_device, get_spec
@@ -60,7 +61,7 @@ def _change(name: str, value: float) -> None:
     active = speculator.active()
     if active is not None:
         with guarded("changing a runtime setting"):
-            active.turn(name, value)
+            active.change_setting(name, value)
 
 
 def check_update(manager: Any, obj: Any) -> None:

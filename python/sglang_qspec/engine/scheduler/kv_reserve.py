@@ -1,8 +1,8 @@
 """Widens each request's row of KV slots to hold SGLang's decode reservation.
 
-SGLang reserves two pass widths after the committed tokens, but its rows exceed the context by one
-pass width only. Near the end of the context the reservation would overlap another request's row,
-and end the server on a CPU. SGLang itself widens the rows for larger pages and for UNO.
+SGLang reserves two pass widths after the committed tokens, but its rows exceed the context by only
+one pass width. Near the end of the context the reservation would reach another request's row, and
+would end the server on a CPU. SGLang itself widens the rows for larger pages and for UNO.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_spec
 
 
 def reserve_columns(extra: int) -> int:
-    """After `get_req_to_token_extra_context_len`: columns of a row behind the model's context."""
+    """After `get_req_to_token_extra_context_len`: KV slots of a row beyond the model's context."""
     if get_spec().speculative_algorithm != "QSPEC":
         return extra
     return max(extra, get_alloc_reserve_per_decode())

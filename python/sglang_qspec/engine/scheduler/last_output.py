@@ -1,15 +1,15 @@
 """Ends each request when SGLang sends its last output, and attaches its speculation record.
 
-Every finished request passes here, except requests that are aborted in the waiting queue.
+This covers every request except those that SGLang aborts in the waiting queue.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend.meta_info import KEY
-from sglang_qspec.engine.requests import speculator
 from sglang_qspec.engine.scheduler import lifecycle
 
 
@@ -36,7 +36,7 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
 
 def _record(req: Any) -> list[dict[str, Any]]:
-    """End the request if it finished; a list with its record, or empty if it had no drafts.
+    """End the request if it has finished. Returns a list of its record, empty without one.
 
     SGLang expects a list if the hook on `update_request_meta_info` fails.
     """

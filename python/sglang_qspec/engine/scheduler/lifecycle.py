@@ -1,7 +1,7 @@
 """Reports the scheduler's events to the `Speculator` of its process.
 
 A request starts when SGLang queues it (`enqueued`). It ends when SGLang sends its last output
-(`finished`, called by `last_output`) or aborts it in the waiting queue (`aborted`).
+(`finished`, which `last_output` calls) or aborts it in the waiting queue (`aborted`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.cpu.sampling_seeds import seeded_of
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes.sampling_seeds import seeded_of
-from sglang_qspec.engine.requests import speculator
 from sglang_qspec.engine.requests.live_request import Tally
 
 
@@ -49,14 +49,14 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
 def rank(scheduler: Any, req: Any) -> tuple[int, int]:
     """Sort key of SGLang's queue before arrival time: priority, then length under `lof`.
 
-    Smaller ranks are served sooner. Policies that use the prefix cache sort again at each
-    admission; the rank treats their requests as served in order of arrival.
+    SGLang serves smaller ranks sooner. A policy that uses the prefix cache sorts again at each
+    admission; for such a policy the rank assumes the order of arrival.
     """
     priority = 0
     if scheduler.enable_priority_scheduling:
         priority = req.priority * scheduler.policy.priority_sign
     longest_first = scheduler.policy.policy is CacheAgnosticPolicy.LOF
-    # A request without a priority has the lowest possible one, which may overflow 64 bits.
+    # A request without a priority gets the lowest possible one, which may overflow 64 bits.
     return (
         max(-_RANK_LIMIT, min(priority, _RANK_LIMIT)),
         -req.sampling_params.max_new_tokens if longest_first else 0,

@@ -33,7 +33,7 @@ STREAMS_PER_SUBMISSION = 1 << 20
 MESSAGES_PER_POLL = 64
 """Maximum number of messages that one poll reads; a message takes about 10 us."""
 SUBMIT_BUDGET_S = 0.002
-"""Seconds after which a poll submits no further request; a new sidecar gets all of them anew."""
+"""Seconds after which a poll submits no further request. A new sidecar gets all live requests."""
 MAX_REPAIRS = 8
 """Number of repairs after which a request is served without the sidecar."""
 
@@ -46,14 +46,14 @@ def is_step(drafted: Drafted) -> bool:
 
 
 class SidecarClient:
-    """See the module. `link` is None for a server without a draft model and without an endpoint.
+    """Submits live requests to the sidecar and reports their commits.
 
-    `sidecar` is the process that this server started; None if someone else runs the sidecar.
-    The speculator owns the `live` requests; the client changes only their `drafting`. The client
-    does not ask for drafts of paused `sources`.
+    `link` is None for a server with neither a draft model nor an endpoint. `sidecar` is the process
+    that this server started, or None. The speculator owns the `live` requests; the client changes
+    only their `drafting`. The client asks for no drafts of paused `sources`.
 
-    The client mints the number of each submission. It keeps at most as many submissions open as the
-    sidecar accepts from one server, and submits the other requests when some have ended.
+    The client numbers the submissions. It opens no more submissions than the sidecar accepts from
+    one server, and submits further requests when others have ended.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SidecarClient:
             self._sidecar.keep_alive()
 
     def receive(self) -> list[tuple[LiveRequest, Drafted]]:
-        """The received drafts, each with its request; drafts of closed submissions are dropped."""
+        """The received drafts, each with its request. Drafts of closed submissions are dropped."""
         messages = self._link.receive(MESSAGES_PER_POLL) if self._link is not None else ()
         drafted = []
         for message in messages:
@@ -148,9 +148,9 @@ class SidecarClient:
         return self._live.get(rid) if rid is not None else None
 
     def _repair(self, live: LiveRequest, gap: Gap) -> None:
-        """Send the tokens that the sidecar lacks: in the next report, or with a new submission."""
+        """Let the next report, or a new submission, send the tokens that the sidecar lacks."""
         if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
-            return  # a later report has sent them
+            return  # a report has sent them since
         live.drafting.repairs += 1
         if live.drafting.repairs > MAX_REPAIRS:
             self._decline(live, "the sidecar keeps asking for tokens that it was sent")
@@ -165,7 +165,7 @@ class SidecarClient:
         self.forget(live)
 
     def catch_up(self) -> None:
-        """Send the messages that wait. A new sidecar gets all live requests."""
+        """Send pending messages. A new sidecar gets all live requests."""
         if self._link is None or not self.ready:
             return
         if self._link.session_count != self.session_count:
@@ -185,7 +185,7 @@ class SidecarClient:
             self._ask_anew(live)
 
     def _pause(self, paused: frozenset[Source]) -> None:
-        """Close submissions of requests that use only paused sources, and open the others."""
+        """Close the submissions of requests that use only paused sources, and submit the others."""
         self._paused = paused
         for live in self._live.values():
             if not self._asks(live):
@@ -199,7 +199,7 @@ class SidecarClient:
             self._want(live)
 
     def submit(self, live: LiveRequest) -> None:
-        """Ask for drafts of the request, as soon as the link takes the message."""
+        """Ask for drafts of the request as soon as the link takes the message."""
         self._want(live)
         self._submit_unsent()
 
@@ -256,7 +256,7 @@ class SidecarClient:
         return submissions < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
 
     def _note_open(self, live: LiveRequest, message: Submit) -> None:
-        """The link has taken the Submit of a request."""
+        """Note that the link has taken the Submit of a request."""
         number = live.drafting.submission = message.submission
         self._open[number], self._rids[number] = len(message.token_ids), live.rid
         self._open_tokens += self._open[number]
@@ -267,9 +267,9 @@ class SidecarClient:
             self.admit(live)
 
     def admit(self, live: LiveRequest) -> None:
-        """SGLang serves the request now. The setting `on_admission` says what the sidecar does.
+        """Apply the setting `on_admission` to a request that SGLang serves now.
 
-        Best effort: without the message, drafts only come in another order.
+        Best effort: a lost message only changes the order of drafting.
         """
         if self._on_admission == "stop":
             self.forget(live)
@@ -323,13 +323,13 @@ class SidecarClient:
         ):
             requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
             for commit in self._reporter.report(requests, self._link, self.lookahead):
-                # The sidecar keeps outputs too. A token that is sent twice counts twice, which errs
-                # on the safe side.
+                # The sidecar keeps outputs too. A token sent twice counts twice, so the count is
+                # never too low.
                 self._open[commit.submission] += len(commit.token_ids)
                 self._open_tokens += len(commit.token_ids)
 
     def knows(self, live: LiveRequest, output_len: int) -> bool:
-        """Whether the sidecar, which knows `output_len` tokens of output, has read all reports."""
+        """Whether a sidecar that knows `output_len` output tokens has read all reports."""
         return self._reporter.knows(live, output_len)
 
     def awaits(self, live: LiveRequest) -> bool:
@@ -345,7 +345,7 @@ class SidecarClient:
 
     @property
     def step_times(self) -> list[tuple[float, float]]:
-        """(completions, seconds) of the sidecar's passes for steps, from small to large."""
+        """Mean seconds of a step pass by its size: (completions, seconds), smallest size first."""
         return self.heartbeat.step_times if self.heartbeat is not None else []
 
     def describe(self) -> dict[str, object]:
@@ -383,10 +383,10 @@ class SidecarClient:
     def check_integrity(self) -> None:
         """Raise RuntimeError if the open submissions are not those of the live requests."""
         if not self._unsent.keys() <= self._live.keys():
-            raise RuntimeError("a request that is over waits to be submitted")
+            raise RuntimeError("an ended request waits to be submitted")
         numbers = {live.drafting.submission: live.rid for live in self._live.values()}
         submitted = {number: rid for number, rid in numbers.items() if number is not None}
         if submitted != self._rids or self._rids.keys() != self._open.keys():
             raise RuntimeError("the open submissions are not those of the live requests")
         if self._open_tokens != sum(self._open.values()):
-            raise RuntimeError("the tokens of the open submissions are miscounted")
+            raise RuntimeError("the token count of the open submissions is wrong")

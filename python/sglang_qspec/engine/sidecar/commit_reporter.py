@@ -24,30 +24,30 @@ class CommitReporter:
     """
 
     def __init__(self) -> None:
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
         """Number of output tokens reported for each open submission."""
         self._left: int | None = None
         """Submission that the next report begins with; the last report had no room for it."""
 
     def begin(self, submission: int, output_len: int) -> None:
-        """A submission is open; its Submit had `output_len` tokens of output."""
-        self._told[submission] = output_len
+        """Note an open submission; its Submit had `output_len` output tokens."""
+        self._reported[submission] = output_len
 
     def end(self, submission: int) -> None:
-        """A submission is closed."""
-        self._told.pop(submission, None)
+        """Forget a closed submission."""
+        self._reported.pop(submission, None)
 
     def rewind(self, submission: int, output_len: int) -> bool:
         """Report again from `output_len` on; False if no more than that was reported."""
-        if not output_len < self._told.get(submission, 0):
+        if not output_len < self._reported.get(submission, 0):
             return False
-        self._told[submission] = output_len
+        self._reported[submission] = output_len
         return True
 
     def report(self, requests: Sequence[LiveRequest], link: Link, lookahead: int) -> list[Commit]:
-        """Report what `requests` have committed; drafts may run `lookahead` tokens ahead.
+        """Report new output of `requests`, and ask for up to `lookahead` draft tokens each.
 
-        A request for which the report has no room comes first in the next one. Returns the commits
+        If a report has no room for a request, the next report begins with it. Returns the commits
         that the link has taken.
         """
         commits: list[Commit] = []
@@ -67,26 +67,26 @@ class CommitReporter:
         if not commits or not link.send(Commits(commits)):
             return []
         for commit in commits:
-            self._told[commit.submission] = commit.base_len + len(commit.token_ids)
+            self._reported[commit.submission] = commit.base_len + len(commit.token_ids)
         return commits
 
     def _commit_of(self, request: LiveRequest, lookahead: int) -> Commit | None:
         """The unreported tokens of one request; None if there is nothing to report."""
         number = request.drafting.submission
-        told = self._told.get(number) if number is not None else None
-        if number is None or told is None or len(request.output_ids) <= told:
+        reported = self._reported.get(number) if number is not None else None
+        if number is None or reported is None or len(request.output_ids) <= reported:
             return None
-        if request.credit.factor < NO_CREDIT and len(request.output_ids) - told < TRY_AFTER:
+        if request.credit.factor < NO_CREDIT and len(request.output_ids) - reported < TRY_AFTER:
             return None
         useful = min(lookahead, request.longest_draft)
         if useful < 1 or "step" not in request.controls.sources:
             return None
-        return request.commit_since(number, told, useful)
+        return request.commit_since(number, reported, useful)
 
     def knows(self, live: LiveRequest, output_len: int) -> bool:
-        """Whether the sidecar, which knows `output_len` tokens of output, has read all reports."""
+        """Whether a sidecar that knows `output_len` output tokens has read all reports."""
         number = live.drafting.submission
-        return number is not None and self._told.get(number) == output_len
+        return number is not None and self._reported.get(number) == output_len
 
     def awaits(self, live: LiveRequest) -> bool:
         """Whether the sidecar is about to send more of the request's step draft."""

@@ -1,19 +1,16 @@
-"""Builds a worker's `Speculator`: its tries, the link, and the server's own sidecar."""
+"""Opens the link to the sidecar, and starts the server's own sidecar."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import time
-from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_model, get_serving, get_spec
 
 from sglang_qspec.config import QSpecConfig, flag
 from sglang_qspec.engine import compat
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
     Keys,
@@ -25,45 +22,30 @@ from sglang_qspec.link import (
 )
 from sglang_qspec.messages import PROTOCOL, Hello
 from sglang_qspec.sidecar.process import SidecarProcess
-from sglang_qspec.trie import TrieLimits, TrieStore
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""Seconds that the start waits for a sidecar at a given endpoint, so that a refusal stops it."""
+"""Seconds that the start waits for the sidecar at an endpoint, whose refusal stops the start."""
 
 
-def open_speculator(
-    settings: QSpecConfig, runtime_settings: RuntimeSettings, gpu_id: int, target_worker: Any
-) -> Speculator:
+def open_link(
+    settings: QSpecConfig, gpu_id: int
+) -> tuple[SidecarLink | None, SidecarProcess | None]:
     """Open the link, and start a sidecar if the server has a draft model of its own.
 
-    Raises LinkError if the sidecar at a given endpoint refuses this target. An absent sidecar is no
-    error: the link keeps trying, and requests are served without its drafts.
+    Returns no link without a draft model and an endpoint, and no process unless this server started
+    one. Raises LinkError if the sidecar at the endpoint refuses this target. An absent sidecar is
+    no error: the link keeps trying, and the server serves requests without its drafts.
     """
-    vocab_size = target_worker.model_config.vocab_size
-    limits = TrieLimits(
-        vocab_size=vocab_size,
-        max_request_tokens=settings.max_request_tokens,
-        max_total_tokens=settings.max_total_tokens,
-    )
-    link, sidecar = None, None
-    draft_model = get_spec().speculative_draft_model_path
     if settings.endpoint:
         hello = _hello()
         key_pair = keys.load(settings.key_file) if settings.key_file else None
-        link = _join(settings.endpoint, hello, key_pair)
-    elif draft_model is not None:
-        hello = _hello()
-        link, sidecar = _start_own(settings, draft_model, hello, gpu_id)
-    return Speculator(
-        settings,
-        vocab_size,
-        TrieStore(limits),
-        link,
-        sidecar=sidecar,
-        runtime_settings=runtime_settings,
-    )
+        return _join(settings.endpoint, hello, key_pair), None
+    draft_model = get_spec().speculative_draft_model_path
+    if draft_model is None:
+        return None, None
+    return _start_own(settings, draft_model, _hello(), gpu_id)
 
 
 def _hello() -> Hello:
@@ -88,7 +70,7 @@ def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
         )
     if link.state is not LinkState.READY:
         logger.warning(
-            "No sidecar answers at %s yet; requests are served without its drafts until one does.",
+            "No sidecar answers at %s; the server runs without its drafts until one answers.",
             endpoint,
         )
     return link

@@ -10,13 +10,13 @@ WINDOW = 1000
 
 
 class FirstDrafts:
-    """Seconds from a request's queueing to the first tokens that the sidecar drafted for it."""
+    """Seconds from queueing a request to its first tokens from the sidecar."""
 
     def __init__(self) -> None:
         self.count = 0
         """Number of requests that got a draft since the server started."""
         self.observer: Callable[[float], object] | None = None
-        """Called with each time in seconds, to feed a histogram; None without metrics."""
+        """Called with the seconds of each request, to fill a histogram; None without metrics."""
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
     def observe(self, seconds: float) -> None:

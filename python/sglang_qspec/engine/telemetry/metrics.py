@@ -1,8 +1,4 @@
-"""Publishes `Speculator.describe` as Prometheus series in SGLang's `/metrics`.
-
-SGLang collects the series of all its processes through files, so series made in the scheduler's
-process appear in `/metrics`. They exist only with `--enable-metrics`.
-"""
+"""The Prometheus series of QSPEC in SGLang's `/metrics`."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_qspec.engine.requests import speculator
-from sglang_qspec.engine.requests.speculator import Speculator
 from sglang_qspec.link import LinkState
 
 if TYPE_CHECKING:
@@ -22,19 +16,19 @@ PUBLISH_INTERVAL_S = 1.0
 FIRST_DRAFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 GAUGES = {
-    "live_requests": "Requests that are queued or served and may be drafted for.",
-    "requests_in_flight": "Requests whose drafts the sidecar has not finished.",
-    "drafting_requests": "Requests that the sidecar has work for, of all its servers.",
-    "drafting_rows": "Completions that the sidecar is drafting, for all its servers.",
-    "trie_tokens": "Tokens in the tries of all requests, drafts and own text.",
-    "sidecar_texts": "Different texts that the sidecar keeps, for all its servers.",
-    "sidecar_rows": "Rows of the draft model's KV that are open, for all its servers.",
-    "sidecar_kv_tokens": "Tokens in the draft model's KV, for all servers of the sidecar.",
+    "live_requests": "Queued and running requests that may get drafts.",
+    "requests_in_flight": "Requests with completions that the sidecar has not finished.",
+    "drafting_requests": "Requests with unfinished drafts at the sidecar, over all its servers.",
+    "drafting_rows": "Completions that the sidecar's latest pass advanced, over all its servers.",
+    "trie_tokens": "Tokens in the tries of all requests: drafts, prompts and outputs.",
+    "sidecar_texts": "Distinct prompts that the sidecar keeps, over all its servers.",
+    "sidecar_rows": "Open KV rows of the draft model, over all servers of the sidecar.",
+    "sidecar_kv_tokens": "KV slots that the open rows hold, over all servers of the sidecar.",
 }
 TOTALS = {
-    "drafted_tokens": "Tokens that the sidecar drafted, for all its servers.",
-    "evictions": "Times that the total token cap evicted a request's drafts.",
-    "declined_requests": "Requests that a sidecar declined to draft for.",
+    "drafted_tokens": "Tokens that the sidecar drafted, over all its servers.",
+    "evictions": "Requests that lost their drafts to the cap on draft tokens of all requests.",
+    "declined_requests": "Requests that a sidecar refused to draft for.",
 }
 TOTALS_BY = {
     "proposed_tokens": ("source", "Draft tokens that the target verified."),
@@ -42,16 +36,16 @@ TOTALS_BY = {
     "dropped_messages": ("kind", "Messages between server and sidecar that were not delivered."),
     "refused_chunks": ("reason", "Draft chunks that a trie refused."),
 }
-"""Cumulative figures of `describe`, one for each value of a label."""
+"""Counters of `Speculator.describe` with one series for each value of a label."""
 TOTALS_AT = {
-    "judged": "Draft tokens that the target judged, as it had agreed with those before them.",
-    "right": "Draft tokens that the target agreed with, of those that it judged.",
+    "judged": "Draft tokens that follow only right tokens, so that the target's choice is known.",
+    "right": "Judged draft tokens that equal the target's choice.",
 }
-"""Cumulative figures of its `positions`, one for each source and position."""
+"""Counters of `positions` in `Speculator.describe`, one series for each source and position."""
 
 
 class DraftMetrics:
-    """Owns the series. One thread, the scheduler's."""
+    """Owns the series. Only the scheduler's thread uses it."""
 
     def __init__(
         self,
@@ -59,11 +53,11 @@ class DraftMetrics:
         registry: CollectorRegistry | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the series with SGLang's `labels`, in the process's registry if none is given.
+        """Create the series with SGLang's `labels`, by default in the process's registry.
 
-        Raises ValueError, as prometheus_client does, if the registry has them already.
+        Raises ValueError, as prometheus_client does, if the registry already has the series.
         """
-        # SGLang names the folder of the files in the environment, which the import reads.
+        # The import reads the folder of the metrics files, which SGLang sets in the environment.
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
         values = {name: str(value) for name, value in labels.items()}
@@ -79,7 +73,7 @@ class DraftMetrics:
         }
         state = Gauge(
             PREFIX + "sidecar_state",
-            "1 for the state that the link to the sidecar is in.",
+            "1 for the present state of the link to the sidecar, otherwise 0.",
             (*names, "state"),
             multiprocess_mode="mostrecent",
             registry=home,
@@ -103,21 +97,21 @@ class DraftMetrics:
         self._labels = values
         self.first_draft = Histogram(
             PREFIX + "queue_to_first_draft_seconds",
-            "Time from a request's queueing to its first draft.",
+            "Seconds from queueing a request to its first draft.",
             names,
             buckets=FIRST_DRAFT_BUCKETS_S,
             registry=home,
         ).labels(**values)
 
-    def publish_due(self, active: Speculator) -> None:
-        """Publish if a second has passed since the last time."""
+    def publish_due(self, describe: Callable[[], Mapping[str, Any]]) -> None:
+        """Publish what `describe` returns, unless the last time is less than a second ago."""
         now = self._clock()
         if now >= self._due_at:
             self._due_at = now + PUBLISH_INTERVAL_S
-            self.publish(active.describe())
+            self.publish(describe())
 
     def publish(self, described: Mapping[str, Any]) -> None:
-        """Bring all series to what `Speculator.describe` returned."""
+        """Set all series to the values that `Speculator.describe` returned."""
         for name, gauge in self._gauges.items():
             gauge.set(described[name])
         for name, gauge in self._states.items():
@@ -135,7 +129,7 @@ class DraftMetrics:
                     self._reach(name, count, source=source, position=str(position))
 
     def _reach(self, name: str, count: int, **own: str) -> None:
-        """Bring the member of a family that has these labels of its own to `count`."""
+        """Raise the series of family `name` with the labels `own` to `count`."""
         key = (name, *own.values())
         if key not in self._members:
             self._members[key] = _Total(self._families[name].labels(**self._labels, **own))
@@ -143,41 +137,13 @@ class DraftMetrics:
 
 
 class _Total:
-    """A Prometheus counter that follows a cumulative count kept elsewhere."""
+    """A Prometheus counter that follows a count of the server or the sidecar."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._reached = 0
 
     def reach(self, total: int) -> None:
-        """Raise the counter to `total`; a smaller `total` is a restarted sidecar's and is added."""
+        """Raise the counter to `total`; a smaller one means a restarted sidecar and is added."""
         self._counter.inc(total - self._reached if total >= self._reached else total)
         self._reached = total
-
-
-_published: tuple[DraftMetrics, Speculator] | None = None
-"""The series of this process, and the speculator that they show."""
-
-
-def start(streamer: type, scheduler: Any) -> None:
-    """After `Scheduler.get_output_streamer_class`, when the scheduler has its metrics collector.
-
-    Make the series, with the labels of the collector, unless the server has no metrics.
-    """
-    global _published
-    active, collector = speculator.active(), scheduler.metrics_collector
-    if active is not None and collector is not None and _published is None:
-        series = DraftMetrics(collector.labels)
-        active.first_drafts.observer = series.first_draft.observe
-        _published = series, active
-
-
-def publish(result: None, manager: Any) -> None:
-    """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls.
-
-    Does nothing without metrics, or within a second of the last time. It goes on when speculation
-    has failed, so that the series do not stay at their last values.
-    """
-    if _published is not None:
-        series, shown = _published
-        series.publish_due(shown)

@@ -1,4 +1,4 @@
-"""How often drafts are right, by their source and their position behind what is committed."""
+"""Counts right draft tokens by source and by position after the committed output."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ POSITIONS = 16
 
 
 class Positions:
-    """Counts the draft tokens that the target judged, and those of them that it agreed with.
+    """Counts the draft tokens that the target judged, and those that were right.
 
-    Position 1 is the token behind the last committed one. A draft token is judged where the target
-    agreed with all before it: then, and only then, the pass tells what the target chooses in its
-    place. So right over judged is the chance of a token of that source at that position, given
-    those before it. Several siblings are judged at once, and one of them at most is right. Tokens
-    behind the end of an answer count like others, as the target did judge them.
+    Position 1 follows the last committed token. The target judges a draft token if all tokens
+    before it on its path are right, because only then the pass gives the target's choice at its
+    position. So right / judged estimates the probability that a token is right after a right
+    prefix. Siblings are all judged, and at most one is right. Tokens after the end of an answer
+    count too.
     """
 
     def __init__(self) -> None:
         self.judged = np.zeros((len(Source), POSITIONS), dtype=np.int64)
+        """Draft tokens that the target judged: [source, position - 1]."""
         self.right = np.zeros((len(Source), POSITIONS), dtype=np.int64)
+        """Judged draft tokens that equal the target's choice: [source, position - 1]."""
 
     def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
-        """A pass over `trees` is done; `accepted` are the nodes confirmed of each, in order."""
+        """Count a pass over `trees`; `accepted` has the accepted nodes of each tree, in order."""
         trees.count_by_position(accepted, self.judged, self.right)
 
     def describe(self) -> dict[str, dict[str, list[int]]]:
-        """For /server_info and /metrics: by source, a number for each position."""
+        """Counts for /server_info and /metrics: by source, one number for each position."""
         return {
             source.name.lower(): {
                 "judged": self.judged[source].tolist(),

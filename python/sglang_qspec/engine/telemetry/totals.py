@@ -18,21 +18,23 @@ FIRST_AGREEMENT = 0.9
 
 @dataclass
 class PassTotals:
-    """Passes of the target in one pipeline."""
+    """Decode and verify passes of the target in one pipeline."""
 
     passes: int = 0
+    """Number of passes."""
     requests: int = 0
     """Batch sizes, summed over the passes."""
-    rows: int = 0
-    """Input tokens of the passes, including drafts and padding."""
+    input_tokens: int = 0
+    """Input tokens, including drafts and padding, summed over the passes."""
     seconds: float = 0.0
-    """From the end of the pass before, or the beginning if a prompt was read; without waits."""
+    """Seconds between the ends of successive passes, without waits for drafts. The first pass after
+    a prefill counts from its own start."""
     waited_seconds: float = 0.0
-    """Time spent waiting for step drafts before the passes."""
+    """Seconds that the target waited for step drafts."""
 
 
 class Totals:
-    """Counts draft tokens by source and passes by pipeline, and learns how good step drafts are."""
+    """Counts draft tokens by source and passes by pipeline, and averages step-draft agreement."""
 
     def __init__(self) -> None:
         self.proposed = dict.fromkeys(Source, 0)
@@ -44,7 +46,7 @@ class Totals:
         self.pipeline = "none"
         """Pipeline of the latest decoding round; `none` before the first."""
         self.agreement = FIRST_AGREEMENT
-        """Moving average: share of step-draft tokens that are right after a right prefix."""
+        """Moving average: fraction of step-draft tokens that are right after a right prefix."""
 
     def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
         """Count one verify pass over `trees`; `accepted` has the accepted nodes of each tree."""
@@ -68,18 +70,18 @@ class Totals:
             self.accepted[source] -= 1
 
     def note_pass(
-        self, pipeline: str, requests: int, rows: int, seconds: float, waited: float
+        self, pipeline: str, requests: int, input_tokens: int, seconds: float, waited: float
     ) -> None:
         """Count one decode pass; `seconds` excludes the `waited` seconds for drafts."""
         totals = self.pipelines[pipeline]
         totals.passes += 1
         totals.requests += requests
-        totals.rows += rows
+        totals.input_tokens += input_tokens
         totals.seconds += seconds
         totals.waited_seconds += waited
 
     def describe(self) -> dict[str, Any]:
-        """For /server_info and /metrics."""
+        """Counts for /server_info and /metrics."""
         return {
             "proposed_tokens": {source.name.lower(): n for source, n in self.proposed.items()},
             "accepted_tokens": {source.name.lower(): n for source, n in self.accepted.items()},

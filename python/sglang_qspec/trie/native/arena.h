@@ -110,7 +110,7 @@ class Arena {
         throw std::runtime_error("node " + std::to_string(node) + " is linked one way only");
       }
       if (before && stream(before) != stream(node)) {
-        throw std::runtime_error("node " + std::to_string(node) + " changes the stream");
+        throw std::runtime_error("node " + std::to_string(node) + " belongs to another stream than the node before it");
       }
       if (older_pair(node) && !same_pair(older_pair(node), node)) {
         throw std::runtime_error("node " + std::to_string(node) + " has a wrong older pair");
@@ -119,7 +119,7 @@ class Arena {
         throw std::runtime_error("node " + std::to_string(node) + " has a wrong older token");
       }
     }
-    if (nodes != size_) throw std::runtime_error("an arena has lost count of its nodes");
+    if (nodes != size_) throw std::runtime_error("an arena has a wrong count of its nodes");
   }
 
  private:
@@ -187,7 +187,7 @@ class Table {
         throw std::runtime_error("an index cannot find a node again");
       }
     }
-    if (used != used_) throw std::runtime_error("an index has lost count of its slots");
+    if (used != used_) throw std::runtime_error("an index has a wrong count of its slots");
   }
 
  private:

@@ -35,7 +35,7 @@ struct TreeRow {
   float* scores;
 };
 
-// Write a tree with the root alone. Returns its size, 1. The root's source has no meaning.
+// Write a tree of the root alone. Returns its size, 1. The root's source has no meaning.
 inline int root_alone(Token root, const TreeRow& row) {
   row.token_ids[0] = root;
   row.parents[0] = 0;

@@ -147,7 +147,7 @@ class RequestTrie {
         if (place == stream.matched && node != stream.at) fail("a stream's match ends at a wrong node");
         last = node;
       }
-      if (place != stream.length + 1) fail("a stream is not as long as it says");
+      if (place != stream.length + 1) fail("a stream has a wrong length");
       if (last != stream.last) fail("a stream ends before its last node");
     }
     if (draft_tokens != draft_size()) fail("the size of the drafts is not the sum of the streams' sizes");

@@ -5,11 +5,11 @@
 // only has the same last tokens. The odds of a probability p are p / (1 - p).
 //
 // The priors were counted on recorded completions of SmolLM2-135M-Instruct (int8 drafts, sampled at
-// temperature 0.6, six kinds of prompts). From then on every committed token shows for every
-// matching stream whether it was right. Each estimate is the mean of a beta posterior. Its counts
-// are halved at a limit, so that it follows changes of the load. One request's streams may be much
+// temperature 0.6, six kinds of prompts). Then every committed token shows for every matching stream
+// whether the stream was right. Each estimate is the mean of a beta posterior. Its counts are halved
+// at a limit, so that the estimate follows changes of the load. One request's streams may be much
 // better or worse than those of other requests, for example if a client guesses wrong. So each
-// request also learns a factor of its own (`Standing`).
+// request also learns its own factor (`Standing`).
 
 #pragma once
 
@@ -101,7 +101,7 @@ class Trust {
   std::vector<Chance> rows_[kKinds][2];
 };
 
-// Corrects the shared estimates for one request, by how its own streams have done.
+// Corrects the shared estimates for one request, by the share of right tokens of its own streams.
 class Standing {
  public:
   explicit Standing(bool learns) : learns_(learns) {}

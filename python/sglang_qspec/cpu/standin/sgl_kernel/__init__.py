@@ -1,7 +1,7 @@
 """Stand-in for sgl_kernel on CPUs for which it is not built: re-exports torch functions.
 
-Found only where `sglang_qspec.cpu.install` put its parent folder on `sys.path`. It must never
-register `torch.ops.sgl_kernel.convert_weight_packed`: SGLang takes that for AMX kernels.
+Python finds it only if `sglang_qspec.cpu.install` has put its parent folder on `sys.path`. It must
+not register `torch.ops.sgl_kernel.convert_weight_packed`, from which SGLang infers AMX kernels.
 """
 
 from sglang_qspec.cpu.kernels import (
@@ -33,9 +33,9 @@ register_torch_ops()
 
 
 def __getattr__(name: str) -> object:
-    # `from sgl_kernel import x` turns this into the ImportError that SGLang's optional
-    # imports catch; other uses show the sentence.
+    # `from sgl_kernel import x` turns this into an ImportError, which SGLang catches for optional
+    # imports. In other uses the user sees this message.
     raise AttributeError(
         f"sgl_kernel.{name} has no stand-in: sglang_qspec.cpu supplies only what SGLang's CPU "
-        "platform needs for dense models; install sgl_kernel's CPU build for the rest"
+        "platform needs for dense models; for the rest install the CPU build of sgl_kernel"
     )

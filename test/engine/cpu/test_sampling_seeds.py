@@ -1,4 +1,4 @@
-"""Dice of sampled requests: whose they are, and what the target's passes make of them."""
+"""Sampling seeds of requests, and the draws that the target's passes make with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
+from sglang_qspec.engine.cpu import sampling_seeds
 from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
-from sglang_qspec.engine.passes import sampling_seeds
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -25,12 +25,12 @@ from test.verify.chi_square import chi_square
 
 VOCAB = 4
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2)) * 1.5
-"""Logits of a toy target, which depend on the token before."""
+"""Logits of a toy target, by the token before."""
 
 
 @pytest.fixture(autouse=True)
-def rolling() -> Iterator[None]:
-    """Dice are rolled for the length of a test."""
+def seeded() -> Iterator[None]:
+    """Seeded draws are installed during a test."""
     sample_from_probs = Sampler._sample_from_probs
     sampling_seeds.install()
     yield
@@ -39,7 +39,7 @@ def rolling() -> Iterator[None]:
 
 
 class Req:
-    """What is read of SGLang's request."""
+    """The part of SGLang's request that the code reads."""
 
     output_ids = (0,)
 
@@ -69,7 +69,7 @@ def batch_of(reqs: list[Req], **fields: Any) -> Any:
     return SimpleNamespace(reqs=reqs, sampling_info=info_of(reqs), **fields)
 
 
-def test_a_greedy_request_has_no_dice_and_another_those_of_its_parameters() -> None:
+def test_a_greedy_request_has_no_seed_and_another_the_one_of_its_parameters() -> None:
     assert sampling_seeds.seeded_of(Req(temperature=0)) is None
     asked = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05, sampling_seed=-3)
     assert sampling_seeds.seeded_of(asked) == SeededSampling(-3, 0.7, 20, 0.9, 0.05)
@@ -78,7 +78,7 @@ def test_a_greedy_request_has_no_dice_and_another_those_of_its_parameters() -> N
     assert plain == SeededSampling(plain.seed, 1.5)
 
 
-def test_a_secret_seed_is_of_one_request_and_stays_with_it() -> None:
+def test_each_request_has_its_own_secret_seed_and_keeps_it() -> None:
     one, other = Req(temperature=1), Req(temperature=1)
     first, second = sampling_seeds.seeded_of(one), sampling_seeds.seeded_of(other)
     assert first is not None
@@ -87,17 +87,17 @@ def test_a_secret_seed_is_of_one_request_and_stays_with_it() -> None:
     assert sampling_seeds.seeded_of(one) == first
 
 
-def test_where_drafts_are_rejected_by_probability_the_sidecar_does_not_learn_the_seed() -> None:
+def test_under_rejection_sampling_the_sidecar_does_not_learn_a_secret_seed() -> None:
     sampling_seeds.install(reject=True)
-    told = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05)
-    assert sampling_seeds.seeded_of(told) == SeededSampling(
+    secret = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05)
+    assert sampling_seeds.seeded_of(secret) == SeededSampling(
         0, 0.7, 20, 0.9, 0.05, probabilities=True
     )
     assert sampling_seeds.seeded_of(Req(temperature=0.7, sampling_seed=3)) == SeededSampling(3, 0.7)
     assert sampling_seeds.seeded_of(Req(temperature=0)) is None
 
 
-def test_nothing_is_rolled_where_the_worker_has_not_asked_for_it() -> None:
+def test_no_draw_is_seeded_unless_the_worker_installs_it() -> None:
     sampling_seeds._seeded = False
     assert sampling_seeds.seeded_of(Req(temperature=1, sampling_seed=1)) is None
     batch = batch_of([Req(temperature=1, sampling_seed=1)])
@@ -105,7 +105,7 @@ def test_nothing_is_rolled_where_the_worker_has_not_asked_for_it() -> None:
         assert batch.sampling_info.sampling_seed is None
 
 
-def test_a_batch_has_seeds_for_the_length_of_a_pass_even_one_that_fails() -> None:
+def test_a_batch_has_seeds_only_during_a_pass_even_one_that_fails() -> None:
     batch = batch_of([Req(temperature=1, sampling_seed=7), Req(temperature=0)])
 
     def fail() -> None:
@@ -118,7 +118,7 @@ def test_a_batch_has_seeds_for_the_length_of_a_pass_even_one_that_fails() -> Non
     assert batch.sampling_info.sampling_seed is None
 
 
-def test_a_pass_draws_near_its_proposals_and_the_next_one_does_not() -> None:
+def test_only_the_pass_that_is_given_proposals_uses_them() -> None:
     certain = Proposals(
         torch.tensor([True, False]),
         torch.tensor([2, 0]),
@@ -138,16 +138,16 @@ def test_a_pass_draws_near_its_proposals_and_the_next_one_does_not() -> None:
         assert sampling_seeds.draws_of(batch.sampling_info, torch.zeros(2)).proposals is None
 
 
-def test_greedy_batches_and_those_that_show_sglangs_own_draw_are_left_alone() -> None:
-    greedy, shown = batch_of([Req(temperature=0)]), batch_of([Req(temperature=1)])
-    shown.sampling_info.sampling_mask_batch_indices = torch.tensor([0])
-    for batch in (greedy, shown):
+def test_greedy_batches_and_batches_with_sampling_masks_get_no_seeds() -> None:
+    greedy, masked = batch_of([Req(temperature=0)]), batch_of([Req(temperature=1)])
+    masked.sampling_info.sampling_mask_batch_indices = torch.tensor([0])
+    for batch in (greedy, masked):
         with sampling_seeds.seeded_draws(batch):
             assert batch.sampling_info.sampling_seed is None
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 3}])
-def test_sglangs_own_sampler_rolls_the_dice_in_passes_without_drafts(params: Any) -> None:
+def test_sglangs_own_sampler_uses_the_seeds_in_passes_without_drafts(params: Any) -> None:
     reqs = [Req(temperature=1.0, sampling_seed=seed, **params) for seed in range(50)]
     batch = batch_of(reqs)
     probs = torch.softmax(0.3 * TABLE[0].expand(50, -1), -1)
@@ -161,7 +161,7 @@ def test_sglangs_own_sampler_rolls_the_dice_in_passes_without_drafts(params: Any
     assert len(set(tokens.tolist())) > 1
 
 
-def test_without_seeds_sglangs_own_sampler_draws_as_ever() -> None:
+def test_without_seeds_sglangs_own_sampler_draws_as_before() -> None:
     torch.manual_seed(1)
     probs = torch.softmax(TABLE[0].expand(500, -1), -1)
     info = info_of([Req(temperature=1)] * 500)
@@ -171,14 +171,14 @@ def test_without_seeds_sglangs_own_sampler_draws_as_ever() -> None:
 
 
 def verify(reqs: list[Req], tree: DraftTree, committed: int) -> list[list[int]]:
-    """What `cpu_eagle_sample` lets each request have of a tree, its bonus token included."""
+    """The tokens that `cpu_eagle_sample` accepts for each request, with the bonus token."""
     trees = DraftTrees.of([tree] * len(reqs), len(tree))
     seq_lens = torch.full((len(reqs),), committed - 1)
     verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch = batch_of(reqs, forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=seq_lens)
     logits = SimpleNamespace(next_token_logits=TABLE[verify_input.draft_token])
     with sampling_seeds.seeded_draws(batch), get_parallel_of_one():
-        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)  # type: ignore[arg-type]
+        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)
     return [
         predict[indices[:length].long()].tolist()
         for indices, length in zip(accept_index, accept_lens.tolist(), strict=True)
@@ -194,7 +194,7 @@ TREE = DraftTree((0, 3, 1, 2, 0), (0, 0, 0, 2, 1), (Source.STEP,) * 5, (1.0, 0.9
 
 @pytest.mark.parametrize("secret", [True, False])
 def test_text_from_verified_trees_has_the_targets_distribution(secret: bool) -> None:
-    """The first two tokens behind token 0, by as many passes as they take."""
+    """Compares the first two tokens after token 0, which may take two passes."""
     count = 15_000
     reqs = [
         Req(temperature=1.0, **({} if secret else {"sampling_seed": seed})) for seed in range(count)
@@ -202,7 +202,7 @@ def test_text_from_verified_trees_has_the_targets_distribution(secret: bool) -> 
     texts = verify(reqs, TREE, committed=9)
     assert sum(len(text) > 1 for text in texts) > count / 4
     for last in range(VOCAB):
-        # Where the pass gave one token alone, the next one decodes plainly.
+        # If the first pass gave one token only, a plain pass gives the next.
         short = [row for row, text in enumerate(texts) if text == [last]]
         root = DraftTree((last,), (0,), (Source.STEP,), (1.0,))
         for row, text in zip(short, verify([reqs[row] for row in short], root, 10), strict=True):
@@ -215,7 +215,7 @@ def test_text_from_verified_trees_has_the_targets_distribution(secret: bool) -> 
     assert chi_square(counts.flatten(), expected.flatten()) < 3.0
 
 
-def test_the_same_dice_give_the_same_text_whatever_was_drafted() -> None:
+def test_the_same_seed_gives_the_same_text_whatever_was_drafted() -> None:
     reqs = [Req(temperature=1.0, sampling_seed=seed) for seed in range(500)]
     texts = verify(reqs, TREE, committed=9)
     other = DraftTree((0, 1, 2, 3), (0, 0, 0, 0), (Source.STEP,) * 4, (1.0, 0.9, 0.8, 0.7))

@@ -1,8 +1,8 @@
 """Owns the live requests and their drafts.
 
-One `Speculator` lives in a scheduler's process and belongs to its thread. The scheduler reports a
-request's events (`enqueue`, `admit`, `end`), polls for the sidecar's messages, and asks for draft
-trees.
+A scheduler's process has one `Speculator`, which only the scheduler's thread uses. The scheduler
+reports the events of a request (`enqueue`, `admit`, `end`), polls for messages of the sidecar
+(`poll`), and asks for draft trees (`propose`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ POLL_S = 0.0002
 
 
 class Speculator:
-    """See the module. `link` is None for a server without a draft model and without an endpoint.
+    """Owns the live requests and their drafts.
 
-    `sidecar` is the process that this server started; None if someone else runs the sidecar.
+    `link` is None for a server with neither a draft model nor an endpoint. `sidecar` is the process
+    that this server started, or None.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Speculator:
         )
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
-        self.drawn = StepProposals()
+        self.step_proposals = StepProposals()
         self.sources = Sources(clock)
         self._link_seconds = 0.0
         self._clock = clock
@@ -79,11 +80,10 @@ class Speculator:
         rank: tuple[int, int] = (0, 0),
         seeded: SeededSampling | None = None,
     ) -> None:
-        """A request joined the waiting queue; a retracted request comes with its `output_ids`.
+        """Start a request that joined the waiting queue, or a retracted one with its `output_ids`.
 
-        A retracted request keeps its trie and is submitted again with its longer text. SGLang
-        serves requests by `rank`, smallest first, then by arrival. `seeded` is None for a greedy
-        request.
+        A retracted request keeps its trie, and its longer text is submitted again. SGLang serves
+        requests by ascending `rank`, then by arrival. `seeded` is None for a greedy request.
         """
         wanted = self.runtime_settings.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
@@ -128,23 +128,23 @@ class Speculator:
             self._tries.insert(rid, live.trie.serial, Source.GUESS, number, 0, 0, token_ids)
 
     def admit(self, rid: str) -> None:
-        """SGLang serves the request now; it has left the waiting queue."""
+        """Note that a request has left the waiting queue, because SGLang serves it now."""
         live = self._live.get(rid)
         if live is not None and live.waits:
             live.waits = False
             self.sidecar.admit(live)
 
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
-        """Forget a request that has ended. Returns its tally; None if it had no drafts.
+        """Forget a request that has ended. Returns its tally; None for an unknown request.
 
-        `output_len` is the length of the output that the client gets; the last pass may have
+        `output_len` is the number of output tokens that the client gets; the last pass may have
         committed more.
         """
         live = self._live.pop(rid, None)
         if live is None:
             return None
         self._tries.close(rid)
-        self.drawn.end(rid)
+        self.step_proposals.end(rid)
         self.sidecar.forget(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
@@ -174,7 +174,7 @@ class Speculator:
             live.rid,
             live.trie.serial,
             Source.STEP if step else Source.QUEUE,
-            # A completion of the same number in another submission is another stream.
+            # Another submission may use the same completion number for another stream.
             drafted.submission * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,
             drafted.start,
@@ -182,7 +182,7 @@ class Speculator:
             greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
         if step and live.wants_candidates and not insertion.refused:
-            self.drawn.take(live.rid, drafted)
+            self.step_proposals.take(live.rid, drafted)
 
     def propose(
         self,
@@ -192,10 +192,11 @@ class Speculator:
         *,
         drafts: bool = True,
     ) -> DraftTrees:
-        """A tree of at most `width` tokens for each request, its root included.
+        """A tree for each request, of at most `width` tokens including the root.
 
-        A request without drafts has only the root; with `drafts` False all have. `outputs` are the
-        committed tokens of each request, at least one. They only grow, and the tries follow them.
+        A request without drafts gets only the root; if `drafts` is False, all requests do.
+        `outputs` has the committed output tokens of each request, at least one. The new ones are
+        added to its trie and reported to the sidecar.
         """
         drafting = [
             rid if self._follow(rid, output_ids) and drafts else None
@@ -221,9 +222,9 @@ class Speculator:
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
-        """Whether more tokens of a step draft are about to come for each request: bool [bs].
+        """Whether the sidecar is about to send step-draft tokens for each request: bool [bs].
 
-        Where the lookahead exceeds the width of a pass, only trees with room for more count.
+        If the lookahead is at least the width of the pass, only trees with free nodes count.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
         if not self.sidecar.ready or not self.sidecar.lookahead:
@@ -238,7 +239,7 @@ class Speculator:
         return awaited
 
     def wait_for_steps(self, seconds: float) -> bool:
-        """Wait at most `seconds` for tokens of any step draft; whether some came."""
+        """Wait at most `seconds` for tokens of any step draft. Returns whether some came."""
         before, until = self._steps_taken, self._clock() + seconds
         while True:
             self._exchange()
@@ -249,7 +250,7 @@ class Speculator:
             time.sleep(POLL_S)
 
     def _follow(self, rid: str, output_ids: Sequence[int]) -> bool:
-        """Commit the new tokens; whether the request can use a further draft token."""
+        """Commit the new tokens. Returns whether the request can use another draft token."""
         live = self._live.get(rid)
         if live is None:
             return False
@@ -270,8 +271,8 @@ class Speculator:
     ) -> None:
         """Commit the result of a pass over `trees`, and report it to the sidecar.
 
-        `accepted` are the confirmed nodes of each tree, `bonus_ids` the target's own tokens behind
-        them.
+        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
+        after them.
         """
         self.totals.record(trees, accepted)
         sizes, sources, tokens = (
@@ -291,8 +292,8 @@ class Speculator:
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
         self._report(rids)
 
-    def judge(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
-        """Update each request's credit: were the first tokens of the `offered` trees right?"""
+    def update_credit(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
+        """Update the credit of each request by the first tokens of its `offered` tree."""
         claimed: list[float] = np.where(first.proposed, offered.scores, 0.0).sum(axis=1).tolist()
         right: list[int] = first.right.sum(axis=1).tolist()
         for row, rid in enumerate(rids):
@@ -306,14 +307,14 @@ class Speculator:
         Waiting requests are submitted again.
         """
         for rid, live in self._live.items():
-            self.sidecar.forget(live)  # drafts on their way are useless too
+            self.sidecar.forget(live)  # ends the submission, so that late drafts are dropped
             live.trie = self._open_trie(rid, live.prompt_ids, live.controls)
             self._tries.commit(rid, live.output_ids)
             if live.waits:
                 self.sidecar.submit(live)
 
-    def turn(self, name: str, value: float) -> None:
-        """Change a setting, as `RuntimeSettings.set`. `enabled` stops or resumes all drafting."""
+    def change_setting(self, name: str, value: float) -> None:
+        """Change a runtime setting. `enabled` also stops or resumes the sidecar's drafting."""
         before = self.runtime_settings.enabled
         self.runtime_settings.set(name, value)
         if before and not self.runtime_settings.enabled:
@@ -324,7 +325,7 @@ class Speculator:
     def describe(self) -> dict[str, Any]:
         """State and totals for /server_info and /metrics.
 
-        Totals count from the start of the server, `drafted_tokens` from that of the sidecar.
+        Totals count from the start of the server, `drafted_tokens` from the start of the sidecar.
         """
         return {
             **self.sidecar.describe(),
@@ -342,7 +343,7 @@ class Speculator:
         }
 
     def close(self) -> None:
-        """Close the link and end the server's own sidecar, without waiting for its end."""
+        """Close the link and stop the server's own sidecar, without waiting for its exit."""
         self.sidecar.close()
 
     def check_integrity(self) -> None:

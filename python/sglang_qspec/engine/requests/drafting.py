@@ -1,4 +1,4 @@
-"""What the sidecar does for one live request, as far as its messages say."""
+"""The state of one live request at the sidecar, as the sidecar's messages report it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Drafting:
     repairs: int = 0
     """Number of times that this sidecar has asked for missing tokens of the request."""
     declined: bool = False
-    """The present sidecar does not draft for the request."""
+    """Whether the present sidecar has refused to draft for the request."""
     unfinished: set[int] = field(default_factory=set)
     """Numbers of the completions of the open submission that the sidecar has not finished."""
     has_steps: bool = False
@@ -24,7 +24,7 @@ class Drafting:
     does not grow before the target commits more."""
 
     def end_submission(self) -> None:
-        """Forget the open submission; a message for it now comes too late."""
+        """Forget the open submission."""
         self.submission = None
         self.unfinished.clear()
         self.has_steps = False

@@ -1,72 +1,28 @@
-"""The speculator over the library's fake link: who is asked for drafts, and whose they become."""
-
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+"""The speculator over the library's fake link: its messages, and the trees that it proposes."""
 
 import pytest
 
-from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.requests.live_request import Tally
-from sglang_qspec.engine.requests.speculator import Speculator
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.messages import Drafted, SeededSampling, Submit
-from sglang_qspec.trie import DraftTree, Source, TrieLimits, TrieStore
-
-VOCAB = 1000
-PROMPT = [5, 6, 7]
-
-
-def counting(submit: Submit) -> Sequence[Sequence[int]]:
-    """One completion that counts on from the last token."""
-    last = submit.token_ids[-1]
-    return [[last + step for step in range(1, min(submit.max_new_tokens, 20) + 1)]]
-
-
-class Clock:
-    """Time that passes when told."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from sglang_qspec.messages import Drafted, SeededSampling
+from sglang_qspec.trie import Source
+from test.engine.speculating import (
+    PROMPT,
+    VOCAB,
+    commits,
+    connect,
+    counting,
+    enqueue,
+    make,
+    poll,
+    replace_sidecar,
+    tree_of,
+)
 
 
-def make(
-    link: FakeSidecarLink | None, clock: Callable[[], float] = time.monotonic, **settings: Any
-) -> Speculator:
-    limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
-    config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, **settings)
-    return Speculator(config, VOCAB, TrieStore(limits), link, clock)
-
-
-def enqueue(active: Speculator, rid: str = "a", **changes: object) -> None:
-    arguments: dict[str, object] = {
-        "prompt_ids": list(PROMPT),
-        "output_ids": [],
-        "max_new_tokens": 30,
-        "stop_token_ids": [2],
-    }
-    active.enqueue(rid, **{**arguments, **changes})  # type: ignore[arg-type]
-
-
-def poll(active: Speculator, times: int = 4) -> None:
-    for _ in range(times):
-        active.poll()
-
-
-@pytest.fixture
-def link() -> FakeSidecarLink:
-    return FakeSidecarLink(counting, vocab_size=VOCAB)
-
-
-def tree_of(active: Speculator, rid: str, output_ids: list[int], width: int) -> DraftTree:
-    return active.propose([rid], [output_ids], width)[0]
-
-
-def test_a_waiting_request_gets_the_sidecars_completion_as_its_tree(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_waiting_request_gets_the_sidecars_completion_as_its_tree(active: Speculator) -> None:
     enqueue(active)
     poll(active)
     tree = tree_of(active, "a", [8], 4)
@@ -75,9 +31,9 @@ def test_a_waiting_request_gets_the_sidecars_completion_as_its_tree(link: FakeSi
     active.check_integrity()
 
 
-def test_a_submission_names_prompt_length_and_stop_tokens(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_submission_names_prompt_length_and_stop_tokens(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     (submit,) = link.submits
     assert (submit.token_ids, submit.base_len, submit.max_new_tokens) == (PROMPT, 0, 30)
@@ -86,11 +42,10 @@ def test_a_submission_names_prompt_length_and_stop_tokens(link: FakeSidecarLink)
     assert (submit.temperature, submit.top_p, submit.greedy_first) == (0.6, 1.0, True)
 
 
-def test_a_submission_has_the_rank_of_its_request_and_no_more_than_it_asks_for(
+def test_a_submission_has_the_rank_and_the_options_of_its_request(
     link: FakeSidecarLink,
 ) -> None:
-    active = make(link, top_p=0.9)
-    poll(active)
+    active = connect(link, top_p=0.9)
     wanted = {
         "qspec_completions": 2,
         "qspec_temperature": 0.1,
@@ -104,51 +59,42 @@ def test_a_submission_has_the_rank_of_its_request_and_no_more_than_it_asks_for(
     assert (submit.temperature, submit.top_p, submit.greedy_first) == (0.1, 0.5, False)
 
 
-def test_the_sidecar_is_told_of_the_dice_each_time_it_is_asked(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_each_submission_has_the_sampling_seed_and_filters_of_its_request(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     seeded = SeededSampling(seed=5, temperature=0.7, top_p=0.9)
     enqueue(active, seeded=seeded)
     enqueue(active, "greedy")
     enqueue(active, output_ids=[8, 9], seeded=seeded)  # retracted
-    assert [submit.seeded for submit in link.submits] == [
-        seeded,
-        None,
-        seeded,
-    ]
+    assert [submit.seeded for submit in link.submits] == [seeded, None, seeded]
 
 
-def test_a_request_that_is_switched_off_is_decoded_plainly(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_request_with_speculation_off_is_decoded_plainly(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active, custom_params={"qspec_enabled": False})
     active.admit("a")
     poll(active)
     assert tree_of(active, "a", [8, 9, 8], 4).token_ids == (8,)
     assert active.end("a") is None
-    assert link.submits == link.closes == link.admits == []
+    assert not [*link.submits, *link.closes, *link.admits]
 
 
-def test_output_is_followed_in_passes_without_drafts_too(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_output_of_passes_without_drafts_is_reported_and_drafted_from(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     poll(active)
     plain = active.propose(["a"], [[8]], 1, drafts=False)
     active.record(["a"], plain, [[]], [9])
     assert tree_of(active, "a", [8, 9], 3).token_ids == (9, 10, 11)
-    assert [commit.token_ids for commits in link.commits for commit in commits.requests] == [
-        [8],
-        [9],
-    ]
+    assert [commit.token_ids for commit in commits(link)] == [[8], [9]]
 
 
 @pytest.mark.parametrize("source", list(Source))
 def test_a_request_uses_the_sources_that_it_names_and_no_others(
-    link: FakeSidecarLink, source: Source
+    active: Speculator, link: FakeSidecarLink, source: Source
 ) -> None:
-    active = make(link)
-    poll(active)
     custom_params = {"qspec_sources": [source.name.lower()], "qspec_guess_ids": [300, 8, 20, 21]}
     enqueue(active, prompt_ids=[6, 300, 8, 400, 7], custom_params=custom_params)
     poll(active)
@@ -163,23 +109,20 @@ def test_a_request_uses_the_sources_that_it_names_and_no_others(
     assert set(tree.sources[1:]) == {source}
     assert expected[source] in tree.token_ids
     assert len(link.submits) == of_sidecar
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    replace_sidecar(active, link)
     active.admit("a")
     active.end("a")
     assert bool(link.closes) == bool(link.admits) == of_sidecar
 
 
-def test_controls_that_got_past_the_front_are_ignored_not_fatal(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_wrong_controls_that_the_front_did_not_refuse_are_ignored(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active, custom_params={"qspec_completions": 1000})
     assert link.submits[0].completions == 8
 
 
-def test_a_request_that_comes_before_the_sidecar_is_submitted_when_it_is_there(
+def test_a_request_that_comes_before_the_sidecar_is_submitted_when_it_connects(
     link: FakeSidecarLink,
 ) -> None:
     active = make(link)
@@ -189,9 +132,9 @@ def test_a_request_that_comes_before_the_sidecar_is_submitted_when_it_is_there(
     assert [submit.token_ids for submit in link.submits] == [PROMPT]
 
 
-def test_a_full_queue_delays_a_submission_and_loses_nothing(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_full_queue_delays_a_submission_and_loses_nothing(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     link.queue_full = True
     enqueue(active)
     poll(active)
@@ -201,24 +144,21 @@ def test_a_full_queue_delays_a_submission_and_loses_nothing(link: FakeSidecarLin
     assert [submit.token_ids for submit in link.submits] == [PROMPT]
 
 
-def test_a_new_sidecar_is_asked_again_from_what_is_committed_by_then(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_new_sidecar_gets_live_requests_with_their_committed_output(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     poll(active)
     tree_of(active, "a", [8, 9], 4)
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    replace_sidecar(active, link)
     assert link.submits[-1].base_len == 2
     assert link.submits[-1].token_ids == [*PROMPT, 8, 9]
     assert len(tree_of(active, "a", [8, 9, 10], 4)) == 4
 
 
-def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_retracted_request_keeps_its_trie_and_is_submitted_again(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     poll(active)
     tree_of(active, "a", [8, 9], 4)
@@ -229,11 +169,9 @@ def test_a_retracted_request_keeps_its_trie_and_is_submitted_anew(link: FakeSide
     assert len(tree_of(active, "a", [8, 9], 4)) == 4
 
 
-def test_an_admitted_request_is_deferred_once_and_again_after_it_was_retracted(
-    link: FakeSidecarLink,
+def test_an_admitted_request_is_deferred_once_and_again_after_a_retraction(
+    active: Speculator, link: FakeSidecarLink
 ) -> None:
-    active = make(link)
-    poll(active)
     enqueue(active)
     active.admit("a")
     active.admit("a")
@@ -246,7 +184,7 @@ def test_an_admitted_request_is_deferred_once_and_again_after_it_was_retracted(
     ]
 
 
-def test_a_request_admitted_before_it_could_be_submitted_is_deferred_then(
+def test_a_request_admitted_before_its_submission_is_deferred_after_it(
     link: FakeSidecarLink,
 ) -> None:
     active = make(link)
@@ -258,21 +196,17 @@ def test_a_request_admitted_before_it_could_be_submitted_is_deferred_then(
 
 
 @pytest.mark.parametrize(("setting", "closes"), [("stop", 1), ("continue", 0)])
-def test_admission_may_stop_the_drafts_of_a_request_or_leave_them_alone(
+def test_admission_may_stop_the_drafts_of_a_request_or_continue_them(
     link: FakeSidecarLink, setting: str, closes: int
 ) -> None:
-    active = make(link, on_admission=setting)
-    poll(active)
+    active = connect(link, on_admission=setting)
     enqueue(active)
     poll(active)
     active.admit("a")
     assert len(link.closes) == closes
     assert link.admits == []
-    assert len(tree_of(active, "a", [8], 4)) == 4  # what has come is kept
-    link.die()
-    poll(active)
-    link.revive()
-    poll(active)
+    assert len(tree_of(active, "a", [8], 4)) == 4  # earlier drafts are kept
+    replace_sidecar(active, link)
     assert len(link.submits) == 2 - closes
 
 
@@ -289,9 +223,9 @@ def test_nothing_of_a_finished_request_reaches_a_new_one_of_the_same_rid() -> No
     assert tree_of(active, "a", [101, 8], 4).token_ids == (8,)
 
 
-def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
     enqueue(active)
     poll(active)
     assert active.end("a") is not None
@@ -301,7 +235,7 @@ def test_the_end_of_a_request_frees_its_trie_and_stops_the_sidecar(link: FakeSid
     active.check_integrity()
 
 
-def test_guesses_and_prompt_serve_without_any_sidecar() -> None:
+def test_guesses_and_the_prompt_give_drafts_without_a_sidecar() -> None:
     active = make(None)
     enqueue(active, custom_params={"qspec_guess_ids": [20, 21, 22, None, 30, 31]})
     tree = tree_of(active, "a", [20], 3)
@@ -312,32 +246,26 @@ def test_guesses_and_prompt_serve_without_any_sidecar() -> None:
     assert tree.sources[1] is Source.PROMPT
 
 
-def test_guesses_that_got_past_the_front_are_ignored_not_fatal() -> None:
+def test_wrong_guesses_that_the_front_did_not_refuse_are_ignored() -> None:
     active = make(None)
     enqueue(active, custom_params={"qspec_guess_ids": [VOCAB + 1]})
     assert tree_of(active, "a", [20], 3).token_ids == (20,)
 
 
-def test_a_request_of_one_token_is_not_drafted_for(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_request_for_one_token_gets_no_drafts(active: Speculator, link: FakeSidecarLink) -> None:
     enqueue(active, max_new_tokens=1)
     assert link.submits == []
     assert tree_of(active, "a", [8], 4).token_ids == (8,)
 
 
-def test_the_last_token_is_not_speculated_on(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_the_last_token_gets_no_draft(active: Speculator) -> None:
     enqueue(active, max_new_tokens=3)
     poll(active)
     assert len(tree_of(active, "a", [8], 4)) > 1
     assert tree_of(active, "a", [8, 9], 4).token_ids == (9,)
 
 
-def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_a_tally_counts_passes_proposals_and_sources(active: Speculator) -> None:
     enqueue(active)
     poll(active)
     active.record(["a"], active.propose(["a"], [[8]], 4), [[1, 2]], [11])
@@ -351,9 +279,7 @@ def test_a_tally_counts_passes_proposals_and_sources(link: FakeSidecarLink) -> N
     assert by_source == {"queue": 2, "guess": 0, "prompt": 0, "output": 0, "step": 0}
 
 
-def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> None:
-    active = make(link)
-    poll(active)
+def test_dropped_drafts_are_gone_and_requests_stay(active: Speculator) -> None:
     enqueue(active)
     poll(active)
     tree_of(active, "a", [8], 4)
@@ -362,7 +288,7 @@ def test_dropped_drafts_are_gone_and_requests_stay(link: FakeSidecarLink) -> Non
     active.check_integrity()
 
 
-def test_what_a_pass_accepts_behind_the_end_does_not_count() -> None:
+def test_tokens_accepted_past_the_end_do_not_count() -> None:
     tally = Tally(passes=3, proposed=9, latest=[Source.GUESS, Source.QUEUE, Source.QUEUE])
     tally.accepted.update({Source.QUEUE: 5, Source.GUESS: 1})
     assert tally.clip(0) == []

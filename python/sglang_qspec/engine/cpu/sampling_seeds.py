@@ -1,11 +1,11 @@
-"""Sampling seeds of requests on a CPU: the request's own `sampling_seed`, or a secret one.
+"""Gives each sampled request on a CPU a seed: its own `sampling_seed`, or a secret random one.
 
-Every draw of a sampled request takes its random numbers from the seed and the position
-(`verify.seeded`). So a drafter that knows the seed can draw alike, and a request with a
-`sampling_seed` gets the same text again.
+The random numbers of each sampled token depend only on the seed and the position
+(`verify.seeded`). So a drafter with the same seed often samples the same token, and a request with
+a `sampling_seed` gets the same text again.
 
-With rejection sampling the server keeps secret seeds to itself, and the target draws near the
-drafted tokens (`engine.requests.step_proposals`).
+With rejection sampling the server does not send secret seeds to the sidecar, and the target accepts
+draft tokens by their draft probabilities (`engine.requests.step_proposals`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
 
 _seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Secret seeds by SGLang's request objects, which survive a retraction. A rid does not identify a
-request: a client may use it again, and must get another sample then."""
+"""Secret seeds by SGLang's request objects, which survive a retraction. A rid is no key: a client
+may send it again and must get another sample."""
 _seeded = False
-"""Whether sampled requests draw with seeds in this process."""
+"""Whether this process samples with seeds."""
 _rejecting = False
-"""Whether step drafts are accepted by rejection sampling."""
+"""Whether the target accepts step drafts by rejection sampling."""
 _proposals: Proposals | None = None
 """Proposals at the nodes of the present pass."""
 
 
 def install(*, reject: bool = False) -> None:
-    """Make SGLang's sampler draw with seeds, too, in passes without drafts.
+    """Make SGLang's sampler use seeds, which it calls in passes without drafts.
 
     With `reject` the target accepts step drafts by rejection sampling.
     """
@@ -68,22 +68,22 @@ def seeded_of(req: Any) -> SeededSampling | None:
     params = req.sampling_params
     if not _seeded or params.top_k == 1:
         return None
-    told = _rejecting and params.sampling_seed is None
+    rejects = _rejecting and params.sampling_seed is None
     return SeededSampling(
-        seed=0 if told else _seed_of(req),
+        seed=0 if rejects else _seed_of(req),
         temperature=params.temperature,
         top_k=min(params.top_k, TOP_K_ALL),
         top_p=params.top_p,
         min_p=params.min_p,
-        probabilities=told,
+        probabilities=rejects,
     )
 
 
 @contextmanager
 def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
-    """Within this context a pass over `batch` draws with the requests' seeds.
+    """Within this context a pass over `batch` samples with the seeds of its requests.
 
-    `proposals` are the step-draft tokens at the nodes of the pass, for rejection sampling.
+    `proposals` has the step-draft token at each node of the pass, for rejection sampling.
     """
     global _proposals
     info = batch.sampling_info
@@ -101,12 +101,12 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
         yield
     finally:
         _proposals = None
-        # SGLang merges batches that have seeds with others that have none.
+        # SGLang would merge a batch with seeds and a batch without.
         info.sampling_seed = None
 
 
 def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -> Draws:
-    """Filters, seeds and proposals of each node; `positions` int64 [bs * width]."""
+    """Filters, seeds and proposals of each node; `positions` is int64 [bs * width]."""
 
     def per_node(values: torch.Tensor) -> torch.Tensor:
         return values.flatten().repeat_interleave(width)

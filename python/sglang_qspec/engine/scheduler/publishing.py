@@ -1,0 +1,40 @@
+"""Publishes `Speculator.describe` as Prometheus series, in a server with `--enable-metrics`.
+
+SGLang collects the series of all its processes through files, so series made in the scheduler's
+process appear in `/metrics`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.telemetry.metrics import DraftMetrics
+
+_published: tuple[DraftMetrics, Speculator] | None = None
+"""The series of this process, and the speculator that they show."""
+
+
+def start(streamer: type, scheduler: Any) -> None:
+    """After `Scheduler.get_output_streamer_class`, when the scheduler has its metrics collector.
+
+    Creates the series with the labels of the collector, if there is one.
+    """
+    global _published
+    active, collector = speculator.active(), scheduler.metrics_collector
+    if active is not None and collector is not None and _published is None:
+        series = DraftMetrics(collector.labels)
+        active.first_drafts.observer = series.first_draft.observe
+        _published = series, active
+
+
+def publish(result: None, manager: Any) -> None:
+    """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls.
+
+    Publishes at most once a second, and goes on after a failure of speculation, so that the series
+    do not stay at their last values.
+    """
+    if _published is not None:
+        series, shown = _published
+        series.publish_due(shown.describe)

@@ -1,0 +1,183 @@
+"""Runs the passes of the draft model, and owns their counters and durations."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import torch
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
+from sglang_qspec.sidecar.completion import Completion, Kind
+from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.outbox import Outbox
+from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.quota import Quota
+from sglang_qspec.sidecar.row_allocator import RowAllocator
+from sglang_qspec.sidecar.sampling import GREEDY, choose
+from sglang_qspec.sidecar.step_times import StepTimes
+from sglang_qspec.sidecar.turns import Turns
+
+FLUSH_TOKENS = 4
+"""Number of tokens in one message of a completion. The first token, and the tokens of step drafts,
+are sent at once."""
+
+
+class PassRunner:
+    """Runs planned passes and appends their tokens to the completions."""
+
+    def __init__(
+        self,
+        model: DraftKV,
+        turns: Turns,
+        allocator: RowAllocator,
+        scheduler: BatchScheduler,
+        quota: Quota,
+        outbox: Outbox,
+    ) -> None:
+        self._model = model
+        self._turns = turns
+        self._allocator = allocator
+        self._scheduler = scheduler
+        self._quota = quota
+        self._outbox = outbox
+        self.drafted_tokens = 0
+        """Number of tokens drafted since the start."""
+        self.step_times = StepTimes()
+        self.advanced = 0
+        """Number of completions that the latest pass advanced."""
+        self._began = 0.0
+        """Clock time of the start of the pass, in seconds."""
+        self._computed: Counter[Peer] = Counter()
+        """Number of tokens that the pass computed for each server."""
+        self._step_tokens = 0
+        """Number of step draft tokens that the pass produced."""
+        self._read = 0
+        """Number of tokens that the pass computes KV for."""
+
+    def begin(self) -> None:
+        """Start the clock and the counters of a pass."""
+        self._began, self._step_tokens, self.advanced = time.monotonic(), 0, 0
+        self._computed.clear()
+
+    def plan(self, suspect: Prompt | None) -> Plan | None:
+        """Plan the next pass, and finish completions that are too large for the KV.
+
+        With `suspect` the pass has only completions of that prompt. Returns None if nothing is left
+        to draft.
+        """
+        while self._turns and (suspect is None or suspect in self._turns):
+            plan = self._scheduler.plan(suspect)
+            if plan is not None:
+                return plan
+            self.finish(self._scheduler.first(suspect))
+        return None
+
+    def run(self, plan: Plan) -> None:
+        """Run the prefill of a plan, then its decode step. Errors of the model pass through."""
+        self.advanced = len(plan)
+        self._read = len(plan.decode) + min(plan.to_read, plan.most_read)
+        if plan.prefill:
+            self._prefill(plan.prefill, plan.most_read)
+        if plan.decode:
+            self._computed.update(completion.prompt.owner for completion in plan.decode)
+            rows = [completion.row for completion in plan.decode if completion.row is not None]
+            last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
+            self._grow(plan.decode, self._model.step(rows, last))
+
+    def charge(self) -> None:
+        """Charge the servers for the time of a pass that succeeded, and record it."""
+        seconds = time.monotonic() - self._began
+        self._turns.charge(self._computed, seconds)
+        if self._step_tokens:
+            self.step_times.observe(self.advanced, self._step_tokens, self._read, seconds)
+
+    def finish(self, completion: Completion) -> None:
+        """End a completion, release its row and send the rest of its tokens."""
+        self._turns.finish(completion)
+        self._allocator.release(completion)
+        self._outbox.extend(completion.prompt.news(completion))
+
+    def works(self) -> bool:
+        """Whether the model can still run a pass, tested with a single token."""
+        if not (self._model.free_rows and self._model.free_tokens):
+            return False
+        row = self._model.open()
+        try:
+            choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
+        except (DraftModelError, RuntimeError):  # torch raises RuntimeError
+            return False
+        finally:
+            self._model.close(row)
+        return True
+
+    def _prefill(self, completions: list[Completion], budget: int) -> None:
+        """Prefill up to `budget` prompt tokens, the most urgent completions first.
+
+        Each server with prompts to prefill gets an equal part of the budget. A completion with its
+        prefill complete gets its next token.
+        """
+        owners = {completion.prompt.owner for completion in completions}
+        left = dict.fromkeys(owners, max(1, budget // len(owners)))
+        rows: list[int] = []
+        parts: list[list[int]] = []
+        complete: list[tuple[int, Completion]] = []
+        for completion in completions:
+            owner = completion.prompt.owner
+            most = min(budget, left[owner])
+            if completion.row is None or most == 0:
+                continue
+            part = completion.tail(self._model.length(completion.row), most)
+            budget -= len(part)
+            left[owner] -= len(part)
+            self._computed[owner] += len(part)
+            if len(part) == self._allocator.missing(completion):
+                complete.append((len(rows), completion))
+            rows.append(completion.row)
+            parts.append(part)
+        logits = self._model.extend(rows, parts)
+        for place, completion in complete:
+            self._grow([completion], logits[place : place + 1])
+
+    def _grow(self, completions: list[Completion], logits: torch.Tensor) -> None:
+        """Append a token to each completion, from the `logits` after its last token.
+
+        `logits` is float [n, vocab].
+        """
+        for place, completion in enumerate(completions):
+            if completion is completion.prompt.completions[0] and not completion.token_ids:
+                self._branch(completion, logits[place : place + 1])
+        self._append(completions, logits)
+
+    def _branch(self, first: Completion, logits: torch.Tensor) -> None:
+        """Begin the other completions of a prefilled prompt, from its last `logits` [1, vocab]."""
+        others = [c for c in first.prompt.completions[1:] if not c.finished and not c.token_ids]
+        if others and first.row is not None:
+            self._allocator.keep(first.prompt, first)
+            self._append(others, logits.expand(len(others), -1))
+
+    def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
+        chosen = choose(
+            logits,
+            [completion.sampling for completion in completions],
+            [completion.seed for completion in completions],
+            [completion.position for completion in completions],
+        )
+        self.drafted_tokens += len(completions)
+        for place, completion in enumerate(completions):
+            prompt, token = completion.prompt, chosen.token_ids[place]
+            is_step = completion.kind is Kind.STEP
+            self._step_tokens += is_step
+            completion.token_ids.append(token)
+            if place in chosen.candidates:
+                completion.candidates.append(chosen.candidates[place])
+            size = len(completion.token_ids)
+            if not is_step:
+                self._quota.add_drafts(prompt.owner, 1)
+            full = not is_step and not self._quota.has_room_for_drafts(prompt.owner)
+            if token in prompt.stops or size >= prompt.limit or full:
+                self.finish(completion)
+            elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
+                self._outbox.extend(prompt.news(completion))

@@ -1,0 +1,60 @@
+"""Owns the prompts of a failed pass, which the drafter tries again one by one."""
+
+from __future__ import annotations
+
+from sglang_qspec.sidecar.batch_scheduler import Plan
+from sglang_qspec.sidecar.completion import Completion
+from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.row_allocator import RowAllocator
+from sglang_qspec.sidecar.turns import Turns
+
+
+class Suspects:
+    """Prompts that may have made a pass fail, and how far each must be drafted alone."""
+
+    def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
+        self._model = model
+        self._turns = turns
+        self._allocator = allocator
+        self._reach: dict[Prompt, dict[Completion, int]] = {}
+        """For each suspect, its completions in the failed pass, with the length of KV that the pass
+        would have reached, in tokens."""
+
+    def __len__(self) -> int:
+        return len(self._reach)
+
+    def next(self) -> Prompt | None:
+        """Return the next suspect to draft alone, and forget suspects that have left the queue."""
+        for prompt in list(self._reach):
+            if prompt in self._turns:
+                return prompt
+            del self._reach[prompt]
+        return None
+
+    def add(self, plan: Plan) -> None:
+        """Free all rows of the prompts in a failed pass, and mark these prompts as suspects."""
+        reach = {completion: len(completion) for completion in plan.completions}
+        for prompt in {completion.prompt: None for completion in reach}:
+            self._allocator.clear(prompt)
+            self._reach.setdefault(prompt, {})
+        for completion, size in reach.items():
+            self._reach[completion.prompt][completion] = size
+
+    def remove(self, suspect: Prompt) -> None:
+        """Remove a suspect that failed alone."""
+        del self._reach[suspect]
+
+    def acquit(self, suspect: Prompt) -> None:
+        """Clear a suspect once passes over it alone have covered its part of the failed pass."""
+        left = {
+            completion: size
+            for completion, size in self._reach[suspect].items()
+            if not completion.finished
+            and completion.shares
+            and (completion.row is None or self._model.length(completion.row) < size)
+        }
+        if left:
+            self._reach[suspect] = left
+        else:
+            del self._reach[suspect]
