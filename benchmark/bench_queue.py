@@ -2,23 +2,23 @@
 
     python -m benchmark.bench_queue --dataset spec_bench.jsonl --num-prompts 20 --output results
 
-The prompts are served in blocks: each block is up to `--block` prompts of one group, sent as one
-queue to a server with few running slots and an empty cache. All configurations serve a block before
-the next one, in an order that reverses from block to block (A B C, C B A), and each is compared
-with `none` over the same blocks. One server runs at a time; the others wait stopped if memory holds
-them. On a CPU the target has one core and the sidecar another by default; the configurations
-`...-equal` have both for the target.
+A block is up to `--block` prompts of one group, sent as one queue to a server with few running slots
+and an empty cache. All configurations serve a block before the next one, in an order that reverses
+from block to block (A B C, C B A), and each is compared with `none` over the same blocks. One
+server runs at a time; the others wait stopped if memory holds them. On a CPU the target has one
+core and the sidecar another by default; the configurations `...-equal` have both for the target.
 
-Each measured block is written to `runs.jsonl` in the output folder at once. After a cut, the same
-command with `--resume` goes on, and with `--report-only` it reports what is there: figures are of
-the blocks that all configurations have served. A request that fails is sent once more. A block that
-fails is served once more by a new server; then its configuration is left out.
+The benchmark writes each measured block to `runs.jsonl` in the output folder at once. After an
+interrupt the same command with `--resume` continues, and with `--report-only` it reports and draws
+what is there. Figures are of the blocks that all configurations have served. A failed request is
+sent once more. A failed block is served once more by a new server; after a second failure its
+configuration is left out.
 
-Prints tables, writes them as Markdown, and writes PNGs and a report as one HTML file (figures need
-matplotlib, of the extra `bench`). Ends with a line of JSON: `rows`, each with `config`, `speedup`,
-`accept_len`, `match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation on the
-cores of target and sidecar; a configuration without a sidecar has both cores there too), and
-`equal_hardware_speedup` of `qspec-8`. A ratio has its least and greatest round in `..._spread`,
+Prints tables, and writes them to `report.md` with figures as SVG (they need matplotlib, of the
+extra `bench`). Ends with a line of JSON: `rows`, each with `config`, `speedup`, `accept_len`,
+`match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation on the cores of target
+and sidecar; a configuration without a sidecar has both cores there too), and
+`equal_hardware_speedup` of `qspec-8`. A ratio has its smallest and largest round in `..._spread`,
 which is null for one round, and its number of rounds in `..._rounds`.
 """
 
@@ -35,7 +35,7 @@ from benchmark.harness.dataset import fitting, spread
 from benchmark.harness.options import (
     add_output,
     add_servers,
-    check,
+    parsed,
     parser_of,
     positive,
     rate,
@@ -59,13 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = {group: spread(texts, options.num_prompts) for group, texts in prompts.items()}
     load = Load(blocks_of(chosen, options.block), options.max_new_tokens, options.request_rate)
     configs = [name for name in NAMES if name in options.configs]
-    session = Session(
-        NAME,
-        options,
-        Cell,
-        settings,
-        {"load": load.digest},
-    )
+    session = Session(NAME, options, Cell, settings, {"load": load.digest})
     session.serve(
         cells_of(load.blocks, configs, options.rounds),
         lambda cell: configuration(cell.config, settings),
@@ -89,36 +83,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__, DESCRIPTIONS)
     add = parser.add_argument
-    add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL of `prompt`")
-    add("--groups", nargs="+", help="groups of the prompts to serve (default: all)")
+    add(
+        "--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with `prompt`"
+    )
+    add("--groups", nargs="+", help="groups to serve (default: all)")
     add(
         "--num-prompts",
         type=positive,
         metavar="N",
-        help="prompts of each group, evenly spread over it (default: all)",
+        help="prompts of each group, at even distances (default: all)",
     )
-    add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="to serve (default: all)")
-    add("--rounds", type=positive, default=1, help="over all blocks; medians (default: 1)")
-    add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
     add(
-        "--block",
-        type=positive,
-        default=20,
-        help="most prompts of a group that are one queue (default: 20)",
+        "--configs",
+        nargs="+",
+        choices=NAMES,
+        default=list(NAMES),
+        help="configurations (default: all)",
     )
-    add("--max-new-tokens", type=positive, default=128, help="of each answer (default: 128)")
-    add("--context-length", type=positive, default=2048, help="in tokens (default: 2048)")
-    add("--request-rate", type=rate, default=math.inf, help="per second (default: inf, at once)")
+    add(
+        "--rounds",
+        type=positive,
+        default=1,
+        help="rounds over all blocks; figures are medians (default: 1)",
+    )
+    add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
+    add("--block", type=positive, default=20, help="largest block, in prompts (default: 20)")
+    add("--max-new-tokens", type=positive, default=128, help="maximum output tokens (default: 128)")
+    add(
+        "--context-length",
+        type=positive,
+        default=2048,
+        help="prompt and output, in tokens (default: 2048)",
+    )
+    add("--request-rate", type=rate, default=math.inf, help="arrivals per second (default: inf)")
     add_servers(
         parser,
         "float32",
-        ", which lets outputs be compared exactly: bfloat16 kernels of different shapes may break "
-        "ties differently",
+        "; bfloat16 kernels of different shapes may break ties differently, so outputs differ",
     )
     add_output(parser)
-    options = parser.parse_args(argv)
-    check(parser, options)
-    return options
+    return parsed(parser, argv)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(fleet, "wait_for_sidecar", lambda _: None)
     memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=machine.available))
     monkeypatch.setattr(fleet, "psutil", memory)
+    monkeypatch.setattr(fleet, "SPARE_BYTES", 1.0)
     return machine
 
 
@@ -74,7 +75,7 @@ def run(running: Fleet, *names: str) -> None:
 
 
 def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none", "lookup", "lookup", "none")
     assert machine.done == [
         *("start none", "pause none", "start lookup"),
@@ -83,14 +84,14 @@ def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
 
 
 def test_all_numbers_of_completions_are_served_by_one_server(machine: Machine) -> None:
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "qspec-1", "qspec-8", "qspec-2")
     assert machine.done == ["start qspec-1", "stop qspec-1"]
 
 
 def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: Machine) -> None:
     machine.available = 3 * TARGET + 0.5
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none", "lookup", "ngram")
         assert machine.done == [
             *("start none", "pause none", "start lookup", "pause lookup"),
@@ -100,7 +101,7 @@ def test_a_server_that_does_not_fit_ends_the_longest_unused_one_first(machine: M
 
 def test_a_first_sidecar_is_taken_to_need_as_much_as_its_target(machine: Machine) -> None:
     machine.available = 3 * TARGET
-    with Fleet(0.5) as running:
+    with Fleet(True) as running:
         run(running, "none", "qspec-8")
         assert machine.done == ["start none", "pause none", "stop none", "start qspec-8"]
         # Its sidecar is measured now, and there is room for both.
@@ -110,19 +111,19 @@ def test_a_first_sidecar_is_taken_to_need_as_much_as_its_target(machine: Machine
 
 def test_a_server_that_does_not_start_beside_others_is_started_alone(machine: Machine) -> None:
     machine.refused = ["lookup"]
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none", "lookup")
         assert machine.done[2:] == ["start lookup", "stop lookup", "stop none", "start lookup"]
 
 
 def test_on_a_gpu_no_server_waits(machine: Machine) -> None:
-    with Fleet(None) as running:
+    with Fleet(False) as running:
         run(running, "none", "lookup")
         assert machine.done == ["start none", "pause none", "stop none", "start lookup"]
 
 
 def test_a_dropped_server_is_started_anew(machine: Machine) -> None:
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none")
         running.drop(configuration("none", SETTINGS))
         run(running, "none")
