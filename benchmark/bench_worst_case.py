@@ -3,22 +3,23 @@
     python -m benchmark.bench_worst_case --dataset spec_bench.jsonl --output results
 
 A server without speculation and one with QSPEC, both with the same core for their target, serve
-cases that no drafter drafts well, at several numbers of requests in flight: guesses that resemble
+cases that no drafter predicts well, at several numbers of requests in flight: guesses that resemble
 the answer and are wrong, a sidecar that drafts wrong tokens, prompts of random tokens at
-temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench, where QSPEC's
-adaptive width is compared with fixed ones on one server. All configurations serve a case one after
-another, in an order that reverses from round to round. A ratio is of two runs of one round; tables
-have the median over the rounds, with the least and the greatest.
+temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench, and QSPEC's adaptive
+width is compared there with fixed widths on one server. All configurations serve a case before the
+next case, in an order that reverses from round to round. A ratio is of two runs of one round;
+tables have the median over the rounds, with the smallest and the largest.
 
-Without a dataset, `--quick` takes some minutes; its one round gives ratios without a spread. Each
-measured cell is written to `runs.jsonl` in the output folder at once: after a cut the same command
-with `--resume` goes on, also with other cases, levels, widths and rounds, and with `--report-only`
-it reports what is there.
+Without a dataset, `--quick` takes some minutes; the ratios of its one round have no spread. The
+benchmark writes each measured cell to `runs.jsonl` in the output folder at once. After an interrupt
+the same command with `--resume` continues, also with other cases, levels, widths and rounds. With
+`--report-only` it reports and draws what is there. `speedup.svg` shows QSPEC over no speculation by
+requests in flight.
 
-Ends with a line of JSON: `worst_ratio`, the least tokens per second of the adaptive width over no
-speculation; `adaptive_over_best_fixed_min`, the least over the fastest fixed width; and `rows`,
-each with `case`, `running`, `config`, `tokens_per_s`, `ratio`, `accept_length`,
-`proposed_per_pass` and `others_share`. A ratio has its least and greatest round in `..._spread`,
+Ends with a line of JSON: `worst_ratio`, the smallest tokens per second of the adaptive width over
+no speculation; `adaptive_over_best_fixed_min`, the smallest over the fastest fixed width; and
+`rows`, each with `case`, `running`, `config`, `tokens_per_s`, `ratio`, `accept_length`,
+`proposed_per_pass` and `others_share`. A ratio has its smallest and largest round in `..._spread`,
 which is null for one round, and its number of rounds in `..._rounds`.
 """
 
@@ -35,7 +36,7 @@ from benchmark.harness.journal import digest
 from benchmark.harness.options import (
     add_output,
     add_servers,
-    check,
+    parsed,
     parser_of,
     positive,
     settings_of,
@@ -49,13 +50,12 @@ from benchmark.worst.summary import Summary
 
 NAME = "bench_worst_case"
 WIDTH = 16
-"""Widest pass that the server can be set to, in tokens of a request."""
+"""Maximum width of a pass, in tokens of a request."""
 SLOTS = 32
 TOTAL_TOKENS = 49152
-"""KV slots of the target: for short prompts in all request slots, or one long prompt that all
-requests share."""
+"""KV slots of the target, for short prompts in all request slots, or one long shared prompt."""
 LONGEST_PROMPT = 256
-"""Most tokens of a prompt of Spec-Bench."""
+"""Maximum tokens of a Spec-Bench prompt."""
 MEM_FRACTION = 0.08
 
 
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def configuration(cell: Cell, settings: Settings, misled: str) -> Configuration:
-    """The server of a cell; `misled` is the endpoint of the sidecar that drafts wrong tokens."""
+    """The server of a cell; `misled` is the endpoint of the wrong sidecar."""
     if cell.config == BASELINE:
         return Configuration(BASELINE, settings, (), settings.target_cores)
     widest = ("--speculative-num-draft-tokens", str(WIDTH))
@@ -106,19 +106,18 @@ def configuration(cell: Cell, settings: Settings, misled: str) -> Configuration:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__, {case.name: case.text for case in CASES})
     add = parser.add_argument
-    add("--dataset", type=Path, help="Spec-Bench's questions, or JSONL of `prompt`")
+    add("--dataset", type=Path, help="Spec-Bench's questions, or JSONL with `prompt`")
     names = [case.name for case in CASES]
     add("--cases", nargs="+", choices=names, help="(default: all; spec-bench with a dataset)")
     add("--levels", nargs="+", type=positive, help="requests that run at once (default: 1 8 32)")
     add("--widths", nargs="+", type=positive, help="fixed widths (default: 2 4 8 16)")
-    add("--rounds", type=positive, help="over all cells; medians (default: 3)")
-    add("--max-new-tokens", type=positive, help="of each answer (default: 96)")
+    add("--rounds", type=positive, help="figures are medians over rounds (default: 3)")
+    add("--max-new-tokens", type=positive, help="output tokens of a request (default: 96)")
     add("--context", type=positive, default=3072, help="tokens of a long prompt (default: 3072)")
     add("--quick", action="store_true", help="1 and 8 in flight, one round, 48 tokens, width 4")
     add_servers(parser, "bfloat16")
     add_output(parser)
-    options = parser.parse_args(argv)
-    check(parser, options)
+    options = parsed(parser, argv)
     if options.cases is None:
         options.cases = [name for name in names if name != SPEC_BENCH or options.dataset]
     if SPEC_BENCH in options.cases and options.dataset is None:

@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 7.0, 3.6
 """Size of a chart, in inches; a page shows its width in about 700 pixels."""
 GREY = "#6e7681"
 BLUE, ORANGE, GREEN, VIOLET, RED = "#2f81f7", "#d9730d", "#0d9488", "#a855f7", "#e5484d"
+COLORS = (BLUE, ORANGE, GREEN, VIOLET, RED)
 COLORED = dict.fromkeys(
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY
 )

@@ -114,7 +114,7 @@ def render(model: Path, prompts: Sequence[str]) -> list[str]:
 def fitting(
     name: str, path: Path, model: Path, limit: int, groups: Collection[str] | None = None
 ) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Prompts of at most `limit` tokens in the chat template, and the number of longer ones, by group.
+    """By group: prompts of at most `limit` tokens in the chat template, and the number of others.
 
     Ends the process with a message of benchmark `name` if the file cannot be used or all prompts
     are too long.
