@@ -3,9 +3,9 @@
     python -m benchmark.bench_queue --dataset spec_bench.jsonl --num-prompts 20 --output results
 
 A block is up to `--block` prompts of one group, sent as one queue to a server with few running
-slots and an empty cache. All configurations serve a block before the next one, in an order that reverses
-from block to block (A B C, C B A), and each is compared with `none` over the same blocks. One
-server runs at a time; the others wait stopped if memory holds them. On a CPU the target has one
+slots and an empty cache. All configurations serve a block before the next one, in an order that
+reverses from block to block (A B C, C B A), and each is compared with `none` over the same blocks.
+One server runs at a time; the others wait stopped if memory holds them. On a CPU the target has one
 core and the sidecar another by default; the configurations `...-equal` have both for the target.
 
 The benchmark writes each measured block to `runs.jsonl` in the output folder at once. After an

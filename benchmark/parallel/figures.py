@@ -12,7 +12,6 @@ from benchmark.parallel.comparisons import Comparison, Comparisons, balanced
 from benchmark.parallel.measures import Point, Results, Row, known
 
 BOUND = "(V + D) / max(V, D)"
-VERIFY, DRAFT = "V, verifying", "D, drafting"
 COLORS = {
     plan.BASELINE: "#94a3b8",
     plan.BASELINE_ALL_CORES: GREY,
@@ -24,8 +23,6 @@ COLORS = {
     plan.AUTO: RED,
     plan.AUTO_STEP: "#f472b6",
     BOUND: GREY,
-    VERIFY: BLUE,
-    DRAFT: ORANGE,
 }
 TIMELINE = (plan.SEQUENTIAL, plan.AHEAD, plan.HALVES)
 TARGET, SIDECAR = "target", "sidecar"
@@ -76,21 +73,6 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
             "D of all requests at once.",
             _ratios(results, comparisons.same_in_flight),
             "ratio",
-        ),
-        _figure(
-            "verify_and_draft",
-            "Verifying and drafting",
-            "The time of a verify pass of sequential without waits, and of the drafting for it.",
-            _times(results),
-            "ms",
-        ),
-        _figure(
-            "inter_token_latency",
-            "Inter-token latency",
-            "From token to token of streamed answers; the tokens of one piece share the time since "
-            "the piece before it.",
-            _inter_token(results),
-            "ms",
         ),
         _timeline(results, comparisons),
     )
@@ -165,29 +147,4 @@ def _ratios(results: Results, comparisons: Iterable[Comparison]) -> Panels:
         lines = panels[f"k = {one.k}"]
         lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio.median
         lines.setdefault(BOUND, {})[one.in_flight] = one.bound
-    return dict(panels)
-
-
-def _times(results: Results) -> Panels:
-    panels = {}
-    for k in results.ks:
-        rows = [results.row(Point(level, k, plan.SEQUENTIAL)) for level in results.levels]
-        panels[f"k = {k}"] = {
-            VERIFY: known(rows, lambda row: _milliseconds(row.figures.verify_s)),
-            DRAFT: known(rows, lambda row: _milliseconds(row.figures.draft_s)),
-        }
-    return panels
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
-
-
-def _inter_token(results: Results) -> Panels:
-    panels: dict[str, dict[str, dict[float, float]]] = {"mean": {}, "99th percentile": {}}
-    for row in results.rows():
-        if row.streamed is not None and row.point.config != plan.SEQUENTIAL_HALF:
-            values = (row.streamed.itl_mean, row.streamed.itl_p99)
-            for panel, value in zip(panels.values(), values, strict=True):
-                panel.setdefault(row.point.config, {})[row.running] = 1e3 * value
     return dict(panels)

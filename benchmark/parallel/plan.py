@@ -34,7 +34,7 @@ class Pipeline:
     sources: tuple[str, ...] = ()
     """Allowed draft sources; all if empty."""
     fixed: bool = True
-    """Whether each pass verifies k draft tokens of each request, instead of those expected to pay."""
+    """Whether each pass verifies k draft tokens of each request, also if they do not pay."""
     doubled: bool = False
     """Whether drafts run up to two passes ahead of the committed output."""
 
