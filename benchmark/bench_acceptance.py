@@ -67,11 +67,7 @@ def main() -> None:
             }
             rows.append(row)
             print(f"{temperature:>11}  {rule:18}{row['accepted']:>9}{row['tokens_per_pass']:>17}")
-    record = {
-        "benchmark": "acceptance",
-        "rows": rows,
-        "rolls": options.rolls,
-    }
+    record = {"benchmark": "acceptance", "rows": rows, "rolls": options.rolls}
     print_record(record)
 
 

@@ -155,9 +155,7 @@ def _phases(server: Server, running: Sequence[int]) -> Iterator[tuple[str, int]]
 
 
 def _report(
-    settings: Settings,
-    plain: dict[int, PlainDecode],
-    found: Sequence[tuple[str, int, Added]],
+    settings: Settings, plain: dict[int, PlainDecode], found: Sequence[tuple[str, int, Added]]
 ) -> None:
     rows = [
         {

@@ -65,10 +65,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 def settings_of(
-    options: argparse.Namespace,
-    slots: int,
-    context_length: int,
-    total_tokens: int | None = None,
+    options: argparse.Namespace, slots: int, context_length: int, total_tokens: int | None = None
 ) -> Settings:
     """The settings by the options of `add_servers`. Makes the demo models if they are missing."""
     model, draft_model = options.model, options.draft_model

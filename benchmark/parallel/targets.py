@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.harness.statistics import number
-from benchmark.parallel.comparisons import (
-    Choice,
-    Comparison,
-    Comparisons,
-    auto_speedups,
-    balanced,
-)
+from benchmark.parallel.comparisons import Choice, Comparison, Comparisons, auto_speedups, balanced
 from benchmark.parallel.measures import Results
 from benchmark.parallel.plan import AHEAD, AUTO, HALVES
 

@@ -144,10 +144,7 @@ def shape(rng: random.Random) -> dict[str, Any]:
 
 def seeded(rng: random.Random, seed: int) -> dict[str, Any]:
     """How a sampled request samples."""
-    found: dict[str, Any] = {
-        "temperature": rng.choice((0.5, 0.8, 1.0, 1.3)),
-        "sampling_seed": seed,
-    }
+    found: dict[str, Any] = {"temperature": rng.choice((0.5, 0.8, 1.0, 1.3)), "sampling_seed": seed}
     found.update(rng.choice(_FILTERS))
     return found
 

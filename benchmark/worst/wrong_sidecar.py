@@ -92,13 +92,7 @@ class Guesser:
         self.drafted += length
         token_ids = self._rng.choices(range(self._vocab_size), k=length)
         return Drafted(
-            request.submission,
-            number,
-            base_len,
-            start,
-            token_ids,
-            finished,
-            known_len=base_len,
+            request.submission, number, base_len, start, token_ids, finished, known_len=base_len
         )
 
 
