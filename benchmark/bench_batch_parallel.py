@@ -9,10 +9,8 @@ the target's core (`none`) and on both (`none-equal`). All configurations serve 
 before the next prompts, in an order that reverses from round to round.
 
 The whole matrix takes some hours; `--k 4 --in-flight 4 --rounds 1 --requests-per-slot 2` takes
-minutes. The benchmark writes each measured cell to `runs.jsonl` in the output folder at once. After
-an interrupt the same command with `--resume` continues, also with other `--k`, `--in-flight`,
-`--configs` and `--rounds`; with `--report-only` it reports and draws what is there. A failed cell
-is served once more by a new server; after a second failure its configuration is left out.
+minutes. `harness.session` says how a run is resumed and reported, and what happens to a failed
+cell; a run may be resumed with other `--k`, `--in-flight`, `--configs` and `--rounds`.
 
 Prints tables and whether the targets are met, and writes them to `report.md` with figures as SVG
 (they need matplotlib, of the extra `bench`). `pipelines.svg` is a timeline of `sequential`,
@@ -20,9 +18,7 @@ Prints tables and whether the targets are met, and writes them to `report.md` wi
 `tokens_per_s`, `hidden_share` and more; `paper_ratio` (`halves` with 2m requests in flight over
 `sequential` with m) and `same_in_flight_ratio` (the better of `halves` and `ahead` over
 `sequential`), both where V and D are closest, by decoded tokens per second, with their bounds;
-`auto_over_best_min`; `auto_speedup_2`, `_4` and `_8`, over `none` by the requests in flight. A
-ratio has its smallest and largest round in `..._spread`, which is null for one round, and its
-number of rounds in `..._rounds`.
+`auto_over_best_min`; `auto_speedup_2`, `_4` and `_8`, over `none` by the requests in flight.
 """
 
 from __future__ import annotations
@@ -35,14 +31,7 @@ from typing import Any
 from benchmark.harness.configuration import Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
 from benchmark.harness.journal import digest
-from benchmark.harness.options import (
-    add_output,
-    add_servers,
-    parsed,
-    parser_of,
-    positive,
-    settings_of,
-)
+from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import send_batch, serve, warm_up
@@ -137,8 +126,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="output tokens of a request (default: 128)",
     )
     add("--max-prompt-tokens", type=positive, default=256, help="longest prompt (default: 256)")
-    add_servers(parser, "bfloat16")
-    add_output(parser)
+    add_run(parser, "bfloat16")
     options = parsed(parser, argv)
     if options.streaming_rounds < 0:
         parser.error("--streaming-rounds must be 0 or more")

@@ -8,18 +8,14 @@ reverses from block to block (A B C, C B A), and each is compared with `none` ov
 One server runs at a time; the others wait stopped if memory holds them. On a CPU the target has one
 core and the sidecar another by default; the configurations `...-equal` have both for the target.
 
-The benchmark writes each measured block to `runs.jsonl` in the output folder at once. After an
-interrupt the same command with `--resume` continues, and with `--report-only` it reports and draws
-what is there. Figures are of the blocks that all configurations have served. A failed request is
-sent once more. A failed block is served once more by a new server; after a second failure its
-configuration is left out.
+Figures are of the blocks that all configurations have served. A failed request is sent once more.
+`harness.session` says how a run is resumed and reported, and what happens to a failed block.
 
 Prints tables, and writes them to `report.md` with figures as SVG (they need matplotlib, of the
 extra `bench`). Ends with a line of JSON: `rows`, each with `config`, `speedup`, `accept_len`,
 `match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation on the cores of target
 and sidecar; a configuration without a sidecar has both cores there too), and
-`equal_hardware_speedup` of `qspec-8`. A ratio has its smallest and largest round in `..._spread`,
-which is null for one round, and its number of rounds in `..._rounds`.
+`equal_hardware_speedup` of `qspec-8`.
 """
 
 from __future__ import annotations
@@ -32,15 +28,7 @@ from pathlib import Path
 
 from benchmark.harness.configuration import facts_of
 from benchmark.harness.dataset import fitting, spread
-from benchmark.harness.options import (
-    add_output,
-    add_servers,
-    parsed,
-    parser_of,
-    positive,
-    rate,
-    settings_of,
-)
+from benchmark.harness.options import add_run, parsed, parser_of, positive, rate, settings_of
 from benchmark.harness.session import Session
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
 from benchmark.queueing.figures import figures
@@ -116,12 +104,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="prompt and output, in tokens (default: 2048)",
     )
     add("--request-rate", type=rate, default=math.inf, help="arrivals per second (default: inf)")
-    add_servers(
+    add_run(
         parser,
         "float32",
         "; bfloat16 kernels of different shapes may break ties differently, so outputs differ",
     )
-    add_output(parser)
     return parsed(parser, argv)
 
 

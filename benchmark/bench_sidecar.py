@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmark.harness.child import Child, pin
+from benchmark.harness.child import Child, draft_model, pin
 from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.harness.report import Table
@@ -72,19 +72,10 @@ def main() -> None:
 
 def open_model(path: str, options: argparse.Namespace, rows: int) -> Any:
     """A DraftModel with KV for `rows` requests of the prompt's and completion's length."""
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
-
     length = options.prompt + options.tokens
-    return DraftModel(
-        DraftModelOptions(
-            path,
-            dtype=options.dtype,
-            device=options.device,
-            max_total_tokens=rows * length + 4096,
-            context_len=length + 64,
-            mem_fraction=0.2,
-        )
-    )
+    sizes = {"max_total_tokens": rows * length + 4096, "context_len": length + 64}
+    place = {"dtype": options.dtype, "device": options.device, "mem_fraction": 0.2}
+    return draft_model(path, **place, **sizes)
 
 
 class Bench:

@@ -10,17 +10,14 @@ width is compared there with fixed widths on one server. All configurations serv
 next case, in an order that reverses from round to round. A ratio is of two runs of one round;
 tables have the median over the rounds, with the smallest and the largest.
 
-Without a dataset, `--quick` takes some minutes; the ratios of its one round have no spread. The
-benchmark writes each measured cell to `runs.jsonl` in the output folder at once. After an interrupt
-the same command with `--resume` continues, also with other cases, levels, widths and rounds. With
-`--report-only` it reports and draws what is there. `speedup.svg` shows QSPEC over no speculation by
-requests in flight.
+Without a dataset, `--quick` takes some minutes; the ratios of its one round have no spread.
+`harness.session` says how a run is resumed and reported; it may be resumed with other cases,
+levels, widths and rounds. `speedup.svg` shows QSPEC over no speculation by requests in flight.
 
 Ends with a line of JSON: `worst_ratio`, the smallest tokens per second of the adaptive width over
 no speculation; `adaptive_over_best_fixed_min`, the smallest over the fastest fixed width; and
 `rows`, each with `case`, `running`, `config`, `tokens_per_s`, `ratio`, `accept_length`,
-`proposed_per_pass` and `others_share`. A ratio has its smallest and largest round in `..._spread`,
-which is null for one round, and its number of rounds in `..._rounds`.
+`proposed_per_pass` and `others_share`.
 """
 
 from __future__ import annotations
@@ -33,14 +30,7 @@ from pathlib import Path
 from benchmark.harness.configuration import Configuration, Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
 from benchmark.harness.journal import digest
-from benchmark.harness.options import (
-    add_output,
-    add_servers,
-    parsed,
-    parser_of,
-    positive,
-    settings_of,
-)
+from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
 from benchmark.harness.session import Session, rounded_up
 from benchmark.worst import wrong_sidecar
 from benchmark.worst.cases import BASELINE, BY_NAME, CASES, SPEC_BENCH, Cell, cells_of
@@ -115,8 +105,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=positive, help="output tokens of a request (default: 96)")
     add("--context", type=positive, default=3072, help="tokens of a long prompt (default: 3072)")
     add("--quick", action="store_true", help="1 and 8 in flight, one round, 48 tokens, width 4")
-    add_servers(parser, "bfloat16")
-    add_output(parser)
+    add_run(parser, "bfloat16")
     options = parsed(parser, argv)
     if options.cases is None:
         options.cases = [name for name in names if name != SPEC_BENCH or options.dataset]

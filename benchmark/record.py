@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmark.harness.child import Child
+from benchmark.harness.child import Child, draft_model
 from benchmark.harness.options import parser_of, positive
 
 
@@ -58,12 +58,9 @@ def completer(
     """
     from sglang_qspec.link import Peer
     from sglang_qspec.messages import Drafted, Submit
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
     from sglang_qspec.sidecar.drafter import Drafter
 
-    model = DraftModel(
-        DraftModelOptions(model_path, device=options.device, max_total_tokens=64 * 1024)
-    )
+    model = draft_model(model_path, device=options.device, max_total_tokens=64 * 1024)
     limits = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
 
     def complete(prompts: list[list[int]]) -> list[list[list[int]]]:

@@ -25,6 +25,13 @@ def pin(cores: str) -> None:
     os.environ["OMP_NUM_THREADS"] = str(len(chosen))
 
 
+def draft_model(path: str, **options: Any) -> Any:
+    """A DraftModel of this process; `options` are those of DraftModelOptions."""
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+    return DraftModel(DraftModelOptions(path, **options))
+
+
 class Child(ProcessPoolExecutor):
     """A process that calls `make` once, and then the function that `make` returned per `ask`."""
 

@@ -41,8 +41,9 @@ def add_servers(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "
     add("--sidecar-cores", type=cores, help="processors, such as 4-5 (default: the second)")
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the results folder, and of resuming a run."""
+def add_run(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -> None:
+    """Add the options of `add_servers`, of the results folder, and of resuming a run."""
+    add_servers(parser, dtype, dtype_help)
     add = parser.add_argument
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
     add("--resume", action="store_true", help="continue the run in --output")

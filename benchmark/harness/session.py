@@ -1,4 +1,11 @@
-"""A run of a benchmark: its folder, its journal, and the cells that it has not served yet."""
+"""A run of a benchmark: its folder, its journal, and the cells that it has not served yet.
+
+The session writes each measured cell to `runs.jsonl` in the output folder at once. After an
+interrupt the same command with `--resume` continues, and with `--report-only` it reports and draws
+what is there. A new server serves a failed cell once more; after a second failure the session
+leaves the configuration out. In the line of JSON a ratio has its smallest and largest round in
+`..._spread`, which is null for one round, and its number of rounds in `..._rounds`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +31,6 @@ from benchmark.harness.run import Run
 from benchmark.harness.server import Server, reason
 
 ATTEMPTS = 2
-"""A new server serves a cell that failed once more."""
 
 
 class HasConfig(Protocol):
