@@ -66,10 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = plan.prompts_of(cell, prompts, options.requests_per_slot)
         return measure(server, cell, chosen, options.max_new_tokens)
 
+    rounds = (options.rounds, options.streaming_rounds)
     session.serve(
-        plan.cells_of(
-            options.configs, options.k, options.in_flight, options.rounds, options.streaming_rounds
-        ),
+        plan.cells_of(options.configs, options.k, options.in_flight, *rounds),
         lambda cell: plan.configuration(cell.config, settings, width_of(options)),
         measured,
     )
@@ -87,44 +86,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__, plan.DESCRIPTIONS)
     add = parser.add_argument
-    add(
-        "--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with `prompt`"
-    )
+    file = "Spec-Bench's questions, or JSONL with `prompt`"
+    levels = f"requests that run at once: 1 or even numbers (default: {_list(LEVELS)})"
+    streaming = "rounds that measure only inter-token latencies, with one k (default: 1)"
+    per_slot = "prompts per request in flight; a cell has at least six (default: 3)"
+    add("--dataset", type=Path, required=True, help=file)
     add("--groups", nargs="+", help="groups to serve (default: all)")
-    add(
-        "--k",
-        nargs="+",
-        type=positive,
-        default=list(KS),
-        help=f"draft tokens (default: {_list(KS)})",
-    )
-    add(
-        "--in-flight",
-        nargs="+",
-        type=positive,
-        default=list(LEVELS),
-        help=f"requests that run at once: 1 or even numbers (default: {_list(LEVELS)})",
-    )
+    add("--k", nargs="+", type=positive, default=KS, help=f"draft tokens (default: {_list(KS)})")
+    add("--in-flight", nargs="+", type=positive, default=LEVELS, help=levels)
     add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="(default: all)")
-    add("--rounds", type=positive, default=2, help="figures are medians over rounds (default: 2)")
-    add(
-        "--streaming-rounds",
-        type=int,
-        default=1,
-        help="rounds that measure only inter-token latencies, with one k (default: 1)",
-    )
-    add(
-        "--requests-per-slot",
-        type=positive,
-        default=3,
-        help="prompts per request in flight; a cell has at least six (default: 3)",
-    )
-    add(
-        "--max-new-tokens",
-        type=positive,
-        default=128,
-        help="output tokens of a request (default: 128)",
-    )
+    add("--rounds", type=positive, default=2, help="figures are medians (default: 2)")
+    add("--streaming-rounds", type=int, default=1, help=streaming)
+    add("--requests-per-slot", type=positive, default=3, help=per_slot)
+    add("--max-new-tokens", type=positive, default=128, help="output tokens (default: 128)")
     add("--max-prompt-tokens", type=positive, default=256, help="longest prompt (default: 256)")
     add_run(parser, "bfloat16")
     options = parsed(parser, argv)

@@ -68,9 +68,8 @@ step. The plain server ran once, before the other, so shares have no spread."""
 
 def main() -> None:
     parser = parser_of("bench_overhead", __doc__)
-    parser.add_argument(
-        "--running", type=positive, nargs="+", default=[1, 16, 64], help="requests (default: all)"
-    )
+    add = parser.add_argument
+    add("--running", type=positive, nargs="+", default=[1, 16, 64], help="requests at a time")
     add_servers(parser, "bfloat16")
     options = parsed(parser, None)
     settings = settings_of(options, max(options.running), 2048, TOTAL_TOKENS)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from benchmark.harness.configuration import facts_of
 from benchmark.harness.dataset import fitting, spread
-from benchmark.harness.options import add_run, parsed, parser_of, positive, rate, settings_of
+from benchmark.harness.options import EXACT, add_run, parsed, parser_of, positive, rate, settings_of
 from benchmark.harness.session import Session
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
 from benchmark.queueing.figures import figures
@@ -75,40 +75,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with `prompt`"
     )
     add("--groups", nargs="+", help="groups to serve (default: all)")
-    add(
-        "--num-prompts",
-        type=positive,
-        metavar="N",
-        help="prompts of each group, at even distances (default: all)",
-    )
-    add(
-        "--configs",
-        nargs="+",
-        choices=NAMES,
-        default=list(NAMES),
-        help="configurations (default: all)",
-    )
-    add(
-        "--rounds",
-        type=positive,
-        default=1,
-        help="rounds over all blocks; figures are medians (default: 1)",
-    )
+    add("--num-prompts", type=positive, metavar="N", help="prompts of each group (default: all)")
+    add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="(default: all)")
+    add("--rounds", type=positive, default=1, help="rounds over all blocks (default: 1)")
     add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
     add("--block", type=positive, default=20, help="largest block, in prompts (default: 20)")
-    add("--max-new-tokens", type=positive, default=128, help="maximum output tokens (default: 128)")
-    add(
-        "--context-length",
-        type=positive,
-        default=2048,
-        help="prompt and output, in tokens (default: 2048)",
-    )
+    add("--max-new-tokens", type=positive, default=128, help="maximum output (default: 128)")
+    add("--context-length", type=positive, default=2048, help="in tokens (default: 2048)")
     add("--request-rate", type=rate, default=math.inf, help="arrivals per second (default: inf)")
-    add_run(
-        parser,
-        "float32",
-        "; bfloat16 kernels of different shapes may break ties differently, so outputs differ",
-    )
+    add_run(parser, "float32", EXACT)
     return parsed(parser, argv)
 
 

@@ -213,12 +213,8 @@ def report_load(options: argparse.Namespace, model: Any) -> None:
         f"{model.name} on {model.device}, prompts of {options.prompt} tokens, "
         f"{model.total_tokens} tokens of KV"
     )
-    heads = {
-        "live": "live",
-        "prompts": "prompts",
-        "submits/s": "submits_per_s",
-        "bookkeeping ms a pass": "bookkeeping_ms",
-    }
+    heads = {name: name for name in ("live", "prompts")}
+    heads |= {"submits/s": "submits_per_s", "bookkeeping ms a pass": "bookkeeping_ms"}
     print(Table.of(title, loads, {head: _field(name) for head, name in heads.items()}).text())
     shares = [fair_share(model, count, requests=8, **sizes) for count in options.servers]
     heads = {"servers": "servers", "light request, ms": "light_ms", "over alone": "slowdown"}

@@ -55,6 +55,7 @@ from benchmark.soak.load import Load
 from benchmark.soak.mix import Mix
 from benchmark.soak.monitor import COLUMNS, Monitor
 from benchmark.soak.references import PLAINLY, gather
+from benchmark.soak.slope import Slope
 from benchmark.soak.summary import server_slopes, sidecar_lives
 from benchmark.soak.templates import Template, pool
 
@@ -118,14 +119,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--minutes", type=rate, default=120.0, help="minutes of load (default: 120)")
     add("--seed", type=int, default=0, help="seed of all random choices (default: 0)")
-    add(
-        "--in-flight",
-        type=positive,
-        nargs=2,
-        default=[8, 16],
-        metavar=("LOW", "HIGH"),
-        help="requests in flight, besides bursts (default: 8 16)",
-    )
+    levels = "requests in flight, besides bursts (default: 8 16)"
+    names = ("LOW", "HIGH")
+    add("--in-flight", type=positive, nargs=2, default=[8, 16], metavar=names, help=levels)
     add("--templates", type=positive, default=60, help="requests with a known answer (default: 60)")
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
     add_servers(parser, "float32")
@@ -296,9 +292,7 @@ def finish(record: dict[str, Any], soak: Soak, folder: Path) -> int:
 
 
 def _shown(found: dict[str, float] | None) -> str:
-    if found is None:
-        return "too few samples"
-    return f"{found['per_hour']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+    return str(Slope(**found)) if found else "too few samples"
 
 
 if __name__ == "__main__":

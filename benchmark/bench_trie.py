@@ -140,7 +140,7 @@ class Corpus:
 
 
 class Arctic:
-    """One suffix tree a request, with its completions and its own text."""
+    """One suffix tree per request, with its completions and its own text."""
 
     name = "arctic-inference"
     depth = 64
@@ -212,9 +212,8 @@ def steps(
     supply = itertools.cycle(requests)
     for count in counts:
         batch = [_started(next(supply), offset) for offset in range(count)]
-        for contender in contenders:
-            for live in batch:
-                contender.open(live)
+        for contender, live in itertools.product(contenders, batch):
+            contender.open(live)
         times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for _ in range(rounds):
             for contender in contenders:
@@ -231,15 +230,15 @@ def steps(
                     batch[row] = LiveRequest(next(supply))
                     for contender in contenders:
                         contender.open(batch[row])
-        for contender in contenders:
-            found[contender.name][count] = times[contender.name]
-            for live in batch:
-                contender.close(live)
+        for contender, live in itertools.product(contenders, batch):
+            contender.close(live)
+        for name, values in times.items():
+            found[name][count] = values
     return found
 
 
 def _started(recorded: Recorded, offset: int) -> LiveRequest:
-    """A request that is somewhere in its output, as in a server that has been running."""
+    """A request in the middle of its output, as in a busy server."""
     live = LiveRequest(recorded)
     live.done = 1 + offset * 7 % max(1, len(recorded.target_ids) - 1)
     live.fresh = live.output_ids
@@ -255,36 +254,33 @@ def _advance(live: LiveRequest, trees: Any, row: int) -> None:
 
 
 def insertion(requests: list[Recorded], rounds: int = 5) -> tuple[float, float]:
-    """Median draft tokens inserted in a second: whole completions, and a sidecar's chunks."""
+    """Median draft tokens inserted per second: whole completions, and a sidecar's chunks."""
     rates: dict[int | None, list[float]] = {None: [], CHUNK: []}
     for _ in range(rounds):
         for chunk, found in rates.items():
             ours = Ours()
-            batch = [LiveRequest(recorded) for recorded in requests]
+            batch = list(map(LiveRequest, requests))
             for live in batch:
                 ours.begin(live)
             began = time.perf_counter()
             for live in batch:
                 ours.insert(live, chunk)
             seconds = time.perf_counter() - began
-            found.append(sum(_draft_tokens(live.recorded) for live in batch) / seconds)
+            found.append(sum(map(_draft_tokens, requests)) / seconds)
     return statistics.median(rates[None]), statistics.median(rates[CHUNK])
 
 
 def bytes_per_token(requests: list[Recorded]) -> float:
-    """Bytes that the completions take, for each of their tokens."""
-    ours = Ours()
-    used = tokens = 0
-    for recorded in requests:
-        live = LiveRequest(recorded)
+    """Bytes of the completions per token."""
+    ours, used = Ours(), 0
+    for live in map(LiveRequest, requests):
         ours.begin(live)
         trie = ours.store.get(live.rid)
         assert trie is not None
         before = trie.bytes
         ours.insert(live)
         used += trie.bytes - before
-        tokens += _draft_tokens(recorded)
-    return used / tokens
+    return used / sum(map(_draft_tokens, requests))
 
 
 def _draft_tokens(recorded: Recorded) -> int:
@@ -300,7 +296,7 @@ def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
         except ImportError as error:
             print(f"{peer.name} is left out: {error}", file=sys.stderr)
     found: dict[str, dict[str, Any]] = {}
-    # Memory first: what is freed later would be used again, and not counted.
+    # Memory first: later allocations would reuse freed memory, which does not count.
     sizes = {peer.name: _peer_bytes(type(peer), requests) for peer in contenders[1:]}
     times = {name: ms[64] for name, ms in steps(contenders, requests, [64], rounds).items()}
     for contender in contenders[1:]:
@@ -314,7 +310,7 @@ def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def _peer_bytes(peer: type[Contender], requests: list[Recorded]) -> float:
-    """Bytes for each draft token: by its own account if it has one, else by the process's size."""
+    """Bytes per draft token: by the tree's own count if it has one, else by the process's size."""
     contender = peer()
     batch = [LiveRequest(recorded) for recorded in requests * max(1, 64 // len(requests))]
     process = psutil.Process()

@@ -10,9 +10,10 @@ width is compared there with fixed widths on one server. All configurations serv
 next case, in an order that reverses from round to round. A ratio is of two runs of one round;
 tables have the median over the rounds, with the smallest and the largest.
 
-Without a dataset, `--quick` takes some minutes; the ratios of its one round have no spread.
-`harness.session` says how a run is resumed and reported; it may be resumed with other cases,
-levels, widths and rounds. `speedup.svg` shows QSPEC over no speculation by requests in flight.
+`--levels 1 8 --rounds 1 --max-new-tokens 48` without a dataset takes some minutes; the ratios of
+one round have no spread. `harness.session` says how a run is resumed and reported; it may be
+resumed with other cases, levels, widths and rounds. `speedup.svg` shows QSPEC over no speculation
+by requests in flight.
 
 Ends with a line of JSON: `worst_ratio`, the smallest tokens per second of the adaptive width over
 no speculation; `adaptive_over_best_fixed_min`, the smallest over the fastest fixed width; and
@@ -99,23 +100,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dataset", type=Path, help="Spec-Bench's questions, or JSONL with `prompt`")
     names = [case.name for case in CASES]
     add("--cases", nargs="+", choices=names, help="(default: all; spec-bench with a dataset)")
-    add("--levels", nargs="+", type=positive, help="requests that run at once (default: 1 8 32)")
-    add("--widths", nargs="+", type=positive, help="fixed widths (default: 2 4 8 16)")
-    add("--rounds", type=positive, help="figures are medians over rounds (default: 3)")
-    add("--max-new-tokens", type=positive, help="output tokens of a request (default: 96)")
+    levels = "requests that run at once (default: 1 8 32)"
+    add("--levels", nargs="+", type=positive, default=[1, 8, 32], help=levels)
+    widths = "fixed widths (default: 2 4 8 16)"
+    add("--widths", nargs="+", type=positive, default=[2, 4, 8, 16], help=widths)
+    add("--rounds", type=positive, default=3, help="figures are medians over rounds (default: 3)")
+    add("--max-new-tokens", type=positive, default=96, help="output tokens (default: 96)")
     add("--context", type=positive, default=3072, help="tokens of a long prompt (default: 3072)")
-    add("--quick", action="store_true", help="1 and 8 in flight, one round, 48 tokens, width 4")
     add_run(parser, "bfloat16")
     options = parsed(parser, argv)
     if options.cases is None:
         options.cases = [name for name in names if name != SPEC_BENCH or options.dataset]
     if SPEC_BENCH in options.cases and options.dataset is None:
         parser.error("--cases spec-bench needs a --dataset")
-    quick = options.quick
-    options.levels = sorted(set(options.levels or ([1, 8] if quick else [1, 8, 32])))
-    options.widths = sorted(set(options.widths or ([4] if quick else [2, 4, 8, 16])))
-    options.rounds = options.rounds or (1 if quick else 3)
-    options.max_new_tokens = options.max_new_tokens or (48 if quick else 96)
+    options.levels, options.widths = sorted(set(options.levels)), sorted(set(options.widths))
     if max(options.levels) > SLOTS:
         parser.error(f"--levels: at most {SLOTS} requests run at once")
     if not 2 <= options.widths[0] <= options.widths[-1] <= WIDTH:

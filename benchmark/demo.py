@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmark.harness.configuration import with_and_without
 from benchmark.harness.dataset import render
-from benchmark.harness.options import add_servers, parsed, positive, settings_of
+from benchmark.harness.options import EXACT, add_servers, parsed, positive, settings_of
 from benchmark.harness.output import say
 from benchmark.harness.report import Table
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import read_answer, send_each, warm_up
 from benchmark.harness.speculation import wait_for_sidecar
-from benchmark.harness.statistics import Medians, Ratio, number, ratio_record
+from benchmark.harness.statistics import Ratio, ratio_record
 from benchmark.prompts import PROMPTS
 
 TOTAL_TOKENS = 16384
@@ -36,16 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.unpinned:
         settings = replace(settings, target_cores=(), sidecar_cores=())
     prompts = render(settings.model, PROMPTS)
-    rounds: list[dict[int, Run]] = []
+    runs: list[Run] = []
     completions = ("--speculative-qspec-completions", str(options.completions))
     for configuration in with_and_without(settings, *completions, *options.arguments):
         say(f"starting SGLang, {configuration.name}")
         with configuration.server() as server:
             if configuration.has_sidecar:
                 wait_for_sidecar(server)
-            found, text = serve(server, configuration.name, prompts, options)
-            rounds.append(found)
-    report(rounds, text, options)
+            run, text = serve(server, configuration.name, prompts, options)
+            runs.append(run)
+    report(runs, text, options)
     return 0
 
 
@@ -55,61 +55,49 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
     add("--max-new-tokens", type=positive, default=128, help="maximum output (default: 128)")
     add("--completions", type=positive, default=8, help="drafted per prompt (default: 8)")
-    add("--rounds", type=positive, default=1, help="figures are medians (default: 1)")
     add("--unpinned", action="store_true", help="target and sidecar share all cores of a CPU")
     add("arguments", nargs="*", help="more flags of the QSPEC server, after --")
-    add_servers(
-        parser,
-        "float32",
-        "; bfloat16 kernels of different shapes may break ties differently, so outputs differ",
-    )
+    add_servers(parser, "float32", EXACT)
     return parsed(parser, argv)
 
 
 def serve(
     server: Server, name: str, prompts: Sequence[str], options: argparse.Namespace
-) -> tuple[dict[int, Run], str]:
-    """Serve all prompts at once, `rounds` times; returns the runs and the first prompt's answer."""
+) -> tuple[Run, str]:
+    """Serve all prompts at once; returns the run, and the answer to the first prompt."""
     sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
     warm_up(server, 1, sampling)
-    rounds: dict[int, Run] = {}
-    for number_of_round in range(options.rounds):
-        server.post("/flush_cache?timeout=10", {})
-        began = time.monotonic()
-        sent = send_each(server, prompts, sampling, title=name)
-        seconds = time.monotonic() - began
-        answers = map(read_answer, sent.raw, sent.latencies or ())
-        rounds[number_of_round] = Run(seconds, tuple(answers))
-    return rounds, sent.raw[0]["text"]
+    server.post("/flush_cache?timeout=10", {})
+    began = time.monotonic()
+    sent = send_each(server, prompts, sampling, title=name)
+    seconds = time.monotonic() - began
+    answers = map(read_answer, sent.raw, sent.latencies or ())
+    return Run(seconds, tuple(answers)), sent.raw[0]["text"]
 
 
-def report(rounds: Sequence[dict[int, Run]], text: str, options: argparse.Namespace) -> None:
-    plain, qspec = rounds
-    medians = [Medians(tuple(runs.values())) for runs in rounds]
-    identical = all(
-        [a.output_ids for a in plain[n].answers] == [a.output_ids for a in qspec[n].answers]
-        for n in plain
-    )
-    speedup = Ratio.of(qspec, plain)
-    assert speedup is not None
+def report(runs: Sequence[Run], text: str, options: argparse.Namespace) -> None:
+    plain, qspec = runs
+    identical = [a.output_ids for a in plain.answers] == [a.output_ids for a in qspec.answers]
+    speedup = Ratio((qspec.tokens_per_s / plain.tokens_per_s,))
     same = "identical" if identical else "different"
-    head = ["", "tokens/s", "speedup", "mean latency (s)", "accept length", "output"]
-    lines = [
-        [name, f"{m.tokens_per_s:.1f}", ratio, number(m.latency_mean), number(m.accept_len), output]
-        for name, m, ratio, output in zip(
-            ("no speculation", "QSPEC"), medians, ("", str(speedup)), ("", same), strict=True
-        )
-    ]
-    print("\n" + Table(f"{len(PROMPTS)} prompts", head, lines).text())
-    accepted = medians[1].runs[-1].accepted
-    print("accepted draft tokens by source: " + ", ".join(f"{s} {n}" for s, n in accepted.items()))
+    columns: dict[str, Callable[[Run], object]] = {
+        "": lambda run: "QSPEC" if run is qspec else "no speculation",
+        "tokens/s": lambda run: f"{run.tokens_per_s:.1f}",
+        "speedup": lambda run: speedup if run is qspec else "",
+        "mean latency (s)": lambda run: run.latency_mean,
+        "accept length": lambda run: run.accept_len,
+        "output": lambda run: same if run is qspec else "",
+    }
+    print("\n" + Table.of(f"{len(PROMPTS)} prompts", runs, columns).text())
+    sources = ", ".join(f"{source} {count}" for source, count in qspec.accepted.items())
+    print(f"accepted draft tokens by source: {sources}")
     print(f"\n{PROMPTS[0]}\n> " + text.strip().replace("\n", "\n> ") + "\n")
     record = {
         "identical": identical,
         **ratio_record("speedup", speedup),
-        "accept_len": round(medians[1].accept_len, 3),
-        "latency_ratio": round(medians[1].latency_mean / medians[0].latency_mean, 3),
-        "tokens_per_s": [round(found.tokens_per_s, 1) for found in medians],
+        "accept_len": round(qspec.accept_len, 3),
+        "latency_ratio": round(qspec.latency_mean / plain.latency_mean, 3),
+        "tokens_per_s": [round(run.tokens_per_s, 1) for run in runs],
         "slots": options.slots,
         "completions": options.completions,
         "dtype": options.dtype,

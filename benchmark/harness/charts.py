@@ -121,7 +121,7 @@ def lines(
     for axes, (title, named) in zip(several, panels.items(), strict=True):
         for name, points in named.items():
             places, values = zip(*sorted(points.items()), strict=True)
-            style = {"linestyle": "--" if name in dashed else "-", "label": name}
+            style: dict[str, Any] = {"linestyle": "--" if name in dashed else "-", "label": name}
             style |= {"color": colors[name]} if colors else {}
             style |= {"marker": "o", "markersize": 4} if by_number else {"linewidth": 1.2}
             (handles[name],) = axes.plot(places, values, **style)
@@ -142,8 +142,8 @@ def lines(
     if stacked:
         several[-1].set_xlabel(x_axis)
     elif len(handles) > 1:
-        place = "outside upper center"
-        figure.legend(handles.values(), handles.keys(), ncols=min(5, len(handles)), loc=place)
+        where = {"ncols": min(5, len(handles)), "loc": "outside upper center"}
+        figure.legend(handles.values(), handles.keys(), **where)
     return _svg(figure)
 
 

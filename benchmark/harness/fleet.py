@@ -87,13 +87,7 @@ class Fleet:
 
     def _started(self, configuration: Configuration) -> Server:
         say(f"starting a server for {configuration.name}")
-        server = configuration.server()
-        try:
-            server.start()
-        except BaseException:
-            server.stop()
-            raise
-        return server
+        return configuration.server().__enter__()
 
     def _fits(self, needed: int) -> bool:
         return self._keeps and psutil.virtual_memory().available >= needed + SPARE_BYTES

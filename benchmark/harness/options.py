@@ -14,6 +14,9 @@ from benchmark.harness.configuration import Settings
 from benchmark.harness.output import say
 from sglang_qspec.config import parse_cores
 
+EXACT = "; bfloat16 kernels of different shapes may break ties differently, so outputs differ"
+"""The reason for float32 in the help text of `--dtype`."""
+
 
 def parser_of(
     name: str, doc: str | None, choices: Mapping[str, str] | None = None

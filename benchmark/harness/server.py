@@ -185,7 +185,7 @@ class Server:
         return ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
 
     def stop(self) -> None:
-        """End the server, which may end its own processes first, and then every process below it."""
+        """End the server, which may end its processes first, and every process below it."""
         processes = self.processes
         if self._process is not None and self._process.poll() is None:
             # A paused process does not receive the signal.

@@ -12,18 +12,10 @@ from benchmark.parallel.comparisons import Comparison, Comparisons, balanced
 from benchmark.parallel.measures import Point, Results, Row, known
 
 BOUND = "(V + D) / max(V, D)"
-COLORS = {
-    plan.BASELINE: "#94a3b8",
-    plan.BASELINE_ALL_CORES: GREY,
-    plan.SEQUENTIAL: ORANGE,
-    plan.SEQUENTIAL_HALF: "#e0a458",
-    plan.HALVES: BLUE,
-    plan.AHEAD: GREEN,
-    plan.QUEUE: VIOLET,
-    plan.AUTO: RED,
-    plan.AUTO_STEP: "#f472b6",
-    BOUND: GREY,
-}
+_DARK = (GREY, ORANGE, BLUE, GREEN, VIOLET, RED, GREY)
+_NAMES = (plan.BASELINE_ALL_CORES, plan.SEQUENTIAL, plan.HALVES, plan.AHEAD, plan.QUEUE, plan.AUTO)
+_PALE = {plan.BASELINE: "#94a3b8", plan.SEQUENTIAL_HALF: "#e0a458", plan.AUTO_STEP: "#f472b6"}
+COLORS = {**dict(zip((*_NAMES, BOUND), _DARK, strict=True)), **_PALE}
 TIMELINE = (plan.SEQUENTIAL, plan.AHEAD, plan.HALVES)
 TARGET, SIDECAR = "target", "sidecar"
 ROUNDS = 3
@@ -35,11 +27,6 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
     if not charts.available():
         return ()
     shown = [name for name in results.configs if name != plan.SEQUENTIAL_HALF]
-    hiding = [
-        name
-        for name in (plan.SEQUENTIAL, plan.HALVES, plan.AHEAD, plan.AUTO_STEP)
-        if name in results.configs
-    ]
     return (
         _figure(
             "tokens_per_s",
@@ -47,16 +34,8 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
             "All tokens of a cell over all its time, with prefill, by requests in flight; a panel "
             "for each k, the maximum number of draft tokens of a request in a pass. Dashed: no "
             "speculation.",
-            _panels(results, shown, "tokens_per_s"),
+            _panels(results, shown),
             "tokens/s",
-        ),
-        _figure(
-            "hidden_share",
-            "Hidden drafting",
-            "The share of the sidecar's drafting time for running requests in which the target did "
-            "not wait.",
-            _panels(results, hiding, "hidden_share"),
-            "share hidden",
         ),
         _figure(
             "paper_comparison",
@@ -130,13 +109,13 @@ def timeline(row: Row) -> tuple[list[Bar], list[Bar]]:
     return passes, drafts
 
 
-def _panels(results: Results, names: Sequence[str], figure: str) -> Panels:
+def _panels(results: Results, names: Sequence[str]) -> Panels:
     """A panel for each k; the baselines are the same in all panels."""
 
     def line(name: str, k: int) -> dict[float, float]:
         found = None if name in plan.BASELINES else k
         points = (Point(level, found, name) for level in results.levels)
-        return known(map(results.row, points), lambda row: getattr(row.figures, figure))
+        return known(map(results.row, points), lambda row: row.figures.tokens_per_s)
 
     return {f"k = {k}": {name: line(name, k) for name in names} for k in results.ks}
 

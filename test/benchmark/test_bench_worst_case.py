@@ -36,12 +36,6 @@ def test_spec_bench_is_served_where_there_is_a_dataset() -> None:
     assert SPEC_BENCH in parse(["--dataset", "d.jsonl"]).cases
 
 
-def test_quick_is_less_of_everything_but_what_is_asked_for() -> None:
-    quick = parse(["--quick", "--levels", "32"])
-    assert (quick.levels, quick.rounds) == ([32], 1)
-    assert quick.max_new_tokens < parse([]).max_new_tokens
-
-
 def test_all_but_the_misled_sidecar_share_a_server_and_target_cores_are_the_same() -> None:
     def one(case: str, config: str) -> Configuration:
         return configuration(Cell(1, case, 8, config), SETTINGS, "ipc:///wrong")

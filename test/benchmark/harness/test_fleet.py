@@ -38,6 +38,14 @@ class FakeServer:
         self.private_bytes = TARGET + SIDECAR * configuration.has_sidecar
         self._machine = machine
 
+    def __enter__(self) -> FakeServer:
+        try:
+            self.start()
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
     def start(self) -> None:
         self._machine.done.append(f"start {self.name}")
         if self.name in self._machine.refused and self._machine.running:

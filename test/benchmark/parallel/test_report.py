@@ -47,7 +47,7 @@ def test_the_page_has_all_tables_and_figures(results: Results) -> None:
     pytest.importorskip("matplotlib")
     drawn = figures(results, compare(results))
     text = reported(results, {"queue": "no <memory>"}, drawn).markdown()
-    assert len(drawn) == 5
+    assert len(drawn) == 4
     assert all((figure.svg or "").startswith("<?xml") for figure in drawn)
     assert all(f"({figure.name}.svg)" in text for figure in drawn)
     for expected in ("a <big> one", "no <memory>", "94% of 2.00", "not met"):
@@ -86,7 +86,7 @@ def test_figures_show_the_cells_they_are_about(
     monkeypatch.setattr(charts, "lines", draw)
     monkeypatch.setattr(charts, "timeline", lambda *_: "")
     figures(results, compare(results))
-    throughput, _, paper, same = shown
+    throughput, paper, same = shown
     for panels in shown:
         assert list(panels) == ["k = 1", "k = 4"]
     assert throughput["k = 1"].keys() == set(NAMES) - {"sequential-half"}
