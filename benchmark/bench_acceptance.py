@@ -92,17 +92,9 @@ class Target:
         """Sample answers; yields prompt, answer, and the target's logits [answer, vocab]."""
         for text in render(Path(self._path), PROMPTS[:prompts]):
             prompt = self._tokenizer(text, return_tensors="pt", add_special_tokens=False)
-            answer = self._model.generate(
-                **prompt,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=tokens,
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
+            sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            kept = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+            answer = self._model.generate(**prompt, **sampled, **kept, max_new_tokens=tokens)
             (prompt_ids,) = prompt.input_ids.tolist()
             token_ids = answer.sequences[0, len(prompt_ids) :].tolist()
             yield prompt_ids, token_ids, torch.cat(answer.logits).float()

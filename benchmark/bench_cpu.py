@@ -162,17 +162,10 @@ def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[]
             pairs = zip(layers, rows, strict=True)
             return [*(partial(one.quant_method.apply, one, row, None) for one, row in pairs), head]
 
-    model = Target(
-        DraftModelOptions(
-            str(options.model_path),
-            dtype=options.dtype,
-            device="cpu",
-            max_total_tokens=5 * options.context + 1024,
-            context_len=options.context + 64,
-            rows=8,
-            attention_backend="torch_native" if kind == "stock" else None,
-        )
-    )
+    backend = "torch_native" if kind == "stock" else None
+    sizes = {"max_total_tokens": 5 * options.context + 1024, "context_len": options.context + 64}
+    place = {"dtype": options.dtype, "device": "cpu", "rows": 8, "attention_backend": backend}
+    model = Target(DraftModelOptions(str(options.model_path), **place, **sizes))
     generator = torch.Generator().manual_seed(0)
     rows = [model.open() for _ in range(4)]
     for row in rows:

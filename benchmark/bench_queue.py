@@ -56,24 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     summary = summarize(session.journal.runs, configs, session.failed)
-    facts = facts_of(
-        settings,
-        max_new_tokens=load.max_new_tokens,
-        request_rate=str(load.request_rate),
-        rounds=options.rounds,
-        blocks=f"{summary.blocks} of {options.rounds * len(load.blocks)} served",
-        prompts=dict(Counter(block.group for block in load.blocks for _ in block.prompts)),
-        too_long=too_long,
-    )
+    asked = {"max_new_tokens": load.max_new_tokens, "request_rate": str(load.request_rate)}
+    blocks = f"{summary.blocks} of {options.rounds * len(load.blocks)} served"
+    served = dict(Counter(block.group for block in load.blocks for _ in block.prompts))
+    counts = {"rounds": options.rounds, "blocks": blocks, "prompts": served, "too_long": too_long}
+    facts = facts_of(settings, **asked, **counts)
     return session.finish(report_of(summary, figures(summary), facts), summary.record())
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__, DESCRIPTIONS)
     add = parser.add_argument
-    add(
-        "--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with `prompt`"
-    )
+    file = "Spec-Bench's questions, or JSONL with `prompt`"
+    add("--dataset", type=Path, required=True, help=file)
     add("--groups", nargs="+", help="groups to serve (default: all)")
     add("--num-prompts", type=positive, metavar="N", help="prompts of each group (default: all)")
     add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="(default: all)")

@@ -81,23 +81,6 @@ def distributions(
     return _svg(figure)
 
 
-def bars_by_group(series: Mapping[str, Mapping[str, float]], axis: str) -> str:
-    """Groups of bars, one bar of each series."""
-    figure, (axes,) = _chart()
-    groups = list(dict.fromkeys(group for values in series.values() for group in values))
-    width = 0.8 / len(series)
-    for index, (name, values) in enumerate(series.items()):
-        places = [group + width * (index - (len(series) - 1) / 2) for group in range(len(groups))]
-        heights = [values.get(group, 0.0) for group in groups]
-        bars = axes.bar(places, heights, 0.92 * width, label=name)
-        axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_ylabel(axis)
-    _reference(axes, 1.0)
-    figure.legend(ncols=len(series), loc="outside upper center")
-    return _svg(figure)
-
-
 def lines(
     panels: Panels,
     x_axis: str,

@@ -42,6 +42,7 @@ class HasConfig(Protocol):
 
 
 Cell = TypeVar("Cell", bound=HasConfig)
+Measure = Callable[[Server, Cell], Run]
 
 
 class Session(Generic[Cell]):
@@ -83,7 +84,7 @@ class Session(Generic[Cell]):
         self,
         cells: Sequence[Cell],
         configuration: Callable[[Cell], Configuration],
-        measure: Callable[[Server, Cell], Run],
+        measure: Measure[Cell],
     ) -> None:
         """Serve the cells that the journal lacks, until an interrupt; none with --report-only."""
         if self._report_only:
@@ -99,11 +100,7 @@ class Session(Generic[Cell]):
             say("interrupted; --resume continues this run")
 
     def _serve(
-        self,
-        fleet: Fleet,
-        cell: Cell,
-        configuration: Configuration,
-        measure: Callable[[Server, Cell], Run],
+        self, fleet: Fleet, cell: Cell, configuration: Configuration, measure: Measure[Cell]
     ) -> None:
         for _ in range(ATTEMPTS):
             server = None

@@ -13,7 +13,7 @@ SPEEDUP = "speedup of a request (×)"
 
 
 def figures(summary: Summary) -> tuple[Figure, ...]:
-    """All four figures; none without matplotlib."""
+    """All figures; none without matplotlib."""
     if not charts.available():
         return ()
     rates = {row.config: found for row in summary.rows if (found := row.match_rates)}
@@ -24,7 +24,6 @@ def figures(summary: Summary) -> tuple[Figure, ...]:
         for name, found in every.items()
         if name in COMPLETIONS
     }
-    series = _by_group(summary)
     return (
         Figure(
             "match_rate",
@@ -55,24 +54,4 @@ def figures(summary: Summary) -> tuple[Figure, ...]:
             if means
             else None,
         ),
-        Figure(
-            "against_ngram",
-            "Queue speculation and n-gram speculation, by group",
-            "Tokens per second of a group's queues over those without speculation (dashed).",
-            charts.bars_by_group(series, "speedup (× tokens/s)") if series else None,
-        ),
     )
-
-
-def _by_group(summary: Summary) -> dict[str, dict[str, float]]:
-    """Median speedups of the lookups, and of the configuration with the most completions."""
-    most = [row.config for row in summary.rows if row.config in COMPLETIONS][-1:]
-    return {
-        row.config: {
-            group: speedup.median
-            for group, rows in summary.by_group.items()
-            if (speedup := rows[place].speedup) is not None
-        }
-        for place, row in enumerate(summary.rows)
-        if row.config in ("ngram", "lookup", *most) and row.speedup is not None
-    }

@@ -19,19 +19,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sglang_qspec import messages
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import LinkServer, Peer, PrivateEndpoint, fingerprint
-from sglang_qspec.messages import (
-    PROTOCOL,
-    Close,
-    Commit,
-    Commits,
-    Drafted,
-    Heartbeat,
-    Submit,
-    ToSidecar,
-    Welcome,
-)
+from sglang_qspec.messages import PROTOCOL, Close, Commit, Commits, Drafted, Heartbeat, Submit
 
 STEP_SECONDS = 0.004
 """Time between two tokens of a step draft."""
@@ -50,7 +41,7 @@ class Guesser:
         self._steps: dict[tuple[Peer, int], tuple[Commit, int, int]] = {}
         """The commit that a step draft continues, the draft's number, and its length."""
 
-    def handle(self, peer: Peer, message: ToSidecar) -> list[Drafted]:
+    def handle(self, peer: Peer, message: messages.ToSidecar) -> list[Drafted]:
         """The drafts that answer a message at once."""
         if isinstance(message, Submit):
             length = min(message.max_new_tokens, LONGEST_COMPLETION)
@@ -127,7 +118,7 @@ def main() -> None:
         os.sched_setaffinity(0, map(int, cores))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    welcome = Welcome(PROTOCOL, "wrong", int(vocab_size), context_len=1 << 20)
+    welcome = messages.Welcome(PROTOCOL, "wrong", int(vocab_size), context_len=1 << 20)
     guesser = Guesser(int(vocab_size))
 
     def heartbeat() -> Heartbeat:

@@ -25,7 +25,7 @@ def test_the_page_has_all_tables_and_figures(summary: Summary) -> None:
     facts = {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"}
     drawn = figures(summary)
     text = report_of(summary, drawn, facts).markdown()
-    assert len(drawn) == 4
+    assert len(drawn) == 3
     assert all((figure.svg or "").startswith("<?xml") for figure in drawn)
     assert all(f"({figure.name}.svg)" in text for figure in drawn)
     for expected in ("python -m benchmark.bench_queue", "a <big> one", "no <kernel>"):
@@ -45,16 +45,14 @@ def test_figures_show_the_configurations_they_are_about(
         monkeypatch.setattr(charts, kind, draw)
 
     monkeypatch.setattr(charts, "available", lambda: True)
-    for kind in ("distributions", "lines", "bars_by_group"):
+    for kind in ("distributions", "lines"):
         keep(kind)
     figures(summary)
-    match_rates, speedups, completions, groups = shown.values()
+    match_rates, speedups, completions = shown.values()
     for chart in (match_rates, speedups):
         assert {"lookup", "qspec-1", "qspec-8"} <= chart.keys()
         assert "none" not in chart
     assert list(completions[""]["mean"]) == [1, 2, 4, 8]
-    assert groups.keys() == {"lookup", "qspec-8"}
-    assert all(list(values) == ["qa", "rag"] for values in groups.values())
 
 
 def test_without_matplotlib_the_page_says_how_to_get_it(
@@ -69,12 +67,12 @@ def test_a_figure_without_data_is_said_to_have_none() -> None:
     pytest.importorskip("matplotlib")
     summary = summarize(round_of(1, ("none",)), ("none",), {})
     drawn = figures(summary)
-    assert [figure.svg for figure in drawn] == [None] * 4
+    assert [figure.svg for figure in drawn] == [None] * 3
     assert (
         report_of(summary, drawn)
         .markdown()
         .count("None of the configurations that this figure shows")
-        == 4
+        == 3
     )
 
 
