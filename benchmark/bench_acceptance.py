@@ -1,20 +1,20 @@
 """The chance that a draft token is accepted, by acceptance rule, on real logits.
 
 The target samples an answer to each of twelve prompts, and the draft model reads along. At each
-token both distributions are at hand, and with them the chance that a draft of this token is right:
+token both distributions are known, and with them the chance that a draft of this token is accepted:
 
-- `greedy`: the draft is its model's likeliest token, and has to be the one that the target draws.
-- `match`: the draft is drawn with the target's dice, and has to be the one that the target draws.
+- `greedy`: the draft is the likeliest token of its model; it must equal the target's draw.
+- `match`: the draft is drawn with the target's sampling seed; it must equal the target's draw.
 - `match, N blocks`: the same, drawn from a shortlist, the N blocks of 64 ids with the best tokens.
 - `reject`: the draft is drawn from its own distribution, and kept with the chance min(1, p / q).
-- `reject, N ids`: the same, where only the N likeliest tokens are drawn, so that their
-  probabilities can be sent along.
+- `reject, N ids`: the same, drawn only from the N likeliest tokens, whose probabilities fit into
+  the message.
 
     python -m benchmark.bench_acceptance
 
-The last line is JSON: `rows`, each with `temperature`, `rule`, `accepted` (the mean chance over all
-tokens) and `tokens_per_pass` (of trees of 8 tokens, a chain behind the last one: what the chances
-along each answer give), and how it was measured.
+The last line is JSON: `rows`, each with `temperature`, `rule`, `accepted` (mean chance over all
+tokens) and `tokens_per_pass` (of trees with a chain of 8 tokens, by the chances along each answer),
+and the conditions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmark.harness.child import draft_model
 from benchmark.harness.dataset import render
+from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import demo_models
@@ -44,7 +47,9 @@ def main() -> None:
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     torch.manual_seed(0)
     target = Target(options.target_path or str(demo_models().target))
-    draft = open_draft(options.draft_path or str(demo_models().draft), options.dtype)
+    sizes = {"max_total_tokens": 4096, "context_len": 2048, "mem_fraction": 0.05}
+    path = options.draft_path or str(demo_models().draft)
+    draft = draft_model(path, dtype=options.dtype, device="cpu", **sizes)
     rows = []
     print(f"{'temperature':>11}  {'rule':18}{'accepted':>9}{'tokens per pass':>17}")
     for temperature in options.temperatures:
@@ -67,11 +72,7 @@ def main() -> None:
             }
             rows.append(row)
             print(f"{temperature:>11}  {rule:18}{row['accepted']:>9}{row['tokens_per_pass']:>17}")
-    record = {
-        "benchmark": "acceptance",
-        "rows": rows,
-        "rolls": options.rolls,
-    }
+    record = {"benchmark": "acceptance", "rows": rows, "rolls": options.rolls}
     print_record(record)
 
 
@@ -88,44 +89,19 @@ class Target:
     def answer(
         self, temperature: float, tokens: int, prompts: int
     ) -> Iterator[tuple[list[int], list[int], Tensor]]:
-        """Sampled: prompt, answer, and the logits [answer, vocab] that it was drawn from."""
-        from pathlib import Path
-
+        """Sample answers; yields prompt, answer, and the target's logits [answer, vocab]."""
         for text in render(Path(self._path), PROMPTS[:prompts]):
             prompt = self._tokenizer(text, return_tensors="pt", add_special_tokens=False)
-            answer = self._model.generate(
-                **prompt,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=tokens,
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
+            sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            kept = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+            answer = self._model.generate(**prompt, **sampled, **kept, max_new_tokens=tokens)
             (prompt_ids,) = prompt.input_ids.tolist()
             token_ids = answer.sequences[0, len(prompt_ids) :].tolist()
             yield prompt_ids, token_ids, torch.cat(answer.logits).float()
 
 
-def open_draft(path: str, dtype: str) -> Any:
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
-
-    return DraftModel(
-        DraftModelOptions(
-            path,
-            dtype=dtype,
-            device="cpu",
-            max_total_tokens=4096,
-            context_len=2048,
-            mem_fraction=0.05,
-        )
-    )
-
-
 def read_along(draft: Any, prompt_ids: list[int], token_ids: list[int]) -> Tensor:
-    """The draft model's logits [answer, vocab] at each token of an answer."""
+    """Logits [answer, vocab] of the draft model at each token of an answer."""
     row = draft.open()
     logits = [draft.extend([row], [prompt_ids]).clone()]
     logits += [draft.step([row], [token]).clone() for token in token_ids[:-1]]
@@ -134,7 +110,7 @@ def read_along(draft: Any, prompt_ids: list[int], token_ids: list[int]) -> Tenso
 
 
 def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]:
-    """Each rule with its chance [answer] to accept a draft drawn of `q` by a target of `p`."""
+    """Each rule with its chances [answer] that a target of `p` accepts a draft of `q`."""
     yield "greedy", p.gather(1, q.argmax(-1, keepdim=True)).squeeze(1)
     yield "match", agreement(p, q, rolls)
     best = torch.nn.functional.pad(q, (0, -q.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)).amax(-1)
@@ -150,7 +126,7 @@ def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]
 
 
 def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
-    """Share of `rolls` draws with equal seeds that give equal tokens, for each row."""
+    """Share of `rolls` draws with equal seeds that give equal tokens, by row."""
     positions = torch.arange(len(p))
     alike = torch.zeros(len(p))
     for seed in range(rolls):
@@ -160,7 +136,7 @@ def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
 
 
 def tokens_per_pass(answers: list[list[float]]) -> float:
-    """Mean over all places in all answers: one token, and those drafted ones that are accepted."""
+    """Expected tokens of a pass, the target's own included, as the mean over all places."""
     lengths = []
     for along in answers:
         for start in range(len(along) - WIDTH + 1):
@@ -173,14 +149,15 @@ def tokens_per_pass(answers: list[list[float]]) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target-path", help="by default the demo models' target")
-    parser.add_argument("--draft-path", help="by default the demo models' draft")
-    parser.add_argument("--dtype", default="bfloat16", help="of the draft's activations")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--rolls", type=int, default=20, help="of the dice, for each token")
+    parser = parser_of("bench_acceptance", __doc__)
+    add = parser.add_argument
+    add("--target-path", help="target model (default: the demo model)")
+    add("--draft-path", help="draft model (default: the demo model)")
+    add("--dtype", default="bfloat16", help="dtype of the draft model's activations")
+    add("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
+    add("--prompts", type=positive, default=len(PROMPTS))
+    add("--tokens", type=positive, default=64, help="output tokens per prompt (default: 64)")
+    add("--rolls", type=positive, default=20, help="draws per token (default: 20)")
     return parser.parse_args()
 
 

@@ -2,26 +2,23 @@
 
     python -m benchmark.bench_batch_parallel --dataset spec_bench.jsonl --output results
 
-The target has one core and the drafter another, as two devices. One server with one sidecar is set
-to each pipeline in turn, and to each k (draft tokens of a request in a pass) and number of requests
-in flight, so that all pipelines have one drafter. No speculation is served on the target's core
-(`none`) and on both (`none-equal`). All configurations serve the same prompts one after another, in
-an order that reverses from round to round.
+The target has one core and the sidecar another, as if they were two devices. One server with one
+sidecar is set to each pipeline in turn, and to each k (draft tokens of a request in a pass) and
+number of requests in flight, so all pipelines have the same drafter. No speculation is served on
+the target's core (`none`) and on both (`none-equal`). All configurations serve the same prompts
+before the next prompts, in an order that reverses from round to round.
 
 The whole matrix takes some hours; `--k 4 --in-flight 4 --rounds 1 --requests-per-slot 2` takes
-minutes. Each measured cell is written to `runs.jsonl` in the output folder at once: after a cut the
-same command with `--resume` goes on, also with other `--k`, `--in-flight`, `--configs` and
-`--rounds`, and with `--report-only` it reports what is there. A cell that fails is served once more
-by a new server; then its configuration is left out.
+minutes. `harness.session` says how a run is resumed and reported, and what happens to a failed
+cell; a run may be resumed with other `--k`, `--in-flight`, `--configs` and `--rounds`.
 
-Prints tables and whether the targets are met, writes them as Markdown, and PNGs and a report as one
-HTML file (figures need matplotlib, of the extra `bench`), and ends with a line of JSON: `rows`,
-each with `pipeline`, `k`, `in_flight`, `tokens_per_s`, `hidden_share` and more; `paper_ratio`
-(`halves` with 2m requests in flight over `sequential` with m) and `same_in_flight_ratio` (the
-better of `halves` and `ahead` over `sequential`), both where V and D are closest, by decoded
-tokens per second, with their bounds; `auto_over_best_min`; `auto_speedup_2`, `_4` and `_8`, over
-`none` by the requests in flight. A ratio has its least and greatest round in `..._spread`, which is
-null for one round, and its number of rounds in `..._rounds`.
+Prints tables and whether the targets are met, and writes them to `report.md` with figures as SVG
+(they need matplotlib, of the extra `bench`). `pipelines.svg` is a timeline of `sequential`,
+`ahead` and `halves`. Ends with a line of JSON: `rows`, each with `pipeline`, `k`, `in_flight`,
+`tokens_per_s`, `hidden_share` and more; `paper_ratio` (`halves` with 2m requests in flight over
+`sequential` with m) and `same_in_flight_ratio` (the better of `halves` and `ahead` over
+`sequential`), both where V and D are closest, by decoded tokens per second, with their bounds;
+`auto_over_best_min`; `auto_speedup_2`, `_4` and `_8`, over `none` by the requests in flight.
 """
 
 from __future__ import annotations
@@ -34,35 +31,18 @@ from typing import Any
 from benchmark.harness.configuration import Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
 from benchmark.harness.journal import digest
-from benchmark.harness.options import (
-    add_output,
-    add_servers,
-    check,
-    parser_of,
-    positive,
-    settings_of,
-)
+from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import send_batch, serve, warm_up
 from benchmark.harness.session import Session, rounded_up
 from benchmark.harness.speculation import update_settings
 from benchmark.harness.statistics import ratio_record, rounded
+from benchmark.parallel import plan
 from benchmark.parallel.comparisons import auto_speedups, balanced, compare
 from benchmark.parallel.figures import figures
 from benchmark.parallel.measures import DIGITS, Results
-from benchmark.parallel.plan import (
-    AUTO,
-    AUTO_STEP,
-    DESCRIPTIONS,
-    NAMES,
-    PIPELINES,
-    Cell,
-    body_of,
-    cells_of,
-    configuration,
-    prompts_of,
-)
+from benchmark.parallel.plan import NAMES, PIPELINES, Cell
 from benchmark.parallel.report import report_of
 from benchmark.parallel.targets import targets
 
@@ -70,7 +50,7 @@ NAME = "bench_batch_parallel"
 KS = (1, 2, 4, 8)
 LEVELS = (1, 2, 4, 8, 16, 32)
 WIDTH = 16
-"""Widest pass that the server can be set to, in tokens of a request, unless k needs more."""
+"""Maximum width of a pass, in tokens of a request, unless k needs more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,70 +63,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     session = Session(NAME, options, Cell, settings, load)
 
     def measured(server: Server, cell: Cell) -> Run:
-        asked = prompts_of(cell, prompts, options.requests_per_slot)
-        return measure(server, cell, asked, options.max_new_tokens)
+        chosen = plan.prompts_of(cell, prompts, options.requests_per_slot)
+        return measure(server, cell, chosen, options.max_new_tokens)
 
+    rounds = (options.rounds, options.streaming_rounds)
     session.serve(
-        cells_of(
-            options.configs, options.k, options.in_flight, options.rounds, options.streaming_rounds
-        ),
-        lambda cell: configuration(cell.config, settings, width_of(options)),
+        plan.cells_of(options.configs, options.k, options.in_flight, *rounds),
+        lambda cell: plan.configuration(cell.config, settings, width_of(options)),
         measured,
     )
     results = Results(session.journal.runs)
     comparisons = compare(results)
     reached = targets(results, comparisons)
-    facts = facts_of(
-        settings,
-        max_new_tokens=options.max_new_tokens,
-        max_prompt_tokens=options.max_prompt_tokens,
-        requests_per_slot=options.requests_per_slot,
-        prompts=len(prompts),
-    )
+    names = ("max_new_tokens", "max_prompt_tokens", "requests_per_slot")
+    asked = {name: getattr(options, name) for name in names}
+    facts = facts_of(settings, **asked, prompts=len(prompts))
     drawn = figures(results, comparisons)
     report = report_of(results.rows(), comparisons, reached, session.failed, drawn, facts)
     return session.finish(report, record_of(results, session.failed))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of(NAME, __doc__, DESCRIPTIONS)
+    parser = parser_of(NAME, __doc__, plan.DESCRIPTIONS)
     add = parser.add_argument
-    add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL of `prompt`")
-    add("--groups", nargs="+", help="of the prompts to serve (default: all)")
-    add("--k", nargs="+", type=positive, default=list(KS), help=f"(default: {_list(KS)})")
-    add(
-        "--in-flight",
-        nargs="+",
-        type=positive,
-        default=list(LEVELS),
-        help=f"requests that run at once: 1, or an even number (default: {_list(LEVELS)})",
-    )
+    file = "Spec-Bench's questions, or JSONL with `prompt`"
+    levels = f"requests that run at once: 1 or even numbers (default: {_list(LEVELS)})"
+    streaming = "rounds that measure only inter-token latencies, with one k (default: 1)"
+    per_slot = "prompts per request in flight; a cell has at least six (default: 3)"
+    add("--dataset", type=Path, required=True, help=file)
+    add("--groups", nargs="+", help="groups to serve (default: all)")
+    add("--k", nargs="+", type=positive, default=KS, help=f"draft tokens (default: {_list(KS)})")
+    add("--in-flight", nargs="+", type=positive, default=LEVELS, help=levels)
     add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="(default: all)")
-    add("--rounds", type=positive, default=2, help="over all cells; medians (default: 2)")
-    add(
-        "--streaming-rounds",
-        type=int,
-        default=1,
-        help="over one k, with one request for each in flight, for inter-token latencies; their "
-        "tokens per second do not count (default: 1)",
-    )
-    add(
-        "--requests-per-slot",
-        type=positive,
-        default=3,
-        help="prompts of a cell for each request in flight; at least six in all (default: 3)",
-    )
-    add("--max-new-tokens", type=positive, default=128, help="of each answer (default: 128)")
-    add("--max-prompt-tokens", type=positive, default=256, help="of each prompt (default: 256)")
-    add_servers(parser, "bfloat16")
-    add_output(parser)
-    options = parser.parse_args(argv)
-    check(parser, options)
+    add("--rounds", type=positive, default=2, help="figures are medians (default: 2)")
+    add("--streaming-rounds", type=int, default=1, help=streaming)
+    add("--requests-per-slot", type=positive, default=3, help=per_slot)
+    add("--max-new-tokens", type=positive, default=128, help="output tokens (default: 128)")
+    add("--max-prompt-tokens", type=positive, default=256, help="longest prompt (default: 256)")
+    add_run(parser, "bfloat16")
+    options = parsed(parser, argv)
     if options.streaming_rounds < 0:
         parser.error("--streaming-rounds must be 0 or more")
     odd = [level for level in options.in_flight if level > 1 and level % 2]
     if odd:
-        parser.error(f"--in-flight: {odd[0]} requests have no two halves of one size")
+        parser.error(f"--in-flight: {odd[0]} requests cannot be split into equal halves")
     options.k, options.in_flight = sorted(set(options.k)), sorted(set(options.in_flight))
     return options
 
@@ -156,19 +116,19 @@ def _list(numbers: Sequence[int]) -> str:
 
 
 def server_settings(options: argparse.Namespace) -> Settings:
-    """They depend on no k or number in flight of the default range, so a run may add others."""
+    """The settings; they are the same for all default values of k and requests in flight."""
     # A pass may reach beyond the last token of an answer.
     longest = options.max_prompt_tokens + options.max_new_tokens + 2 * width_of(options)
     return settings_of(options, max(*LEVELS, *options.in_flight), rounded_up(longest, 64))
 
 
 def width_of(options: argparse.Namespace) -> int:
-    """Widest pass that the server can be set to, in tokens of a request."""
+    """Maximum width of a pass, in tokens of a request."""
     return max(WIDTH, *(k + 1 for k in options.k))
 
 
 def load_of(prompts: Sequence[str], options: argparse.Namespace) -> dict[str, str]:
-    """What must be the same for a run to be resumed, beside the settings."""
+    """What must stay the same when a run is resumed, besides the settings."""
     return {
         "prompts": digest(list(prompts)),
         "requests_per_slot": str(options.requests_per_slot),
@@ -178,11 +138,11 @@ def load_of(prompts: Sequence[str], options: argparse.Namespace) -> dict[str, st
 
 
 def measure(server: Server, cell: Cell, prompts: Sequence[str], max_new_tokens: int) -> Run:
-    """Set the server to the cell's pipeline, and serve; errors as in `harness.serving.serve`."""
+    """Set the server to the pipeline of the cell, and serve; errors as in `serving.serve`."""
     update_settings(server, {"pp_max_micro_batch_size": cell.running})
     if cell.k is not None:
         update_settings(server, PIPELINES[cell.config].runtime(cell.k))
-    body = body_of(cell, prompts, max_new_tokens)
+    body = plan.body_of(cell, prompts, max_new_tokens)
     return serve(
         server,
         lambda: send_batch(server, body, len(prompts) * max_new_tokens),
@@ -200,7 +160,7 @@ def record_of(results: Results, failed: Mapping[str, str]) -> dict[str, Any]:
         record |= ratio_record(f"{name}_ratio", one.ratio if one else None, DIGITS)
         record[f"{name}_bound"] = rounded(one and one.bound, DIGITS)
         record[f"{name}_at"] = one and {"k": one.k, "in_flight": one.in_flight}
-    for name, config in (("auto", AUTO), ("auto_step", AUTO_STEP)):
+    for name, config in (("auto", plan.AUTO), ("auto_step", plan.AUTO_STEP)):
         worst = comparisons.worst_choice(config)
         record |= ratio_record(f"{name}_over_best_min", worst.ratio if worst else None, DIGITS)
     speedups = auto_speedups(results)

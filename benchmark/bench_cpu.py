@@ -1,9 +1,9 @@
 """The CPU backend against SGLang's torch_native, pass by pass, without a server.
 
-Two processes load the same model with the same settings: `stock` has torch_native attention and
-this package's stand-ins for the kernels that SGLang lacks here, `qspec` has all of the CPU backend.
-They are pinned to the same cores and take turns pass by pass, so that noise disturbs both. All
-figures are medians; ratios have the spread over four parts of the run.
+Two processes load the same model with the same settings. `stock` has torch_native attention and
+this package's stand-ins for the kernels that SGLang lacks here; `qspec` has the whole CPU backend.
+They are pinned to the same cores and take turns pass by pass, so noise disturbs both. All figures
+are medians; ratios have the spread over four parts of the run.
 
     python -m benchmark.bench_cpu --cores 0
 
@@ -19,10 +19,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmark.harness.child import Child, pin
+from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.harness.statistics import SPREADS, Ratio, ratio_record
 
@@ -47,16 +49,17 @@ def main() -> None:
     children = {kind: Child(serve, kind, options) for kind in KINDS}
     report(options, measure(children, options.passes))
     for child in children.values():
-        child.close()
+        child.shutdown()
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model-path", type=Path, help="default: the demo target")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--context", type=int, default=512, help="tokens before each pass")
-    parser.add_argument("--passes", type=int, default=40, help="of each kind, in each process")
-    parser.add_argument("--cores", default="0", help="that both processes run on")
+    parser = parser_of("bench_cpu", __doc__)
+    add = parser.add_argument
+    add("--model-path", type=Path, help="target model (default: the demo model)")
+    add("--dtype", default="bfloat16")
+    add("--context", type=positive, default=512, help="tokens before each pass (default: 512)")
+    add("--passes", type=positive, default=40, help="of each kind and process (default: 40)")
+    add("--cores", default="0", help="processors of both processes, such as 0-3 (default: 0)")
     return parser.parse_args()
 
 
@@ -98,7 +101,7 @@ def report(options: argparse.Namespace, times: Mapping[str, Sequence[float]]) ->
 
 
 def serve(kind: str, options: argparse.Namespace) -> Callable[[str], float]:
-    """In a child: load the model; returns a function that times the pass of a name, in seconds."""
+    """In a child: load the model; returns a function that times a pass by its name, in seconds."""
     if kind == "stock":
         import sglang_qspec.engine.cpu
 
@@ -113,11 +116,11 @@ def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[]
     from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
 
     class Target(DraftModel):
-        """The rows of a draft model, with a pass that verifies."""
+        """A draft model with verify passes."""
 
         @torch.inference_mode()
         def verify(self, row: int, token_ids: list[int]) -> torch.Tensor:
-            """Logits [D, vocab] of D tokens in a chain after the row's; the row keeps them."""
+            """Logits [D, vocab] of a chain of D tokens after the row, which keeps them."""
             from sglang.srt.model_executor.forward_batch_info import ForwardMode
             from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
@@ -151,30 +154,18 @@ def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[]
             from sglang.srt.layers.linear import LinearBase
 
             model = self._runner.model
-            layers = [m for m in model.modules() if isinstance(m, LinearBase)]
             dtype = self._runner.dtype
-            calls: list[Callable[[], Any]] = []
-            for layer in layers:
-                rows = torch.randn(1, layer.input_size, dtype=dtype)
-                calls.append(
-                    lambda layer=layer, rows=rows: layer.quant_method.apply(layer, rows, None)
-                )
-            rows = torch.randn(1, model.config.hidden_size, dtype=dtype)
-            processor = model.logits_processor
-            calls.append(lambda: processor._compute_lm_head(rows, model.lm_head))
-            return calls
+            layers = [m for m in model.modules() if isinstance(m, LinearBase)]
+            rows = [torch.randn(1, layer.input_size, dtype=dtype) for layer in layers]
+            last = torch.randn(1, model.config.hidden_size, dtype=dtype)
+            head = partial(model.logits_processor._compute_lm_head, last, model.lm_head)
+            pairs = zip(layers, rows, strict=True)
+            return [*(partial(one.quant_method.apply, one, row, None) for one, row in pairs), head]
 
-    model = Target(
-        DraftModelOptions(
-            str(options.model_path),
-            dtype=options.dtype,
-            device="cpu",
-            max_total_tokens=5 * options.context + 1024,
-            context_len=options.context + 64,
-            rows=8,
-            attention_backend="torch_native" if kind == "stock" else None,
-        )
-    )
+    backend = "torch_native" if kind == "stock" else None
+    sizes = {"max_total_tokens": 5 * options.context + 1024, "context_len": options.context + 64}
+    place = {"dtype": options.dtype, "device": "cpu", "rows": 8, "attention_backend": backend}
+    model = Target(DraftModelOptions(str(options.model_path), **place, **sizes))
     generator = torch.Generator().manual_seed(0)
     rows = [model.open() for _ in range(4)]
     for row in rows:

@@ -1,50 +1,55 @@
-"""Throughput around the faults of a sidecar, under a load that never ends.
+"""Throughput around the faults of a sidecar, under an endless load.
 
-Clients stream requests without a pause to a server without speculation, and to one with QSPEC. Its
-sidecar is healthy until it is
+Clients stream requests without a pause to a server without speculation, and to one with QSPEC. The
+sidecar of the second server is healthy until the benchmark
 
-- killed (SIGKILL); the server starts another, which has to load its model;
-- stopped (SIGSTOP) for a while, and goes on;
-- slow: stopped and let go on every 100 ms, for a while.
+- kills it (SIGKILL); the server starts another one, which has to load its model;
+- stops it (SIGSTOP) for a while, and then continues it;
+- slows it: stops and continues it every 100 ms for a while.
 
-Both servers have the same core for the target, and are measured in turn, while the other one is
-paused. For each fault, in seconds:
+Both servers have the same core for the target. The benchmark measures them in turn, and pauses the
+other one. For each fault it reports, in seconds:
 
-- `to_plain_s`: from the loss until a window of 1 s has at least the tokens per second of no
+- `to_plain_s`: from the fault to the first window of 1 s with the tokens per second of no
   speculation;
-- `to_former_s`: from the restart (a new sidecar is ready, the stopped one goes on, the slow one is
-  well) until a window of 2 s has at least 90 % of what the same server had in the 10 s before.
+- `to_former_s`: from the restart (a new sidecar is ready, the stopped one continues, the slow one
+  is healthy) to the first window of 2 s with 90 % of the throughput in the 10 s before the fault.
 
-    python -m benchmark.bench_faults
+    python -m benchmark.bench_faults --output results
 
-Last line JSON: `to_plain_s` and `to_former_s` by fault (medians; null where more than half did not
-come back in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`, `rows` with each
-fault's figures, and `bins`: tokens/s in bins of 0.5 s from 2 s before a fault on, means.
+Writes `results.json` and the chart `faults.svg` to the folder; `--report-only` draws the chart
+again. Last line JSON: `to_plain_s` and `to_former_s` by fault (medians; null if most repetitions
+did not recover in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`, `rows` with the
+figures of each fault, and `bins`: mean tokens/s in bins of 0.5 s from 2 s before a fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from benchmark.faults.recovery import bins, rate, seconds_until
 from benchmark.faults.stream import Stream
-from benchmark.harness.configuration import Settings, with_and_without
+from benchmark.harness import charts
+from benchmark.harness.configuration import with_and_without
 from benchmark.harness.dataset import render
-from benchmark.harness.options import cores, parser_of
-from benchmark.harness.output import print_record, say
-from benchmark.harness.report import Table
+from benchmark.harness.machine import provenance
+from benchmark.harness.options import add_servers, parsed, parser_of, positive, settings_of
+from benchmark.harness.output import say, write
+from benchmark.harness.report import Figure, Table
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import sidecar_of, wait_for_sidecar
 from benchmark.harness.statistics import rounded
 from benchmark.prompts import PROMPTS
 
+SLOTS, CLIENTS, MAX_NEW_TOKENS, TOTAL_TOKENS = 2, 6, 128, 16384
+STOPPED_S, SLOW_S = 5.0, 8.0
 BEFORE_S = 10.0
 """Seconds measured before a fault; their mean throughput is the level before the fault."""
 AFTER_S = 10.0
@@ -54,9 +59,11 @@ PLAIN_S = 12.0
 FORMER_SHARE = 0.9
 LIMIT_S = 10.0
 DUTY_S = 0.1
-"""A slow sidecar runs for this many seconds and is stopped for as many, in turn."""
+"""Seconds for which a slow sidecar runs, and then is stopped, in turn."""
 BIN_S = 0.5
-BINS_FROM_S, BINS_TO_S = -2.0, 6.0
+BINS_FROM_S, BINS_TO_S = -2.0, 18.0
+FAULTS = {"kill": "sidecar killed", "stop": "stopped for 5 s", "slow": "slowed for 8 s"}
+COLORS = dict(zip(FAULTS.values(), (charts.BLUE, charts.ORANGE, charts.GREEN), strict=True))
 HEAD = ("fault", "before", "without", "after", "to plain", "to former")
 NOTE = "tokens/s before the fault, while the sidecar is missing or slow, and after; seconds"
 
@@ -64,13 +71,12 @@ NOTE = "tokens/s before the fault, while the sidecar is missing or slow, and aft
 class Measured:
     """A server with speculation under load, and the faults of its sidecar."""
 
-    def __init__(self, server: Server, stream: Stream, options: argparse.Namespace) -> None:
+    def __init__(self, server: Server, stream: Stream) -> None:
         self._server = server
         self._stream = stream
-        self._options = options
 
     def kill(self) -> tuple[float, float]:
-        """Kill the sidecar; returns when, and when another one was ready."""
+        """Kill the sidecar; returns the times of the kill, and of a new sidecar that is ready."""
         process = sidecar_of(self._server)
         lost = time.monotonic()
         process.kill()
@@ -80,19 +86,19 @@ class Measured:
         return lost, time.monotonic()
 
     def stop(self) -> tuple[float, float]:
-        """Stop the sidecar for a while; returns when it stopped and when it went on."""
+        """Stop the sidecar for a while; returns the times of the stop and of its end."""
         process = sidecar_of(self._server)
         lost = time.monotonic()
         process.suspend()
-        time.sleep(self._options.stopped_seconds)
+        time.sleep(STOPPED_S)
         process.resume()
         return lost, time.monotonic()
 
     def slow(self) -> tuple[float, float]:
-        """Give the sidecar half of its time for a while; returns when that began and ended."""
+        """Give the sidecar half of its time for a while; returns the times of begin and end."""
         process = sidecar_of(self._server)
         lost = time.monotonic()
-        while time.monotonic() < lost + self._options.slow_seconds:
+        while time.monotonic() < lost + SLOW_S:
             process.suspend()
             time.sleep(DUTY_S)
             process.resume()
@@ -100,7 +106,7 @@ class Measured:
         return lost, time.monotonic()
 
     def measure(self, fault: Callable[[], tuple[float, float]], plain: float) -> dict[str, Any]:
-        """One fault, with healthy seconds before and after it."""
+        """The figures of one fault, with healthy seconds before and after it."""
         began = time.monotonic()
         time.sleep(BEFORE_S)
         lost, back = fault()
@@ -122,16 +128,12 @@ class Measured:
 
 def main() -> None:
     options = _options()
-    # As an interrupt: what was started is ended.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from sglang_qspec.models import demo_models
-
-    models = demo_models()
-    prompts = render(models.target, PROMPTS)
-    settings = Settings(
-        *(models.target, models.draft, options.dtype, options.slots, 2048, False),
-        *(options.cores, options.sidecar_cores, 16384),
-    )
+    if options.report_only:
+        record = json.loads((options.output / "results.json").read_text(encoding="utf-8"))
+        write(options.output, record, _figures(record))
+        return
+    settings = settings_of(options, SLOTS, 2048, TOTAL_TOKENS)
+    prompts = render(settings.model, PROMPTS)
     plain_server, qspec_server = with_and_without(settings, *options.arguments)
     answers: dict[int, list[int]] = {}
     streams: list[Stream] = []
@@ -142,8 +144,8 @@ def main() -> None:
     def load(server: Server) -> Iterator[Stream]:
         """The load on one server, while the other one is paused."""
         server.resume()
-        sampling = {"temperature": 0, "max_new_tokens": options.max_new_tokens}
-        stream = Stream(server, prompts, sampling, options.clients, answers)
+        sampling = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+        stream = Stream(server, prompts, sampling, CLIENTS, answers)
         streams.append(stream)
         stream.start()
         try:
@@ -166,7 +168,7 @@ def main() -> None:
                     plain.append(rate(list(stream.events), began, began + PLAIN_S))
                 say(f"no speculation: {plain[-1]:.1f} tokens/s")
                 with load(server) as stream:
-                    measured = Measured(server, stream, options)
+                    measured = Measured(server, stream)
                     for _ in range(options.times):
                         row = measured.measure(getattr(measured, name), statistics.mean(plain))
                         rows.append(row)
@@ -176,24 +178,20 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = parser_of("bench_faults", __doc__)
-    parser.add_argument("--faults", nargs="+", default=["kill", "stop", "slow"])
-    parser.add_argument("--times", type=int, default=3, help="repetitions of each fault")
-    parser.add_argument("--slots", type=int, default=2, help="requests that run at once")
-    parser.add_argument("--clients", type=int, default=6, help="requests that run or wait")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--stopped-seconds", type=float, default=5.0)
-    parser.add_argument("--slow-seconds", type=float, default=8.0)
-    parser.add_argument("--cores", type=cores, default=(0,), help="of both servers")
-    parser.add_argument("--sidecar-cores", type=cores, default=(1,))
-    parser.add_argument("arguments", nargs="*", help="more for the QSPEC server alone, after --")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="(default: all)")
+    add("--times", type=positive, default=3, help="repetitions of each fault (default: 3)")
+    add("--output", type=Path, help="folder of the results (default: none are written)")
+    add("--report-only", action="store_true", help="only draw the chart of --output again")
+    add("arguments", nargs="*", help="more flags of the QSPEC server, after --")
+    add_servers(parser, "float32")
+    return parsed(parser, None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
     """The median; None, for a level that was not reached in time, counts as the longest time."""
-    ordered = sorted(float("inf") if value is None else value for value in values)
-    middle = ordered[(len(ordered) - 1) // 2]
+    known = [float("inf") if value is None else value for value in values]
+    middle = statistics.median_low(known)
     return None if middle == float("inf") else round(middle, 3)
 
 
@@ -212,12 +210,11 @@ def _report(
     lines = []
     for name, found in by_fault.items():
         keys = [f"{level}_tokens_per_s" for level in ("former", "without", "after")]
-        levels = [statistics.mean(row[key] for row in found) for key in keys]
-        shown = [f"{level:.1f}" for level in levels]
-        lines.append([name, *shown, *(str(by_name[name]) for by_name in times.values())])
+        levels = [f"{statistics.mean(row[key] for row in found):.1f}" for key in keys]
+        lines.append([name, *levels, *(str(by_name[name]) for by_name in times.values())])
     title = f"No speculation: {baseline:.1f} tokens/s ({min(plain):.1f} to {max(plain):.1f})"
     print("\n" + Table(title, HEAD, lines, NOTE).text())
-    bins = {
+    means = {
         name: [statistics.mean(at) for at in zip(*(row["bins"] for row in found), strict=True)]
         for name, found in by_fault.items()
     }
@@ -229,9 +226,33 @@ def _report(
         "finished_requests": sum(stream.finished for stream in streams),
         "plain_tokens_per_s": round(baseline, 1),
         "rows": rounded(short, 2),
-        "bins": rounded(bins, 1),
+        "bins": rounded(means, 1),
+        **provenance(),
     }
-    print_record(record)
+    if options.output is not None:
+        write(options.output, record, _figures(record))
+    print(json.dumps(record))
+
+
+def _figures(record: Mapping[str, Any]) -> list[Figure]:
+    """Tokens per second around each fault; empty without matplotlib."""
+    if not charts.available():
+        return []
+    lines = {
+        FAULTS[fault]: {BINS_FROM_S + BIN_S * (n + 0.5): rate for n, rate in enumerate(rates)}
+        for fault, rates in record["bins"].items()
+    }
+    title = "Throughput through the faults of a sidecar"
+    svg = charts.lines(
+        {"": lines},
+        "seconds after the fault; dashed: no speculation",
+        "tokens/s",
+        colors=COLORS,
+        reference=record["plain_tokens_per_s"],
+        marks=[0.0],
+        by_number=False,
+    )
+    return [Figure("faults", title, "", svg)]
 
 
 if __name__ == "__main__":

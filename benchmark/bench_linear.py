@@ -1,8 +1,8 @@
-"""Which packed matrix product is fastest on this CPU, for how many rows.
+"""The fastest packed matrix product on this CPU, by number of rows.
 
-All linear layers of a decode step of a 135M-parameter Llama (30 layers of width 576, an LM head
-over 49152 tokens), one after another, so that weights come from memory as they do in a model. The
-products take turns, and the figures are medians in milliseconds.
+The benchmark computes all linear layers of a decode step of a 135M-parameter Llama (30 layers of
+width 576, an LM head over 49152 tokens) one after another, so that weights come from memory as in a
+model. The products take turns, and the figures are medians in milliseconds.
 
     python -m benchmark.bench_linear --cores 0
 
@@ -11,7 +11,6 @@ The last line is JSON: for each product, milliseconds by number of rows.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -19,6 +18,7 @@ import warnings
 from collections.abc import Callable
 
 from benchmark.harness.child import pin
+from benchmark.harness.options import parser_of, positive
 
 LAYERS = 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -27,10 +27,10 @@ HEAD = (49152, 576)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--cores", default="0", help="to run on, a thread each")
+    parser = parser_of("bench_linear", __doc__)
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rounds", type=positive, default=9, help="(default: 9)")
+    parser.add_argument("--cores", default="0", help="processors, with one thread each")
     options = parser.parse_args()
     pin(options.cores)
     figures = measure(options.rows, options.rounds)

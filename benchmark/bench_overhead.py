@@ -1,102 +1,97 @@
-"""The time that QSPEC adds to a scheduler iteration, whatever its sidecar does.
+"""The time that QSPEC adds to a scheduler iteration, by state of the sidecar.
 
-A server without speculation and one with QSPEC, each with a stopwatch in its scheduler
-(`overhead.probe`), decode 1, 16 and 64 requests at a time while others wait. Counted as added is
-what QSPEC does in the scheduler's thread in an iteration that decodes:
+A server without speculation and one with QSPEC decode 1, 16 and 64 requests at a time while others
+wait. Both have a stopwatch in the scheduler (`overhead.probe`). The added time is what QSPEC does
+in the scheduler's thread in an iteration that decodes:
 
 - its hooks in the scheduler: polling the link, requests that come and end;
-- the worker's call but for the target model's forward pass: polling, proposing trees, choosing the
-  width, laying the trees out, sampling and accepting, moving KV, settling;
-- less what a plain decode step spends around the model at as many requests (median): preparing
-  the batch and sampling one token a request.
+- the worker's call without the target model's forward pass: polling, proposing trees, choosing the
+  width, laying the trees out, sampling and accepting, moving KV;
+- less what a plain decode step of the same number of requests spends around the model (median):
+  preparing the batch and sampling one token per request.
 
-The forward pass itself is not counted, also where it verifies more than one token a request, and
-nor is the time that a pass waits for drafts (`wait` in `parts_ms`): that is what speculation buys.
-As a check, `whole` compares whole iterations without the forward pass and such waits, with all that
-the scheduler does for several tokens a request. Times are wall time of a scheduler that shares its
-core with the server's other processes, as a small server does.
+The forward pass does not count, even if it verifies more than one token per request, and neither
+does the wait of a pass for drafts (`wait` in `parts_ms`): speculation pays for both. As a check,
+`whole` compares whole iterations without forward pass and waits, so it includes the scheduler's
+own work for several tokens per request. Times are wall time of a scheduler that shares its core
+with the server's other processes, as in a small server.
 
     python -m benchmark.bench_overhead
 
-The sidecar is healthy, then stopped (SIGSTOP, from just before the requests come), at last killed.
+The sidecar is first healthy, then stopped (SIGSTOP, just before the requests come), then killed.
 Last line JSON: `rows`, each with `sidecar`, `running`, `iterations`, `decode_step_ms`,
-`added_ms_median`, `added_ms_p99`, `added_share` (median over the decode step; the target is at most
+`added_ms_median`, `added_ms_p99`, `added_share` (median over the decode step; the goal is at most
 0.03), `whole_ms_median`, `width` and `parts_ms`.
 """
 
 from __future__ import annotations
 
-import argparse
-import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
 from benchmark.harness.dataset import render
-from benchmark.harness.options import cores, parser_of
+from benchmark.harness.options import add_servers, parsed, parser_of, positive, settings_of
 from benchmark.harness.output import print_record, say
 from benchmark.harness.report import Table
 from benchmark.harness.server import Server
+from benchmark.harness.serving import send_each
 from benchmark.harness.speculation import sidecar_of, update_settings, wait_for_sidecar
-from benchmark.harness.statistics import number, rounded
+from benchmark.harness.statistics import rounded
 from benchmark.overhead.iterations import Added, Iteration, PlainDecode, added, plain_decode, read
 from benchmark.overhead.probe import FILE_VARIABLE
 from benchmark.prompts import PROMPTS
 
-SIDECARS = ("healthy", "stopped", "dead")
+TOTAL_TOKENS, MAX_NEW_TOKENS = 32768, 64
 SHOWN_PARTS = 5
-HEAD = ("sidecar", "running", "passes", "width", "step", "added", "p99", "share", "whole", "parts")
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "sidecar": lambda row: row["sidecar"],
+    "running": lambda row: row["running"],
+    "passes": lambda row: row["iterations"],
+    "width": lambda row: f"{row['width']:.1f}",
+    "step": lambda row: row["decode_step_ms"],
+    "added": lambda row: f"{row['added_ms_median']:.3f}",
+    "p99": lambda row: f"{row['added_ms_p99']:.3f}",
+    "share": lambda row: f"{row['added_share']:.1%}",
+    "whole": lambda row: f"{row['whole_ms_median']:.3f}",
+    "parts": lambda row: ", ".join(
+        f"{name} {time:.2f}" for name, time in list(row["parts_ms"].items())[:SHOWN_PARTS]
+    ),
+}
 NOTE = """step, added, p99, whole: ms; parts: means in ms; added and p99 are against a plain decode
 step. The plain server ran once, before the other, so shares have no spread."""
 
 
 def main() -> None:
-    options = _options()
-    # As an interrupt: what was started is ended.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from sglang_qspec.models import demo_models
-
-    models = demo_models()
-    target, draft = options.model_path or models.target, options.draft_model_path or models.draft
-    settings = Settings(
-        *(target, draft, options.dtype, max(options.running), 2048, False),
-        *(options.cores, options.sidecar_cores, 32768),
-    )
+    parser = parser_of("bench_overhead", __doc__)
+    add = parser.add_argument
+    add("--running", type=positive, nargs="+", default=[1, 16, 64], help="requests at a time")
+    add_servers(parser, "bfloat16")
+    options = parsed(parser, None)
+    settings = settings_of(options, max(options.running), 2048, TOTAL_TOKENS)
     plain_server, qspec_server = with_and_without(settings)
-    prompts = render(target, _texts(max(map(_requests, options.running))))
+    prompts = render(settings.model, _texts(max(map(_requests, options.running))))
     with tempfile.TemporaryDirectory() as folder:
-        with _server(plain_server, folder, options.max_new_tokens) as measured:
+        with _server(plain_server, folder) as measured:
             plain = {
                 running: plain_decode(measured.serve(prompts, running))
                 for running in options.running
             }
-        with _server(qspec_server, folder, options.max_new_tokens) as measured:
+        with _server(qspec_server, folder) as measured:
             wait_for_sidecar(measured.server)
             rows = [
                 (sidecar, running, added(measured.serve(prompts, running), plain[running]))
-                for sidecar, running in _phases(measured, options.running)
+                for sidecar, running in _phases(measured.server, options.running)
             ]
-    _report(options, plain, rows)
-
-
-def _options() -> argparse.Namespace:
-    parser = parser_of("bench_overhead", __doc__)
-    parser.add_argument("--model-path", type=Path, help="default: the demo target")
-    parser.add_argument("--draft-model-path", type=Path, help="default: the demo draft")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--cores", type=cores, default=(0,), help="of the server")
-    parser.add_argument("--sidecar-cores", type=cores, default=(1,))
-    return parser.parse_args()
+    _report(settings, plain, rows)
 
 
 def _requests(running: int) -> int:
-    """Requests in all, so that `running` of them run for a while and others wait."""
+    """Number of requests, so that `running` of them run for a while and others wait."""
     return max(6, 3 * running) if running < 32 else running * 3 // 2
 
 
@@ -108,34 +103,25 @@ def _texts(count: int) -> list[str]:
 class Measured:
     """A server with a probe in its scheduler, which records iterations."""
 
-    def __init__(self, server: Server, path: Path, max_new_tokens: int) -> None:
+    def __init__(self, server: Server, path: Path) -> None:
         self.server = server
         self._path = path
-        self._sampling = {
-            "temperature": 0,
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
-        }
 
     def serve(self, prompts: Sequence[str], running: int) -> list[Iteration]:
         """Serve requests, `running` at a time; returns the iterations with exactly `running`."""
         # The only setting of a running server that limits the running requests.
         update_settings(self.server, {"pp_max_micro_batch_size": running})
-        texts = prompts[: _requests(running)]
         self._lines()
+        sampling = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS, "ignore_eos": True}
         began = time.monotonic()
-        with ThreadPoolExecutor(len(texts)) as pool:
-            list(pool.map(self._ask, texts))
+        send_each(self.server, prompts[: _requests(running)], sampling)
         iterations = [i for i in read(self._lines()) if i.running == running]
         seconds = time.monotonic() - began
         say(f"  {running} running: {len(iterations)} iterations, {seconds:.0f} s")
         return iterations
 
-    def _ask(self, text: str) -> None:
-        self.server.post("/generate", {"text": text, "sampling_params": self._sampling})
-
     def _lines(self) -> list[str]:
-        """Lines since the last call; the scheduler writes once it is idle."""
+        """Lines since the last call; an idle scheduler writes them."""
         time.sleep(1.0)
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._path.write_text("")
@@ -143,38 +129,35 @@ class Measured:
 
 
 @contextmanager
-def _server(configuration: Configuration, folder: str, max_new_tokens: int) -> Iterator[Measured]:
+def _server(configuration: Configuration, folder: str) -> Iterator[Measured]:
     say(f"starting a server: {configuration.name}")
     path = Path(folder) / "iterations.jsonl"
     path.unlink(missing_ok=True)
     probe = ("-m", "benchmark.overhead.probe")
     with configuration.server({FILE_VARIABLE: str(path)}, probe) as server:
-        yield Measured(server, path, max_new_tokens)
+        yield Measured(server, path)
 
 
-def _phases(measured: Measured, running: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Each state of the sidecar with each number of requests; a dead one stays dead."""
+def _phases(server: Server, running: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Each state of the sidecar with each number of requests, the killed sidecar last."""
     for count in running:
         yield "healthy", count
-    sidecar = sidecar_of(measured.server)
+    sidecar = sidecar_of(server)
     for count in running:
-        sidecar.send_signal(signal.SIGSTOP)
+        sidecar.suspend()
         yield "stopped", count
-        sidecar.send_signal(signal.SIGCONT)
-        wait_for_sidecar(measured.server)
+        sidecar.resume()
+        wait_for_sidecar(server)
     sidecar.kill()
     for count in running:
         yield "dead", count
 
 
 def _report(
-    options: argparse.Namespace,
-    plain: dict[int, PlainDecode],
-    found: Sequence[tuple[str, int, Added]],
+    settings: Settings, plain: dict[int, PlainDecode], found: Sequence[tuple[str, int, Added]]
 ) -> None:
-    rows, lines = [], []
-    for sidecar, running, one in found:
-        row = {
+    rows = [
+        {
             "sidecar": sidecar,
             "running": running,
             "iterations": one.iterations,
@@ -186,27 +169,19 @@ def _report(
             "width": round(one.width, 2),
             "parts_ms": one.parts,
         }
-        rows.append(rounded(row, 4))
-        parts = (f"{name} {time:.2f}" for name, time in list(one.parts.items())[:SHOWN_PARTS])
-        times = (f"{value:.3f}" for value in (one.median, one.p99))
-        lines.append(
-            [
-                *(sidecar, str(running), str(one.iterations), f"{one.width:.1f}"),
-                *(number(row["decode_step_ms"]), *times, f"{row['added_share']:.1%}"),
-                *(f"{one.whole:.3f}", ", ".join(parts)),
-            ]
-        )
-    title = f"{options.dtype}, cores {options.cores}, sidecar on {options.sidecar_cores}"
-    print("\n" + Table(title, HEAD, lines, NOTE).text())
+        for sidecar, running, one in found
+    ]
+    cores = f"cores {settings.target_cores}, sidecar on {settings.sidecar_cores}"
+    print("\n" + Table.of(f"{settings.dtype}, {cores}", rows, COLUMNS, NOTE).text())
     steps = {
         str(running): {
             "iterations": step.iterations,
-            "around_model_ms": round(step.around_model, 4),
-            "outside_model_ms": round(step.outside_model, 4),
+            "around_model_ms": step.around_model,
+            "outside_model_ms": step.outside_model,
         }
         for running, step in plain.items()
     }
-    print_record({"rows": rows, "plain": steps})
+    print_record(rounded({"rows": rows, "plain": steps}, 4))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Which tokens a draft tree should be spent on: tokens per pass by policy and size of the tree.
+"""The tokens that a draft tree should hold: tokens per pass by policy and size of the tree.
 
-Recorded requests are decoded again: in each pass the policy's tree is compared with what the target
-answered, so no model is needed and the figures are exact for the recording. All completions are
-there from the start, which is the best that a drafter could do.
+Recorded requests are decoded again. In each pass the policy's tree is compared with the target's
+answer, so the benchmark needs no model and its figures are exact for the recording. All completions
+are there from the start, which is the best case of a drafter.
 
     python -m benchmark.bench_policy
     python -m benchmark.record --output spec.json --dataset spec_bench.jsonl --num-prompts 8
     python -m benchmark.bench_policy --recording spec.json
 
-With `--mismatched` each request has the completions of another one: how well a policy notices that
-a source is of no use.
+With `--mismatched` each request has the completions of another one, which shows how well a policy
+notices a useless source.
 
 The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_len` by draft tokens.
 """
@@ -20,8 +20,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import RequestTrie, Source, TrieLimits, Trust
@@ -51,16 +51,11 @@ def main() -> None:
             print(f"{name:22} {count:>2}  " + "".join(f"{length:7.2f}" for length in lengths))
             by_width = dict(zip(map(str, options.widths), lengths, strict=True))
             rows.append({"policy": name, "completions": count, "accept_len": by_width})
-    record = {
-        "benchmark": "policy",
-        "requests": len(requests),
-        "rows": rows,
-    }
-    print_record(record)
+    print_record({"benchmark": "policy", "requests": len(requests), "rows": rows})
 
 
 def _policies() -> list[tuple[str, int, bool, frozenset[Source]]]:
-    """Name, number, whether it learns, and the sources that it may propose."""
+    """Name, number, whether it learns, and the allowed sources of each policy."""
     everything = frozenset(Source)
     own = frozenset({Source.PROMPT, Source.OUTPUT})
     fixed = [(name, number, False, everything) for number, name in enumerate(POLICIES)]
@@ -101,14 +96,13 @@ def accept_length(
     return tokens / passes
 
 
-def _options() -> Any:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--recording", type=Path, default=OWN)
-    parser.add_argument("--mismatched", action="store_true", help="drafts of other requests")
-    parser.add_argument("--completions", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--widths", type=int, nargs="+", default=[4, 8, 16, 32])
+def _options() -> argparse.Namespace:
+    parser = parser_of("bench_policy", __doc__)
+    add = parser.add_argument
+    add("--recording", type=Path, default=OWN, help="(default: completions.json)")
+    add("--mismatched", action="store_true", help="give each request the drafts of another one")
+    add("--completions", type=positive, nargs="+", default=[1, 2, 4, 8])
+    add("--widths", type=positive, nargs="+", default=[4, 8, 16, 32], help="draft tokens")
     return parser.parse_args()
 
 

@@ -2,24 +2,20 @@
 
     python -m benchmark.bench_queue --dataset spec_bench.jsonl --num-prompts 20 --output results
 
-The prompts are served in blocks: each block is up to `--block` prompts of one group, sent as one
-queue to a server with few running slots and an empty cache. All configurations serve a block before
-the next one, in an order that reverses from block to block (A B C, C B A), and each is compared
-with `none` over the same blocks. One server runs at a time; the others wait stopped if memory holds
-them. On a CPU the target has one core and the sidecar another by default; the configurations
-`...-equal` have both for the target.
+A block is up to `--block` prompts of one group, sent as one queue to a server with few running
+slots and an empty cache. All configurations serve a block before the next one, in an order that
+reverses from block to block (A B C, C B A), and each is compared with `none` over the same blocks.
+One server runs at a time; the others wait stopped if memory holds them. On a CPU the target has one
+core and the sidecar another by default; the configurations `...-equal` have both for the target.
 
-Each measured block is written to `runs.jsonl` in the output folder at once. After a cut, the same
-command with `--resume` goes on, and with `--report-only` it reports what is there: figures are of
-the blocks that all configurations have served. A request that fails is sent once more. A block that
-fails is served once more by a new server; then its configuration is left out.
+Figures are of the blocks that all configurations have served. A failed request is sent once more.
+`harness.session` says how a run is resumed and reported, and what happens to a failed block.
 
-Prints tables, writes them as Markdown, and writes PNGs and a report as one HTML file (figures need
-matplotlib, of the extra `bench`). Ends with a line of JSON: `rows`, each with `config`, `speedup`,
-`accept_len`, `match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation on the
-cores of target and sidecar; a configuration without a sidecar has both cores there too), and
-`equal_hardware_speedup` of `qspec-8`. A ratio has its least and greatest round in `..._spread`,
-which is null for one round, and its number of rounds in `..._rounds`.
+Prints tables, and writes them to `report.md` with figures as SVG (they need matplotlib, of the
+extra `bench`). Ends with a line of JSON: `rows`, each with `config`, `speedup`, `accept_len`,
+`match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation on the cores of target
+and sidecar; a configuration without a sidecar has both cores there too), and
+`equal_hardware_speedup` of `qspec-8`.
 """
 
 from __future__ import annotations
@@ -32,15 +28,7 @@ from pathlib import Path
 
 from benchmark.harness.configuration import facts_of
 from benchmark.harness.dataset import fitting, spread
-from benchmark.harness.options import (
-    add_output,
-    add_servers,
-    check,
-    parser_of,
-    positive,
-    rate,
-    settings_of,
-)
+from benchmark.harness.options import EXACT, add_run, parsed, parser_of, positive, rate, settings_of
 from benchmark.harness.session import Session
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
 from benchmark.queueing.figures import figures
@@ -59,13 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = {group: spread(texts, options.num_prompts) for group, texts in prompts.items()}
     load = Load(blocks_of(chosen, options.block), options.max_new_tokens, options.request_rate)
     configs = [name for name in NAMES if name in options.configs]
-    session = Session(
-        NAME,
-        options,
-        Cell,
-        settings,
-        {"load": load.digest},
-    )
+    session = Session(NAME, options, Cell, settings, {"load": load.digest})
     session.serve(
         cells_of(load.blocks, configs, options.rounds),
         lambda cell: configuration(cell.config, settings),
@@ -74,51 +56,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     summary = summarize(session.journal.runs, configs, session.failed)
-    facts = facts_of(
-        settings,
-        max_new_tokens=load.max_new_tokens,
-        request_rate=str(load.request_rate),
-        rounds=options.rounds,
-        blocks=f"{summary.blocks} of {options.rounds * len(load.blocks)} served",
-        prompts=dict(Counter(block.group for block in load.blocks for _ in block.prompts)),
-        too_long=too_long,
-    )
+    asked = {"max_new_tokens": load.max_new_tokens, "request_rate": str(load.request_rate)}
+    blocks = f"{summary.blocks} of {options.rounds * len(load.blocks)} served"
+    served = dict(Counter(block.group for block in load.blocks for _ in block.prompts))
+    counts = {"rounds": options.rounds, "blocks": blocks, "prompts": served, "too_long": too_long}
+    facts = facts_of(settings, **asked, **counts)
     return session.finish(report_of(summary, figures(summary), facts), summary.record())
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__, DESCRIPTIONS)
     add = parser.add_argument
-    add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL of `prompt`")
-    add("--groups", nargs="+", help="groups of the prompts to serve (default: all)")
-    add(
-        "--num-prompts",
-        type=positive,
-        metavar="N",
-        help="prompts of each group, evenly spread over it (default: all)",
-    )
-    add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="to serve (default: all)")
-    add("--rounds", type=positive, default=1, help="over all blocks; medians (default: 1)")
+    file = "Spec-Bench's questions, or JSONL with `prompt`"
+    add("--dataset", type=Path, required=True, help=file)
+    add("--groups", nargs="+", help="groups to serve (default: all)")
+    add("--num-prompts", type=positive, metavar="N", help="prompts of each group (default: all)")
+    add("--configs", nargs="+", choices=NAMES, default=list(NAMES), help="(default: all)")
+    add("--rounds", type=positive, default=1, help="rounds over all blocks (default: 1)")
     add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
-    add(
-        "--block",
-        type=positive,
-        default=20,
-        help="most prompts of a group that are one queue (default: 20)",
-    )
-    add("--max-new-tokens", type=positive, default=128, help="of each answer (default: 128)")
+    add("--block", type=positive, default=20, help="largest block, in prompts (default: 20)")
+    add("--max-new-tokens", type=positive, default=128, help="maximum output (default: 128)")
     add("--context-length", type=positive, default=2048, help="in tokens (default: 2048)")
-    add("--request-rate", type=rate, default=math.inf, help="per second (default: inf, at once)")
-    add_servers(
-        parser,
-        "float32",
-        ", which lets outputs be compared exactly: bfloat16 kernels of different shapes may break "
-        "ties differently",
-    )
-    add_output(parser)
-    options = parser.parse_args(argv)
-    check(parser, options)
-    return options
+    add("--request-rate", type=rate, default=math.inf, help="arrivals per second (default: inf)")
+    add_run(parser, "float32", EXACT)
+    return parsed(parser, argv)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
-"""Hours of a random load with aborts, odd requests and a sidecar that dies: what breaks or leaks?
+"""Hours of a random load with aborts, odd requests and a dying sidecar: wrong answers and leaks.
 
 A server with QSPEC, the demo models in float32 and a small KV pool, gets a mix of requests that is
 drawn with a seed: all endpoints, greedy and sampled, penalties, several answers, stop strings,
 right and wrong guesses, controls, streams, odd names, bad requests, bursts, aborts and clients that
-hang up. Meanwhile the sidecar is killed and stopped, and settings are changed and the cache is
-flushed. What it checks:
+hang up. Meanwhile the benchmark kills and stops the sidecar, changes settings and flushes the
+cache. It checks:
 
 - every request that is not aborted on purpose ends with the right status (`failed` if not);
-- greedy answers equal those of a server without speculation and of the same settings, which answers
-  a pool of templates before; answers of a `sampling_seed`, which a server without QSPEC ignores on
-  a CPU, equal those of the same server decoding them without drafts (`changed` if not);
-- once the load has stopped, nothing is left of any request, and no process has more open files than
-  after the first minute (`leaked` if so);
+- greedy answers equal those of a server without speculation and with the same settings, which
+  answers a pool of templates before; answers with a `sampling_seed`, which a server without QSPEC
+  ignores on a CPU, equal those of the same server without drafts (`changed` if not);
+- after the load nothing is left of any request, and no process has more open files than after the
+  first minute (`leaked` if so);
 - memory after a warm-up, in MiB per hour with a 95 % interval, of the server's processes together
   and of each long life of the sidecar.
 
     python -m benchmark.bench_soak --minutes 120 --output results
 
-The folder gets `events.jsonl` (every request, kill, stop and change; what failed with all of its
-body), `samples.csv` (memory, files and state, each second), `memory.png`, `results.json` and the
-server's log. Exits with 1 if anything failed, was changed or leaked.
+The folder gets `events.jsonl` (every request, kill, stop and change; a failed request with its
+body), `samples.csv` (memory, files and state, each second), `memory.svg`, `results.json` and the
+server's log. Exits with 1 if anything failed, changed or leaked.
 
 Last line JSON: `requests`, `failed`, `changed`, `rss_slope_mib_per_h`, `leaked` by name, and more.
 """
@@ -28,9 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import signal
 import sys
 import tempfile
 import threading
@@ -44,8 +42,8 @@ from typing import Any
 from benchmark.harness import charts
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.machine import provenance
-from benchmark.harness.options import cores, parser_of, positive, rate, split_cores
-from benchmark.harness.output import say
+from benchmark.harness.options import add_servers, parsed, parser_of, positive, rate, settings_of
+from benchmark.harness.output import say, write
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import state_of, wait_for_sidecar
 from benchmark.soak import chart, leaks
@@ -57,44 +55,36 @@ from benchmark.soak.load import Load
 from benchmark.soak.mix import Mix
 from benchmark.soak.monitor import COLUMNS, Monitor
 from benchmark.soak.references import PLAINLY, gather
-from benchmark.soak.summary import server_slopes, sidecar_lives, warm_up
+from benchmark.soak.slope import Slope
+from benchmark.soak.summary import server_slopes, sidecar_lives
 from benchmark.soak.templates import Template, pool
 
 SLOTS = 8
 CONTEXT = 1024
 COMMON = (
     *("--chunked-prefill-size", "64"),
-    *("--schedule-conservativeness", "0.1"),  # admits more than the KV pool has room for
+    *("--schedule-conservativeness", "0.1"),  # admits more requests than fit into the KV pool
 )
 """Flags of both servers."""
 POOL = 1024
-"""KV slots: fewer than 8 of the longer requests take, so that requests are retracted."""
+"""KV slots: too few for 8 of the longer requests, so SGLang retracts some."""
 LARGE_POOL = 16384
-"""KV slots of the server that gives references, which retracts no request."""
+"""KV slots of the server that gives references, enough for all requests."""
 FIRST_S = 60.0
 FIRST_SHARE = 0.1
-"""The first part of the load leaves the sidecar alone; open files are counted after it."""
+"""Length of the first part of the load, without disturbance; open files are counted after it."""
 LOG_FILE = "server.log"
 PROGRESS_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    # As an interrupt: what was started is ended.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = options.output or Path(tempfile.mkdtemp(prefix="bench_soak_"))
     if (folder / EVENTS_FILE).exists():
         sys.exit(f"bench_soak: error: there is a soak in {folder} already; give another --output")
-    from sglang_qspec.models import demo_models
-
-    say("preparing the demo models (a minute the first time)")
-    models = demo_models()
+    settings = settings_of(options, SLOTS, CONTEXT)
     templates = pool(options.templates)
     say(f"asking a server without speculation for references; results go to {folder}")
-    settings = Settings(
-        *(models.target, models.draft, "float32", SLOTS, CONTEXT, False),
-        *(options.cores, options.sidecar_cores),
-    )
     plain, qspec = configurations(settings)
     with plain.server() as server:
         references = gather(server, [template for template in templates if template.greedy])
@@ -127,34 +117,27 @@ def configurations(settings: Settings) -> tuple[Configuration, Configuration]:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench_soak", __doc__)
     add = parser.add_argument
-    add("--minutes", type=rate, default=120.0, help="of load (default: 120)")
-    add("--seed", type=int, default=0, help="of the mix and of all that is done (default: 0)")
-    add(
-        "--in-flight",
-        type=positive,
-        nargs=2,
-        default=[8, 16],
-        metavar=("LOW", "HIGH"),
-        help="requests at a time, besides bursts of more (default: 8 16)",
-    )
+    add("--minutes", type=rate, default=120.0, help="minutes of load (default: 120)")
+    add("--seed", type=int, default=0, help="seed of all random choices (default: 0)")
+    levels = "requests in flight, besides bursts (default: 8 16)"
+    names = ("LOW", "HIGH")
+    add("--in-flight", type=positive, nargs=2, default=[8, 16], metavar=names, help=levels)
     add("--templates", type=positive, default=60, help="requests with a known answer (default: 60)")
-    first, second = split_cores(False)
-    add("--cores", type=cores, default=first, help="of both servers (default: the first)")
-    add("--sidecar-cores", type=cores, default=second, help="(default: the second)")
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
-    options = parser.parse_args(argv)
+    add_servers(parser, "float32")
+    options = parsed(parser, argv)
+    # Only a CPU server has a KV pool of a given size.
+    options.cpu = True
     low, high = options.in_flight
     if low > high:
         parser.error(f"--in-flight {low} {high}: LOW must be at most HIGH")
     if options.minutes == float("inf"):
         parser.error("--minutes must be finite")
-    if not options.sidecar_cores:
-        options.sidecar_cores = options.cores = tuple(sorted(os.sched_getaffinity(0)))
     return options
 
 
 class Soak:
-    """One soak of a server: what runs, and what was found."""
+    """A soak of a server: the load, the disturbances, and the findings."""
 
     def __init__(
         self,
@@ -174,7 +157,7 @@ class Soak:
         self.strokes = Strokes(server, options.seed + 2, seconds, journal)
         self.changes = Changes(server, options.seed + 3, journal)
         self.began = self.ended = 0.0
-        """Begin and end of the load, in seconds since the journal was opened."""
+        """Begin and end of the load, in seconds on the journal's clock."""
         self._server = server
         self._journal = journal
         self._seconds = seconds
@@ -183,7 +166,7 @@ class Soak:
         self._state: dict[str, Any] = {}
 
     def run(self) -> None:
-        """The load, and the search for leaks. An interrupt ends it early, with what it has."""
+        """Run the load and look for leaks. An interrupt ends it early, and keeps all findings."""
         self.began = self.ended = self._journal.now
         over, monitored = threading.Event(), threading.Event()
         works = (self.strokes.run, self.changes.run, self._progress)
@@ -207,11 +190,11 @@ class Soak:
         finally:
             over.set()
             monitored.set()
-            # Some may wait for an answer until the server is ended.
+            # A thread may wait for an answer until the server ends.
             pool.shutdown(wait=False)
 
     def _first(self) -> dict[str, int]:
-        """Load without disturbance; returns open files by role after it."""
+        """Run load without disturbance; returns the open files by role after it."""
         seconds = min(FIRST_S, FIRST_SHARE * self._seconds)
         self.load.run(time.monotonic() + seconds)
         if not self.load.finish(LIMIT_S):
@@ -221,8 +204,8 @@ class Soak:
         return leaks.files_of(self._server)
 
     def _last(self, files: dict[str, int]) -> None:
-        """Wait for the load's end, and look for what is left of it."""
-        say("the load has stopped; waiting for what is in flight")
+        """Wait until the load has ended, and look for what is left of it."""
+        say("the load has stopped; waiting for the requests in flight")
         finished = self.load.finish(LIMIT_S + 60.0)
         if not finished:
             self.leaked["unfinished"] = self.load.in_flight
@@ -291,11 +274,8 @@ class Soak:
 
 def finish(record: dict[str, Any], soak: Soak, folder: Path) -> int:
     """Write and print the figures; returns the exit code."""
-    (folder / "results.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    if charts.available():
-        kills = soak.strokes.kills
-        begin = soak.began + warm_up(soak.ended - soak.began)
-        chart.draw(soak.monitor.rows, kills, begin, folder / "memory.png")
+    drawn = chart.figure(soak.monitor.rows, soak.strokes.kills) if charts.available() else None
+    write(folder, record, [drawn] if drawn else [])
     print(f"\n{record['requests']} requests in {record['minutes']} minutes: {record['ended']}")
     print(f"compared with a reference: {record['compared']}; retracted: {record['retracted']}")
     print(f"sidecar: {record['strokes']}, {record['sidecar_restarts']} restarts")
@@ -312,9 +292,7 @@ def finish(record: dict[str, Any], soak: Soak, folder: Path) -> int:
 
 
 def _shown(found: dict[str, float] | None) -> str:
-    if found is None:
-        return "too few samples"
-    return f"{found['per_hour']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+    return str(Slope(**found)) if found else "too few samples"
 
 
 if __name__ == "__main__":

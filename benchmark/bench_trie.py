@@ -1,14 +1,14 @@
-"""What the tries cost the scheduler: one step's match and trees, insertion, and memory.
+"""The cost of the tries for the scheduler: a step's match and trees, insertion, and memory.
 
 Live requests, each with 8 completions, are decoded again as they were recorded. A step commits what
-the last pass accepted and proposes 8 draft tokens for every request; that is timed, and nothing
-else. Beside ours, on the same text and in turn: SGLang's own `NgramCorpus`, one trie for all, and
-arctic-inference's suffix tree, one for each request, where it is installed.
+the last pass accepted and proposes 8 draft tokens for every request; the benchmark times only
+steps. On the same text, and in turn: SGLang's own `NgramCorpus`, one trie for all requests, and
+arctic-inference's suffix tree, one per request, if it is installed.
 
     python -m benchmark.bench_trie
 
 The last line is JSON: `step_ms_64`, `step_ms_1024`, `insert_tokens_per_s`, `bytes_per_token` and
-`peers`, and `step_ms` for each number of live requests.
+`peers`, and `step_ms` by number of live requests.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
+from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.harness.statistics import SPREADS, Ratio, ratio_record, rounded
 from benchmark.replay import OWN, Recorded, accepted, load
@@ -38,7 +40,7 @@ CHUNK = 4
 
 
 class LiveRequest:
-    """A request that is decoded: what was recorded of it, and how far it is."""
+    """A recorded request, and its progress."""
 
     _numbers = itertools.count()
 
@@ -63,13 +65,13 @@ class Contender(Protocol):
     name: str
 
     def open(self, live: LiveRequest) -> None:
-        """Take in a request with all of its completions."""
+        """Add a request with all its completions."""
 
     def close(self, live: LiveRequest) -> None:
-        """Forget it."""
+        """Remove a request."""
 
     def step(self, batch: Sequence[LiveRequest]) -> Any:
-        """Follow what is fresh in each request, and propose for all."""
+        """Commit the fresh tokens of each request, and propose for all."""
 
 
 class Ours:
@@ -91,16 +93,8 @@ class Ours:
         for number, draft in enumerate(live.recorded.draft_ids):
             size = chunk or max(1, len(draft))
             for start in range(0, len(draft), size):
-                self.store.insert(
-                    live.rid,
-                    trie.serial,
-                    Source.QUEUE,
-                    number,
-                    0,
-                    start,
-                    draft[start : start + size],
-                    greedy=number == 0,
-                )
+                place = (live.rid, trie.serial, Source.QUEUE, number, 0, start)
+                self.store.insert(*place, draft[start : start + size], greedy=number == 0)
 
     def close(self, live: LiveRequest) -> None:
         self.store.close(live.rid)
@@ -121,9 +115,8 @@ class Corpus:
     def __init__(self) -> None:
         from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 
-        self.corpus = NgramCorpus(
-            max_trie_depth=self.depth, draft_token_num=WIDTH, capacity=1 << 24
-        )
+        sizes = {"draft_token_num": WIDTH, "capacity": 1 << 24}
+        self.corpus = NgramCorpus(max_trie_depth=self.depth, **sizes)
 
     def open(self, live: LiveRequest) -> None:
         self.corpus.batch_put([live.recorded.prompt_ids, *live.recorded.draft_ids])
@@ -147,7 +140,7 @@ class Corpus:
 
 
 class Arctic:
-    """One suffix tree a request, with its completions and its own text."""
+    """One suffix tree per request, with its completions and its own text."""
 
     name = "arctic-inference"
     depth = 64
@@ -155,9 +148,7 @@ class Arctic:
     """Number of the sequence that is the request's own text."""
 
     def __init__(self) -> None:
-        from arctic_inference.suffix_decoding._C import SuffixTree
-
-        self.tree = SuffixTree
+        self.tree = import_module("arctic_inference.suffix_decoding._C").SuffixTree
         self.trees: dict[str, Any] = {}
 
     def open(self, live: LiveRequest) -> None:
@@ -187,6 +178,7 @@ def main() -> None:
     times = steps([Ours()], requests, options.live, options.steps)[Ours.name]
     step_ms = {count: statistics.median(ms) for count, ms in times.items()}
     insert, chunked = insertion(requests)
+    others = peers(requests, options.steps)
     record = {
         "benchmark": "trie",
         "step_ms_64": step_ms.get(64),
@@ -195,13 +187,13 @@ def main() -> None:
         "insert_tokens_per_s": insert,
         "insert_tokens_per_s_in_chunks": chunked,
         "bytes_per_token": bytes_per_token(requests),
-        "peers": peers(requests, options.steps),
+        "peers": others,
     }
     for count, ms in step_ms.items():
         print(f"{count:5} live requests: {ms:7.3f} ms a step, {ms / count * 1e3:5.2f} us each")
     print(f"insertion: {insert / 1e6:.2f} M tokens/s, {chunked / 1e6:.2f} M in chunks of {CHUNK}")
     print(f"memory: {record['bytes_per_token']:.1f} bytes a draft token")
-    for name, figures in record["peers"].items():
+    for name, figures in others.items():
         shown = (f"{key} {value}" for key, value in rounded(figures).items())
         print(f"{name}: " + ", ".join(shown))
     print(f"A round is a quarter of the steps. {SPREADS}")
@@ -209,21 +201,19 @@ def main() -> None:
 
 
 def steps(
-    contenders: Iterable[Contender], requests: list[Recorded], counts: Iterable[int], rounds: int
+    contenders: Sequence[Contender], requests: list[Recorded], counts: Iterable[int], rounds: int
 ) -> dict[str, dict[int, list[float]]]:
     """Milliseconds of each step, by contender and number of live requests; contenders take turns.
 
-    What the first contender proposes decides how fast the requests advance, so that all are asked
-    the same. A request that has ended is replaced, which is not timed.
+    The requests advance by the proposals of the first contender, so all contenders get the same
+    steps. New requests replace finished ones outside the timed part.
     """
-    contenders = list(contenders)
     found: dict[str, dict[int, list[float]]] = {contender.name: {} for contender in contenders}
     supply = itertools.cycle(requests)
     for count in counts:
         batch = [_started(next(supply), offset) for offset in range(count)]
-        for contender in contenders:
-            for live in batch:
-                contender.open(live)
+        for contender, live in itertools.product(contenders, batch):
+            contender.open(live)
         times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for _ in range(rounds):
             for contender in contenders:
@@ -240,15 +230,15 @@ def steps(
                     batch[row] = LiveRequest(next(supply))
                     for contender in contenders:
                         contender.open(batch[row])
-        for contender in contenders:
-            found[contender.name][count] = times[contender.name]
-            for live in batch:
-                contender.close(live)
+        for contender, live in itertools.product(contenders, batch):
+            contender.close(live)
+        for name, values in times.items():
+            found[name][count] = values
     return found
 
 
 def _started(recorded: Recorded, offset: int) -> LiveRequest:
-    """A request that is somewhere in its output, as in a server that has been running."""
+    """A request in the middle of its output, as in a busy server."""
     live = LiveRequest(recorded)
     live.done = 1 + offset * 7 % max(1, len(recorded.target_ids) - 1)
     live.fresh = live.output_ids
@@ -264,36 +254,33 @@ def _advance(live: LiveRequest, trees: Any, row: int) -> None:
 
 
 def insertion(requests: list[Recorded], rounds: int = 5) -> tuple[float, float]:
-    """Median draft tokens inserted in a second: whole completions, and a sidecar's chunks."""
+    """Median draft tokens inserted per second: whole completions, and a sidecar's chunks."""
     rates: dict[int | None, list[float]] = {None: [], CHUNK: []}
     for _ in range(rounds):
         for chunk, found in rates.items():
             ours = Ours()
-            batch = [LiveRequest(recorded) for recorded in requests]
+            batch = list(map(LiveRequest, requests))
             for live in batch:
                 ours.begin(live)
             began = time.perf_counter()
             for live in batch:
                 ours.insert(live, chunk)
             seconds = time.perf_counter() - began
-            found.append(sum(_draft_tokens(live.recorded) for live in batch) / seconds)
+            found.append(sum(map(_draft_tokens, requests)) / seconds)
     return statistics.median(rates[None]), statistics.median(rates[CHUNK])
 
 
 def bytes_per_token(requests: list[Recorded]) -> float:
-    """Bytes that the completions take, for each of their tokens."""
-    ours = Ours()
-    used = tokens = 0
-    for recorded in requests:
-        live = LiveRequest(recorded)
+    """Bytes of the completions per token."""
+    ours, used = Ours(), 0
+    for live in map(LiveRequest, requests):
         ours.begin(live)
         trie = ours.store.get(live.rid)
         assert trie is not None
         before = trie.bytes
         ours.insert(live)
         used += trie.bytes - before
-        tokens += _draft_tokens(recorded)
-    return used / tokens
+    return used / sum(map(_draft_tokens, requests))
 
 
 def _draft_tokens(recorded: Recorded) -> int:
@@ -309,7 +296,7 @@ def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
         except ImportError as error:
             print(f"{peer.name} is left out: {error}", file=sys.stderr)
     found: dict[str, dict[str, Any]] = {}
-    # Memory first: what is freed later would be used again, and not counted.
+    # Memory first: later allocations would reuse freed memory, which does not count.
     sizes = {peer.name: _peer_bytes(type(peer), requests) for peer in contenders[1:]}
     times = {name: ms[64] for name, ms in steps(contenders, requests, [64], rounds).items()}
     for contender in contenders[1:]:
@@ -323,7 +310,7 @@ def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def _peer_bytes(peer: type[Contender], requests: list[Recorded]) -> float:
-    """Bytes for each draft token: by its own account if it has one, else by the process's size."""
+    """Bytes per draft token: by the tree's own count if it has one, else by the process's size."""
     contender = peer()
     batch = [LiveRequest(recorded) for recorded in requests * max(1, 64 // len(requests))]
     process = psutil.Process()
@@ -337,14 +324,13 @@ def _peer_bytes(peer: type[Contender], requests: list[Recorded]) -> float:
     return used / sum(_draft_tokens(live.recorded) for live in batch)
 
 
-def _options() -> Any:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--recording", type=Path, default=OWN)
-    parser.add_argument("--live", type=int, nargs="+", default=[16, 64, 256, 1024])
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--core", type=int, help="processor to run on")
+def _options() -> argparse.Namespace:
+    parser = parser_of("bench_trie", __doc__)
+    add = parser.add_argument
+    add("--recording", type=Path, default=OWN, help="(default: completions.json)")
+    add("--live", type=positive, nargs="+", default=[16, 64, 256, 1024], help="live requests")
+    add("--steps", type=positive, default=200, help="timed steps (default: 200)")
+    add("--core", type=int, help="processor to run on")
     return parser.parse_args()
 
 

@@ -3,23 +3,22 @@
     python -m benchmark.bench_worst_case --dataset spec_bench.jsonl --output results
 
 A server without speculation and one with QSPEC, both with the same core for their target, serve
-cases that no drafter drafts well, at several numbers of requests in flight: guesses that resemble
+cases that no drafter predicts well, at several numbers of requests in flight: guesses that resemble
 the answer and are wrong, a sidecar that drafts wrong tokens, prompts of random tokens at
-temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench, where QSPEC's
-adaptive width is compared with fixed ones on one server. All configurations serve a case one after
-another, in an order that reverses from round to round. A ratio is of two runs of one round; tables
-have the median over the rounds, with the least and the greatest.
+temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench, and QSPEC's adaptive
+width is compared there with fixed widths on one server. All configurations serve a case before the
+next case, in an order that reverses from round to round. A ratio is of two runs of one round;
+tables have the median over the rounds, with the smallest and the largest.
 
-Without a dataset, `--quick` takes some minutes; its one round gives ratios without a spread. Each
-measured cell is written to `runs.jsonl` in the output folder at once: after a cut the same command
-with `--resume` goes on, also with other cases, levels, widths and rounds, and with `--report-only`
-it reports what is there.
+`--levels 1 8 --rounds 1 --max-new-tokens 48` without a dataset takes some minutes; the ratios of
+one round have no spread. `harness.session` says how a run is resumed and reported; it may be
+resumed with other cases, levels, widths and rounds. `speedup.svg` shows QSPEC over no speculation
+by requests in flight.
 
-Ends with a line of JSON: `worst_ratio`, the least tokens per second of the adaptive width over no
-speculation; `adaptive_over_best_fixed_min`, the least over the fastest fixed width; and `rows`,
-each with `case`, `running`, `config`, `tokens_per_s`, `ratio`, `accept_length`,
-`proposed_per_pass` and `others_share`. A ratio has its least and greatest round in `..._spread`,
-which is null for one round, and its number of rounds in `..._rounds`.
+Ends with a line of JSON: `worst_ratio`, the smallest tokens per second of the adaptive width over
+no speculation; `adaptive_over_best_fixed_min`, the smallest over the fastest fixed width; and
+`rows`, each with `case`, `running`, `config`, `tokens_per_s`, `ratio`, `accept_length`,
+`proposed_per_pass` and `others_share`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,7 @@ from pathlib import Path
 from benchmark.harness.configuration import Configuration, Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
 from benchmark.harness.journal import digest
-from benchmark.harness.options import (
-    add_output,
-    add_servers,
-    check,
-    parser_of,
-    positive,
-    settings_of,
-)
+from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
 from benchmark.harness.session import Session, rounded_up
 from benchmark.worst import wrong_sidecar
 from benchmark.worst.cases import BASELINE, BY_NAME, CASES, SPEC_BENCH, Cell, cells_of
@@ -49,13 +41,12 @@ from benchmark.worst.summary import Summary
 
 NAME = "bench_worst_case"
 WIDTH = 16
-"""Widest pass that the server can be set to, in tokens of a request."""
+"""Maximum width of a pass, in tokens of a request."""
 SLOTS = 32
 TOTAL_TOKENS = 49152
-"""KV slots of the target: for short prompts in all request slots, or one long prompt that all
-requests share."""
+"""KV slots of the target, for short prompts in all request slots, or one long shared prompt."""
 LONGEST_PROMPT = 256
-"""Most tokens of a prompt of Spec-Bench."""
+"""Maximum tokens of a Spec-Bench prompt."""
 MEM_FRACTION = 0.08
 
 
@@ -92,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def configuration(cell: Cell, settings: Settings, misled: str) -> Configuration:
-    """The server of a cell; `misled` is the endpoint of the sidecar that drafts wrong tokens."""
+    """The server of a cell; `misled` is the endpoint of the wrong sidecar."""
     if cell.config == BASELINE:
         return Configuration(BASELINE, settings, (), settings.target_cores)
     widest = ("--speculative-num-draft-tokens", str(WIDTH))
@@ -106,28 +97,23 @@ def configuration(cell: Cell, settings: Settings, misled: str) -> Configuration:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__, {case.name: case.text for case in CASES})
     add = parser.add_argument
-    add("--dataset", type=Path, help="Spec-Bench's questions, or JSONL of `prompt`")
+    add("--dataset", type=Path, help="Spec-Bench's questions, or JSONL with `prompt`")
     names = [case.name for case in CASES]
     add("--cases", nargs="+", choices=names, help="(default: all; spec-bench with a dataset)")
-    add("--levels", nargs="+", type=positive, help="requests that run at once (default: 1 8 32)")
-    add("--widths", nargs="+", type=positive, help="fixed widths (default: 2 4 8 16)")
-    add("--rounds", type=positive, help="over all cells; medians (default: 3)")
-    add("--max-new-tokens", type=positive, help="of each answer (default: 96)")
+    levels = "requests that run at once (default: 1 8 32)"
+    add("--levels", nargs="+", type=positive, default=[1, 8, 32], help=levels)
+    widths = "fixed widths (default: 2 4 8 16)"
+    add("--widths", nargs="+", type=positive, default=[2, 4, 8, 16], help=widths)
+    add("--rounds", type=positive, default=3, help="figures are medians over rounds (default: 3)")
+    add("--max-new-tokens", type=positive, default=96, help="output tokens (default: 96)")
     add("--context", type=positive, default=3072, help="tokens of a long prompt (default: 3072)")
-    add("--quick", action="store_true", help="1 and 8 in flight, one round, 48 tokens, width 4")
-    add_servers(parser, "bfloat16")
-    add_output(parser)
-    options = parser.parse_args(argv)
-    check(parser, options)
+    add_run(parser, "bfloat16")
+    options = parsed(parser, argv)
     if options.cases is None:
         options.cases = [name for name in names if name != SPEC_BENCH or options.dataset]
     if SPEC_BENCH in options.cases and options.dataset is None:
         parser.error("--cases spec-bench needs a --dataset")
-    quick = options.quick
-    options.levels = sorted(set(options.levels or ([1, 8] if quick else [1, 8, 32])))
-    options.widths = sorted(set(options.widths or ([4] if quick else [2, 4, 8, 16])))
-    options.rounds = options.rounds or (1 if quick else 3)
-    options.max_new_tokens = options.max_new_tokens or (48 if quick else 96)
+    options.levels, options.widths = sorted(set(options.levels)), sorted(set(options.widths))
     if max(options.levels) > SLOTS:
         parser.error(f"--levels: at most {SLOTS} requests run at once")
     if not 2 <= options.widths[0] <= options.widths[-1] <= WIDTH:

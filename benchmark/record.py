@@ -1,7 +1,7 @@
-"""Record what the draft model completes of each prompt, and what the target answers.
+"""Record the draft model's completions of each prompt, and the target's answer.
 
 `bench_trie` and `bench_policy` replay such a recording, so they need no model. `completions.json`
-beside this file is one of our own prompts with the demo's models:
+beside this file is a recording of our own prompts with the demo models:
 
     python -m benchmark.record --output benchmark/completions.json
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from benchmark.harness.child import Child, draft_model
+from benchmark.harness.options import parser_of, positive
 
 
 def main() -> None:
@@ -37,8 +38,9 @@ def main() -> None:
         )
         for text in _texts(options)
     ]
-    targets = _in_a_process(str(models.target), prompts, 1, options)
-    drafts = _in_a_process(str(models.draft), prompts, options.completions, options)
+    # SGLang loads one model per process.
+    targets = Child(completer, str(models.target), 1, options).ask(prompts)
+    drafts = Child(completer, str(models.draft), options.completions, options).ask(prompts)
     records = [
         {"prompt_ids": prompt, "target_ids": target[0], "draft_ids": draft}
         for prompt, target, draft in zip(prompts, targets, drafts, strict=True)
@@ -47,47 +49,34 @@ def main() -> None:
     options.output.write_text(f"[\n{text}\n]\n")
 
 
-def _in_a_process(
-    model_path: str, prompts: list[list[int]], completions: int, options: argparse.Namespace
-) -> list[list[list[int]]]:
-    """SGLang loads one model to a process."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(complete, model_path, prompts, completions, options).result()
+def completer(
+    model_path: str, completions: int, options: argparse.Namespace
+) -> Callable[[list[list[int]]], list[list[list[int]]]]:
+    """In a child: load the model; returns a function from prompts to their completions.
 
-
-def complete(
-    model_path: str, prompts: list[list[int]], completions: int, options: argparse.Namespace
-) -> list[list[list[int]]]:
-    """For each prompt, its completions as token ids: the greedy one and then sampled ones."""
+    All are token ids; the first completion of a prompt is greedy, the others are sampled.
+    """
     from sglang_qspec.link import Peer
     from sglang_qspec.messages import Drafted, Submit
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
     from sglang_qspec.sidecar.drafter import Drafter
 
-    model = DraftModel(
-        DraftModelOptions(model_path, device=options.device, max_total_tokens=64 * 1024)
-    )
-    drafter = Drafter(model, max_completion_tokens=options.max_new_tokens)
-    for number, prompt_ids in enumerate(prompts):
-        drafter.submit(
-            Peer("record", b""),
-            Submit(
-                submission=number,
-                token_ids=prompt_ids,
-                base_len=0,
-                max_new_tokens=options.max_new_tokens,
-                completions=completions,
-                temperature=options.temperature,
-            ),
-        )
-    found: list[list[list[int]]] = [[[] for _ in range(completions)] for _ in prompts]
-    while not drafter.idle:
-        drafter.step()
-        for _, drafted in drafter.take():
-            assert isinstance(drafted, Drafted), drafted
-            found[drafted.submission][drafted.completion] += drafted.token_ids
-    return found
+    model = draft_model(model_path, device=options.device, max_total_tokens=64 * 1024)
+    limits = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+
+    def complete(prompts: list[list[int]]) -> list[list[list[int]]]:
+        drafter = Drafter(model, max_completion_tokens=options.max_new_tokens)
+        for number, prompt_ids in enumerate(prompts):
+            asked = Submit(number, prompt_ids, base_len=0, completions=completions, **limits)
+            drafter.submit(Peer("record", b""), asked)
+        found: list[list[list[int]]] = [[[] for _ in range(completions)] for _ in prompts]
+        while not drafter.idle:
+            drafter.step()
+            for _, drafted in drafter.take():
+                assert isinstance(drafted, Drafted), drafted
+                found[drafted.submission][drafted.completion] += drafted.token_ids
+        return found
+
+    return complete
 
 
 def _texts(options: argparse.Namespace) -> list[str]:
@@ -103,17 +92,16 @@ def _texts(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _options() -> Any:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--dataset", type=Path, help="as for bench_queue; ours by default")
-    parser.add_argument("--num-prompts", type=int, help="of each of the dataset's groups; all")
-    parser.add_argument("--completions", type=int, default=8)
-    parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--device", default="cpu")
+def _options() -> argparse.Namespace:
+    parser = parser_of("record", __doc__)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="file of the recording")
+    add("--dataset", type=Path, help="as for bench_queue (default: our own prompts)")
+    add("--num-prompts", type=positive, help="prompts of each group (default: all)")
+    add("--completions", type=positive, default=8, help="per prompt (default: 8)")
+    add("--max-new-tokens", type=positive, default=256, help="(default: 256)")
+    add("--temperature", type=float, default=0.6, help="of the draft model (default: 0.6)")
+    add("--device", default="cpu")
     return parser.parse_args()
 
 

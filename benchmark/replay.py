@@ -1,25 +1,28 @@
-"""Recorded requests (`benchmark.record`), decoded greedily again with trees and without a model."""
+"""Recorded requests (`benchmark.record`), and greedy verification of trees without a model."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from numpy.typing import NDArray
 
 OWN = Path(__file__).parent / "completions.json"
-"""Completions of our own prompts by the demo's models."""
+"""Completions of our own prompts by the demo models."""
+Ids = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded of one request, in token ids."""
+    """A recorded request, in token ids."""
 
     prompt_ids: list[int]
     target_ids: list[int]
     draft_ids: list[list[int]]
-    """The first is greedy."""
+    """Completions; the first is greedy."""
 
 
 def load(path: Path) -> list[Recorded]:
@@ -28,9 +31,9 @@ def load(path: Path) -> list[Recorded]:
 
 
 def accepted(
-    token_ids: NDArray, parents: NDArray, size: int, target_ids: list[int], done: int
+    token_ids: Ids, parents: Ids, size: int, target_ids: list[int], done: int
 ) -> list[int]:
-    """The nodes of a tree of `size` that greedy verification accepts after `done` tokens."""
+    """The nodes of a tree of `size` nodes that greedy verification accepts after `done` tokens."""
     nodes: list[int] = []
     at = 0
     for token in target_ids[done:]:

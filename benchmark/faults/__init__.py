@@ -1,1 +1,1 @@
-"""The parts of `bench_faults`: a load that never ends, and how soon its throughput is back."""
+"""The parts of `bench_faults`: an endless load, and the recovery of its throughput."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 STEP_S = 0.1
 
 Events = Sequence[tuple[float, int]]
-"""(when, how many tokens came); in any order."""
+"""(seconds, number of tokens that came then), in any order."""
 
 
 def rate(events: Events, begin: float, end: float) -> float:
@@ -18,9 +20,9 @@ def rate(events: Events, begin: float, end: float) -> float:
 def seconds_until(
     events: Events, begin: float, wanted: float, window: float, limit: float
 ) -> float | None:
-    """How long after `begin` the tokens per second of a whole window are first `wanted` or more.
+    """Seconds from `begin` to the first window of `window` seconds with `wanted` tokens per second.
 
-    In steps of STEP_S. None if that does not happen within `limit`; all times are in seconds.
+    In steps of STEP_S. None if no window within `limit` seconds has the rate.
     """
     for step in range(round(limit / STEP_S) + 1):
         after = step * STEP_S
@@ -31,6 +33,8 @@ def seconds_until(
 
 def bins(events: Events, origin: float, begin: float, end: float, width: float) -> list[float]:
     """Tokens per second in bins of `width` from `origin + begin` to `origin + end`, in seconds."""
-    count = round((end - begin) / width)
-    edges = [origin + begin + number * width for number in range(count)]
-    return [rate(events, edge, edge + width) for edge in edges]
+    times, counts = zip(*events, strict=True) if events else ((), ())
+    number = round((end - begin) / width)
+    edges = origin + begin + width * np.arange(number + 1)
+    sums, _ = np.histogram(times, edges, weights=counts)
+    return [float(tokens) / width for tokens in sums]

@@ -1,4 +1,4 @@
-"""Clients that stream one request after another, and the times at which their tokens come."""
+"""Clients that stream one request after another, and the arrival times of their tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TIMEOUT_S = 120.0
 class Stream:
     """`clients` requests at a time, over all prompts in turn, from `start` to `stop`.
 
-    Output that differs from an earlier one of the same prompt counts as changed; the streams of
-    several servers may share `answers`.
+    `answers` are the outputs by prompt, which the streams of several servers may share. An output
+    that differs from them counts as changed.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Stream:
         answers: dict[int, list[int]],
     ) -> None:
         self.events: list[tuple[float, int]] = []
-        """(time by `time.monotonic`, tokens that came then)."""
+        """(time by `time.monotonic`, number of tokens that came then)."""
         self.finished = 0
-        """Requests with a whole answer."""
+        """Number of complete answers."""
         self.lost = 0
-        """Requests without a whole answer."""
+        """Number of requests without a complete answer."""
         self.changed = 0
-        """Whole answers that differ from an earlier answer to the same prompt."""
+        """Number of complete answers that differ from an earlier answer to the same prompt."""
         self._server = server
         self._prompts = prompts
         self._sampling = sampling
@@ -49,7 +49,7 @@ class Stream:
             thread.start()
 
     def stop(self) -> None:
-        """Send no more requests, and wait for those in flight."""
+        """Send no more requests, and wait for the requests in flight."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -71,7 +71,7 @@ class Stream:
                 self.changed += self._answers.setdefault(index, output_ids) != output_ids
 
     def _ask(self, text: str) -> tuple[list[int], bool]:
-        """The output and whether it is whole. Notes every token as it comes."""
+        """The output, and whether it is complete. Records the time of every token."""
         known, output_ids, reason = 0, [], None
         body = {"text": text, "sampling_params": self._sampling, "stream": True}
         for answer in self._server.stream("/generate", body, TIMEOUT_S):

@@ -1,155 +1,168 @@
-"""Four kinds of charts with matplotlib, as PNG; it is imported only where one is drawn."""
+"""Charts with matplotlib, as SVG text; matplotlib is imported only where a chart is drawn.
+
+The same data give the same small file: text stays text, ids have a fixed salt, and no date is
+written. The background is transparent, and the colors are readable on a white and on a dark page.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import random
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 INSTALL = "pip install 'sglang-qspec[bench]'"
-"""The command that installs matplotlib."""
-WIDTH, HEIGHT = 8.6, 4.2
-"""Size of a chart, in inches."""
-DOTS_PER_INCH = 130
-GREY = "#64748b"
+"""Command that installs matplotlib."""
+WIDTH, HEIGHT = 7.0, 3.6
+"""Size of a chart, in inches; a page shows its width in about 700 pixels."""
+GREY = "#6e7681"
+BLUE, ORANGE, GREEN, VIOLET, RED = "#2f81f7", "#d9730d", "#0d9488", "#a855f7", "#e5484d"
+COLORS = (BLUE, ORANGE, GREEN, VIOLET, RED)
+COLORED = dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY
+)
+STYLE: dict[str, Any] = {
+    **COLORED,
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sglang-qspec",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": "medium",
+    "axes.axisbelow": True,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "savefig.transparent": True,
+}
+"""Settings of matplotlib."""
+
+Panels = Mapping[str, Mapping[str, Mapping[float, float]]]
+"""By the title of a panel: by the name of a line, its values by x."""
+
+
+class Bar(NamedTuple):
+    """A bar of a timeline."""
+
+    begin: float
+    length: float
+    text: str
 
 
 def available() -> bool:
-    """Whether charts can be drawn."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def distributions(
-    rows: Mapping[str, Sequence[float]],
-    axis: str,
-    colors: Mapping[str, str],
-    reference: float | None = None,
-) -> bytes:
-    """A row of boxes over the quartiles, with the mean as a line and every value as a point.
+    rows: Mapping[str, Sequence[float]], axis: str, reference: float | None = None
+) -> str:
+    """Boxes over the quartiles, each with a line at the mean.
 
-    The axis ends with the longest whisker (1.5 times the quartiles' distance), so that a value far
-    beyond does not press the others together.
+    The axis ends with the longest whisker (1.5 times the distance of the quartiles), so outliers do
+    not compress the boxes.
     """
     figure, (axes,) = _chart()
-    places = range(1, len(rows) + 1)
     boxes = axes.boxplot(
         list(rows.values()),
-        positions=list(places),
-        widths=0.62,
         showfliers=False,
         showmeans=True,
         meanline=True,
-        patch_artist=True,
         medianprops={"linewidth": 0},
-        meanprops={"color": "black", "linestyle": "-", "linewidth": 1.6},
-        whiskerprops={"color": GREY},
-        capprops={"color": GREY},
+        meanprops={"color": BLUE, "linestyle": "-"},
+        **{f"{part}props": {"color": GREY} for part in ("box", "whisker", "cap")},
     )
-    spread = random.Random(0)
-    for place, box, (name, values) in zip(places, boxes["boxes"], rows.items(), strict=True):
-        box.set(facecolor=colors[name], alpha=0.55, edgecolor=colors[name])
-        offsets = [place + spread.uniform(-0.22, 0.22) for _ in values]
-        axes.scatter(offsets, values, s=7, color=colors[name], linewidths=0, alpha=0.8, zorder=3)
-    axes.set_xticks(list(places), [f"{name}\nn = {len(v)}" for name, v in rows.items()], fontsize=8)
+    labels = [f"{name}\nn = {len(values)}" for name, values in rows.items()]
+    axes.set_xticks(range(1, len(rows) + 1), labels, fontsize=8)
     axes.set_ylim(0, 1.05 * max(max(cap.get_ydata()) for cap in boxes["caps"]) or 1.0)
     axes.set_ylabel(axis)
     _reference(axes, reference)
-    return _png(figure)
+    return _svg(figure)
 
 
-def spread_by_number(
-    points: Mapping[int, Sequence[float]], x_axis: str, y_axis: str, color: str
-) -> bytes:
-    """Means over numbers, each with a bar over its quartiles."""
-    figure, (axes,) = _chart()
-    numbers = list(points)
-    means = [float(np.mean(points[number])) for number in numbers]
-    quartiles = [np.quantile(points[number], [0.25, 0.75]) for number in numbers]
-    bars = [
-        [max(0.0, mean - low) for mean, (low, _) in zip(means, quartiles, strict=True)],
-        [max(0.0, high - mean) for mean, (_, high) in zip(means, quartiles, strict=True)],
-    ]
-    axes.errorbar(numbers, means, yerr=bars, color=color, marker="o", capsize=4, linewidth=1.8)
-    for number, mean in zip(numbers, means, strict=True):
-        axes.annotate(f"{mean:.2f}", (number, mean), (7, 5), textcoords="offset points")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(numbers, [str(number) for number in numbers])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(x_axis)
-    axes.set_ylabel(y_axis)
-    _reference(axes, 1.0)
-    return _png(figure)
-
-
-def bars_by_group(
-    series: Mapping[str, Mapping[str, float]], axis: str, colors: Mapping[str, str]
-) -> bytes:
-    """Groups of bars side by side, one of each series."""
-    figure, (axes,) = _chart()
-    groups = list(dict.fromkeys(group for values in series.values() for group in values))
-    width = 0.8 / len(series)
-    for index, (name, values) in enumerate(series.items()):
-        places = [group + width * (index - (len(series) - 1) / 2) for group in range(len(groups))]
-        heights = [values.get(group, 0.0) for group in groups]
-        bars = axes.bar(places, heights, 0.92 * width, color=colors[name], label=name)
-        axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_ylabel(axis)
-    _reference(axes, 1.0)
-    axes.legend(frameon=False, ncols=len(series), loc="upper center", bbox_to_anchor=(0.5, 1.13))
-    return _png(figure)
-
-
-def lines_by_number(
-    panels: Mapping[str, Mapping[str, Mapping[int, float]]],
+def lines(
+    panels: Panels,
     x_axis: str,
-    y_axis: str,
-    colors: Mapping[str, str],
+    y_axis: str = "",
+    *,
+    colors: Mapping[str, str] | None = None,
     dashed: Collection[str] = (),
-) -> bytes:
-    """Panels side by side with one scale, each of lines over numbers by their name."""
-    figure, several = _chart(len(panels))
-    numbers = sorted({n for lines in panels.values() for line in lines.values() for n in line})
+    reference: float | None = None,
+    marks: Collection[float] = (),
+    by_number: bool = True,
+    stacked: bool = False,
+) -> str:
+    """Panels of lines: side by side with one y axis, or `stacked` with one x axis.
+
+    With `by_number` x is on a logarithmic scale with a tick at each number. `reference` is a dashed
+    horizontal line, `marks` are vertical lines.
+    """
+    figure, several = _chart(len(panels), stacked)
+    numbers = sorted({n for named in panels.values() for line in named.values() for n in line})
     handles: dict[str, Any] = {}
-    for axes, (title, lines) in zip(several, panels.items(), strict=True):
-        for name, points in lines.items():
+    for axes, (title, named) in zip(several, panels.items(), strict=True):
+        for name, points in named.items():
             places, values = zip(*sorted(points.items()), strict=True)
-            style = "--" if name in dashed else "-"
-            (line,) = axes.plot(places, values, style, color=colors[name], marker=".")
-            handles.setdefault(name, line)
-        axes.set_title(title, fontsize=9)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(numbers, [str(number) for number in numbers])
-        axes.minorticks_off()
-        axes.set_xlabel(x_axis, fontsize=9)
-    several[0].set_ylim(bottom=0)
+            style: dict[str, Any] = {"linestyle": "--" if name in dashed else "-", "label": name}
+            style |= {"color": colors[name]} if colors else {}
+            style |= {"marker": "o", "markersize": 4} if by_number else {"linewidth": 1.2}
+            (handles[name],) = axes.plot(places, values, **style)
+        for place in marks:
+            axes.axvline(place, color=RED, linewidth=0.8)
+        _reference(axes, reference)
+        axes.set_title(title, loc="left")
+        axes.set_ylim(bottom=0)
+        if by_number:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
+            axes.minorticks_off()
+        if stacked:
+            axes.legend(ncols=5, loc="lower right")
+        else:
+            axes.set_xlabel(x_axis)
     several[0].set_ylabel(y_axis)
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        frameon=False,
-        ncols=5,
-        fontsize=8,
-        loc="outside upper center",
-    )
-    return _png(figure)
+    if stacked:
+        several[-1].set_xlabel(x_axis)
+    elif len(handles) > 1:
+        where = {"ncols": min(5, len(handles)), "loc": "outside upper center"}
+        figure.legend(handles.values(), handles.keys(), **where)
+    return _svg(figure)
 
 
-def _chart(panels: int = 1) -> tuple[Any, list[Any]]:
+def timeline(rows: Mapping[str, Sequence[Bar]], axis: str, colors: Mapping[str, str]) -> str:
+    """Bars along a common time axis, with the first of `rows` at the top.
+
+    A row has the color of the last word of its name.
+    """
+    figure, (axes,) = _chart()
+    axes.grid(False)
+    for place, (name, bars) in enumerate(rows.items()):
+        color = colors[name.split()[-1]]
+        lengths, begins = [bar.length for bar in bars], [bar.begin for bar in bars]
+        drawn = axes.barh([place] * len(bars), lengths, 0.8, begins, color=color, edgecolor="white")
+        texts = [bar.text for bar in bars]
+        axes.bar_label(drawn, texts, label_type="center", color="white", fontsize=8)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xlabel(axis)
+    return _svg(figure)
+
+
+def _chart(panels: int = 1, stacked: bool = False) -> tuple[Any, list[Any]]:
+    import matplotlib as mpl
+
     # Not pyplot, which keeps figures and looks for a display.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DOTS_PER_INCH, layout="constrained")
-    several = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
-    for axes in several:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e2e8f0")
-        axes.set_axisbelow(True)
-    return figure, several
+    mpl.rcParams.update(STYLE)
+    height = 1.8 * panels if stacked else HEIGHT
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    shape = (panels, 1) if stacked else (1, panels)
+    several = figure.subplots(*shape, sharex=stacked, sharey=not stacked, squeeze=False)
+    for axes in several.flat:
+        axes.grid(axis="y")
+    return figure, list(several.flat)
 
 
 def _reference(axes: Any, value: float | None) -> None:
@@ -157,7 +170,8 @@ def _reference(axes: Any, value: float | None) -> None:
         axes.axhline(value, color=GREY, linestyle="--", linewidth=1)
 
 
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+def _svg(figure: Any) -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing)
+    return "\n".join(map(str.rstrip, buffer.getvalue().splitlines())) + "\n"

@@ -1,4 +1,4 @@
-"""A model in a process of its own, which works when it is asked to, and pinned processors."""
+"""A model in a process of its own, and pinned processors."""
 
 from __future__ import annotations
 
@@ -6,51 +6,48 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from sglang_qspec.config import parse_cores
 
+_answers: list[Callable[[Any], Any]] = []
+"""In a child: its one function."""
+
 
 def pin(cores: str) -> None:
-    """Pin this process and its later children; before torch, which reads the threads once."""
+    """Pin this process and its later children. Call it before the import of torch.
+
+    Torch reads the number of threads once.
+    """
     chosen = parse_cores(cores)
     os.sched_setaffinity(0, chosen)
     os.environ["OMP_NUM_THREADS"] = str(len(chosen))
 
 
-class Child:
-    """A process that calls `make` once, and the function that this returns for each `ask`."""
+def draft_model(path: str, **options: Any) -> Any:
+    """A DraftModel of this process; `options` are those of DraftModelOptions."""
+    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+
+    return DraftModel(DraftModelOptions(path, **options))
+
+
+class Child(ProcessPoolExecutor):
+    """A process that calls `make` once, and then the function that `make` returned per `ask`."""
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._connection.recv()
+        super().__init__(1, spawn, _start, (make, *arguments))
 
     def ask(self, question: Any = None) -> Any:
-        """The child's answer."""
-        self._connection.send(question)
-        return self._connection.recv()
-
-    def close(self) -> None:
-        self._connection.close()
-        self._process.join()
+        """The child's answer; the first call waits until the child is ready."""
+        return self.submit(_answer, question).result()
 
 
-def _serve(
-    connection: Connection, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]
-) -> None:
+def _start(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
     logging.getLogger("sglang").setLevel(logging.ERROR)
-    answer = make(*arguments)
-    connection.send("loaded")
-    while True:
-        try:
-            question = connection.recv()
-        except EOFError:
-            break
-        connection.send(answer(question))
-    # Tearing down torch and SGLang module by module would take seconds.
-    os._exit(0)
+    _answers.append(make(*arguments))
+
+
+def _answer(question: Any) -> Any:
+    return _answers[0](question)

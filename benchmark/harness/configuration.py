@@ -1,4 +1,4 @@
-"""The flags of a server to measure: those that all servers of a benchmark share, and its own."""
+"""The flags of a measured server: those that all servers of a benchmark share, and its own."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ SIDECAR_FLAGS = ("--speculative-draft-model-path", "--speculative-qspec-endpoint
 
 @dataclass(frozen=True)
 class Settings:
-    """What all servers of a benchmark share."""
+    """The settings that all servers of a benchmark share."""
 
     model: Path
     draft_model: Path
     dtype: str
     """Dtype of the target."""
     slots: int
-    """Most requests that run at once."""
+    """Maximum number of requests that run at once."""
     context_length: int
-    """Most tokens of a request, prompt and output together."""
+    """Maximum tokens of a request, prompt and output together."""
     on_gpu: bool
     target_cores: tuple[int, ...] = ()
     """Processors of the target; empty if it is not pinned."""
     sidecar_cores: tuple[int, ...] = ()
     """Processors of the sidecar; empty if it is not pinned."""
     total_tokens: int | None = None
-    """KV slots of a CPU server; None for twice what `slots` requests of full length take."""
+    """KV slots of a CPU server; None for twice the need of `slots` requests of full length."""
 
     @property
     def all_cores(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Settings:
 
     def arguments(self) -> list[str]:
         """The server flags."""
-        # Times in the queue and of prefill are part of the metrics.
+        # SGLang reports the times in the queue and of the prefill only with metrics.
         found = ["--dtype", self.dtype, "--log-level", "warning", "--enable-metrics"]
         found += ["--max-running-requests", str(self.slots)]
         found += ["--context-length", str(self.context_length)]
@@ -59,8 +59,8 @@ class Settings:
     def qspec(self, *flags: str, mem_fraction: float | None = None) -> tuple[str, ...]:
         """The server flags of QSPEC with a sidecar, followed by `flags`.
 
-        `mem_fraction` is the sidecar's share of a CPU's memory, of which several servers that wait
-        hold one each; None for the server's default. On a GPU the sidecar shares the target's.
+        `mem_fraction` is the sidecar's share of a CPU's memory, which is small because each waiting
+        server has a sidecar; None for the default. On a GPU the sidecar shares the target's GPU.
         """
         found = ["--speculative-algorithm", "QSPEC"]
         found += ["--speculative-draft-model-path", str(self.draft_model)]
@@ -75,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to serve requests: a server's own flags and cores, and what each request asks for.
+    """A way to serve requests: flags and cores of a server, and `custom_params` of requests.
 
     Configurations with the same `server_key` share a server.
     """
@@ -83,7 +83,7 @@ class Configuration:
     name: str
     settings: Settings
     flags: tuple[str, ...] = ()
-    """Server flags beyond those of the settings; where a flag comes twice, the last one counts."""
+    """Server flags besides those of the settings; the last one counts if a flag comes twice."""
     cores: tuple[int, ...] = ()
     """Processors of the target."""
     custom_params: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -97,11 +97,6 @@ class Configuration:
     def server_key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return self.flags, self.cores
 
-    @property
-    def arguments(self) -> list[str]:
-        """All server flags but host, port and model."""
-        return [*self.settings.arguments(), *self.flags]
-
     def server(
         self,
         environment: Mapping[str, str] | None = None,
@@ -109,13 +104,10 @@ class Configuration:
     ) -> Server:
         """A server that is not started yet; `environment` is added to that of this process."""
         engine = {} if self.settings.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
-        return Server(
-            self.settings.model,
-            self.arguments,
-            cores=self.cores,
-            environment={**engine, **(environment or {})},
-            launcher=launcher,
-        )
+        arguments = [*self.settings.arguments(), *self.flags]
+        added = {**engine, **(environment or {})}
+        place = (self.settings.model, arguments)
+        return Server(*place, cores=self.cores, environment=added, launcher=launcher)
 
 
 def with_and_without(settings: Settings, *flags: str) -> tuple[Configuration, Configuration]:
@@ -127,5 +119,5 @@ def with_and_without(settings: Settings, *flags: str) -> tuple[Configuration, Co
 
 
 def facts_of(settings: Settings, **more: Any) -> dict[str, Any]:
-    """What ran where, for the JSON line and the report."""
+    """Command, versions, machine and settings, for the JSON line and the report."""
     return {**provenance(), "settings": settings.shown, **more}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from benchmark.harness.output import say
 
@@ -22,7 +23,7 @@ Item = TypeVar("Item")
 
 
 class DatasetError(ValueError):
-    """The file cannot be used; the message names it, and the line."""
+    """The file cannot be used; the message names the file and the line."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,31 @@ class Prompt:
     text: str
 
 
-def load(path: Path) -> list[Prompt]:
-    """The prompts of a JSONL file, in its order.
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
-    A line is an object: either one of Spec-Bench (`category` and `turns`, of which the first is
-    used), or one with `prompt` and, if there are groups, `group`. Empty lines are skipped.
-    Raises DatasetError.
-    """
+
+class Line(msgspec.Struct):
+    """A line of a dataset: `category` and `turns` (Spec-Bench), or `prompt` and maybe `group`."""
+
+    turns: Annotated[list[Text], msgspec.Meta(min_length=1)] | None = None
+    category: Text | None = None
+    prompt: Text | None = None
+    group: Text = "all"
+
+    def read(self) -> Prompt:
+        """The prompt of the line, for Spec-Bench the first turn. Raises ValueError."""
+        if self.turns is not None:
+            if self.category is None:
+                raise ValueError("a line with `turns` (Spec-Bench) must have a `category`")
+            is_mt_bench = self.category in MT_BENCH_CATEGORIES
+            return Prompt(MT_BENCH if is_mt_bench else self.category, self.turns[0])
+        if self.prompt is None:
+            raise ValueError("a line must have `turns` (Spec-Bench) or `prompt`")
+        return Prompt(self.group, self.prompt)
+
+
+def load(path: Path) -> list[Prompt]:
+    """The prompts of a JSONL file, in its order; empty lines are skipped. Raises DatasetError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -48,40 +67,18 @@ def load(path: Path) -> list[Prompt]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                prompts.append(_read(json.loads(line)))
-            except ValueError as error:
+                prompts.append(msgspec.json.decode(line, type=Line).read())
+            except ValueError as error:  # msgspec's errors too
                 raise DatasetError(f"{path}:{number}: {error}") from None
     if not prompts:
-        raise DatasetError(f"{path}: there is no prompt in it")
+        raise DatasetError(f"{path}: the file has no prompt")
     return prompts
-
-
-def _read(record: Any) -> Prompt:
-    if not isinstance(record, dict):
-        raise ValueError(f"a line must be a JSON object, not {type(record).__name__}")
-    if "turns" in record:
-        turns = record["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise ValueError("`turns` must be a list with at least one text")
-        category = _text("category", record.get("category"))
-        group = MT_BENCH if category in MT_BENCH_CATEGORIES else category
-        return Prompt(group, _text("turns[0]", turns[0]))
-    if "prompt" in record:
-        group = _text("group", record.get("group", "all"))
-        return Prompt(group, _text("prompt", record["prompt"]))
-    raise ValueError("a line must have `turns` (Spec-Bench) or `prompt`")
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{name}` must be a text that is not empty, but is {value!r}")
-    return value
 
 
 def by_group(
     prompts: Sequence[Prompt], groups: Collection[str] | None = None
 ) -> dict[str, list[Prompt]]:
-    """The prompts of each group, groups in the file's order; all of them if `groups` is None.
+    """The prompts of each group, in the order of the file; of all groups if `groups` is None.
 
     Raises DatasetError for a group that the file does not have.
     """
@@ -95,7 +92,7 @@ def by_group(
 
 
 def spread(items: Sequence[Item], count: int | None) -> list[Item]:
-    """`count` of the items, evenly over them and always the same; all if there are no more."""
+    """`count` items at even distances, the same in every run; all items if there are no more."""
     if count is None or count >= len(items):
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
@@ -117,10 +114,10 @@ def render(model: Path, prompts: Sequence[str]) -> list[str]:
 def fitting(
     name: str, path: Path, model: Path, limit: int, groups: Collection[str] | None = None
 ) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """By group: prompts of at most `limit` tokens in the chat template, and how many were longer.
+    """By group: prompts of at most `limit` tokens in the chat template, and the number of others.
 
-    Ends the process with a message of benchmark `name` if the file cannot be used or no prompt is
-    short enough.
+    Ends the process with a message of benchmark `name` if the file cannot be used or all prompts
+    are too long.
     """
     from transformers import AutoTokenizer
 
@@ -144,12 +141,12 @@ def fitting(
 
 
 def of_round(prompts: Sequence[Item], count: int, number: int) -> list[Item]:
-    """`count` prompts for round `number`, from 1; others in each round if there are any."""
+    """`count` prompts for round `number` (from 1); each round starts where the last one ended."""
     first = (number - 1) * count
     return [prompts[index % len(prompts)] for index in range(first, first + count)]
 
 
 def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """The prompts of all groups in turn, one of each."""
+    """The prompts of all groups in turn, one prompt of each group at a time."""
     turns = zip_longest(*groups.values())
     return [prompt for turn in turns for prompt in turn if prompt is not None]

@@ -1,7 +1,7 @@
 """The servers of a benchmark: one of them runs, and the others wait stopped in memory.
 
-An idle SGLang scheduler polls without rest. A server that waits is therefore stopped (SIGSTOP) with
-all its processes, the sidecar too, and takes no processor time from the server that runs.
+An idle SGLang scheduler polls all the time. So a waiting server is stopped (SIGSTOP) with all its
+processes, the sidecar too, and takes no processor time from the running server.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from benchmark.harness.output import say
 from benchmark.harness.server import Server, ServerError, StartTimeoutError
 from benchmark.harness.speculation import wait_for_sidecar
 
+SPARE_BYTES = 2**30
+"""Memory that the servers leave available."""
+
 
 class Fleet:
     """Servers by configuration, as a context manager that ends them all.
 
-    A server is started beside those that wait if the memory that is available holds it and leaves
-    `spare_bytes`. Otherwise servers that wait are ended first, the longest unused one first. What a
-    server needs is what servers of this run were measured to hold. `spare_bytes` of None keeps no
-    other server, for a GPU that one server fills.
+    A new server starts beside the waiting ones if the available memory holds it and SPARE_BYTES
+    more. Otherwise the fleet first ends waiting servers, the longest unused one first. It takes the
+    need of a server from the memory of earlier ones. With `keeps` False no server waits, because
+    one server fills a GPU.
     """
 
-    def __init__(self, spare_bytes: float | None) -> None:
-        self._spare_bytes = spare_bytes
+    def __init__(self, keeps: bool) -> None:
+        self._keeps = keeps
         self._servers: dict[object, tuple[Configuration, Server]] = {}
         """By Configuration.server_key, the longest unused first; all but the last are paused."""
         self._held: dict[bool, int] = {}
-        """Most private memory, in bytes, of a server without and with a sidecar."""
+        """Largest private memory, in bytes, of a server without and with a sidecar."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +43,7 @@ class Fleet:
             self._end(key)
 
     def run(self, configuration: Configuration) -> Server:
-        """The configuration's server, running alone and ready for requests.
+        """The server of the configuration, ready for requests; all other servers are paused.
 
         Raises ServerError if it does not start, and RuntimeError if its sidecar is not ready.
         """
@@ -62,7 +65,7 @@ class Fleet:
         return server
 
     def drop(self, configuration: Configuration) -> None:
-        """End the configuration's server, if there is one; the next `run` starts another."""
+        """End the server of the configuration, if there is one; the next `run` starts another."""
         if configuration.server_key in self._servers:
             self._end(configuration.server_key)
 
@@ -74,7 +77,7 @@ class Fleet:
         try:
             return self._started(configuration)
         except ServerError as error:
-            # A server that lacks memory ends; one that is only slow is not helped by more.
+            # A server without enough memory ends; more memory does not help a slow one.
             if not beside or isinstance(error, StartTimeoutError):
                 raise
             say(f"{configuration.name} did not start beside {beside} servers: {error}")
@@ -84,27 +87,19 @@ class Fleet:
 
     def _started(self, configuration: Configuration) -> Server:
         say(f"starting a server for {configuration.name}")
-        server = configuration.server()
-        try:
-            server.start()
-        except BaseException:
-            server.stop()
-            raise
-        return server
+        return configuration.server().__enter__()
 
     def _fits(self, needed: int) -> bool:
-        if self._spare_bytes is None:
-            return False
-        return psutil.virtual_memory().available >= needed + self._spare_bytes
+        return self._keeps and psutil.virtual_memory().available >= needed + SPARE_BYTES
 
     def _needed(self, configuration: Configuration) -> int:
-        """Bytes; of a first server with a sidecar, at most twice those of one without."""
+        """Bytes; for the first server with a sidecar, twice those of a server without one."""
         if configuration.has_sidecar in self._held:
             return self._held[configuration.has_sidecar]
         return 2 * max(self._held.values(), default=0)
 
     def _measure(self, configuration: Configuration, server: Server) -> None:
-        """Note what the server holds after it has served: unused KV slots take no memory."""
+        """Keep the memory of a server after it has served, since unused KV slots take none."""
         kind = configuration.has_sidecar
         self._held[kind] = max(self._held.get(kind, 0), server.private_bytes)
 

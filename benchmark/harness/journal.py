@@ -1,4 +1,4 @@
-"""What has been measured, on disk at once: a run that was cut off can be reported and resumed."""
+"""The measured cells of a run in a file, so that an interrupted run can be reported and resumed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from benchmark.harness.run import Run
 
 FILE = "runs.jsonl"
 Cell = TypeVar("Cell")
-"""A frozen dataclass that says what was served: round, load and configuration."""
+"""A frozen dataclass with the round, the load and the configuration of a measurement."""
 
 
 def digest(load: Any) -> str:
-    """A hash of what is to be served, for a journal's header."""
+    """A hash of a load, for the header of a journal."""
     return hashlib.sha256(msgspec.json.encode(load)).hexdigest()
 
 
 class JournalError(ValueError):
-    """The folder holds another run, or one that must not be overwritten."""
+    """The folder holds a run with another header, or one that must not be overwritten."""
 
 
 class Journal(Generic[Cell]):
-    """A file with the run of each cell, behind a first line that says what was to be measured."""
+    """A file with a header in the first line, and the run of a cell in each further line."""
 
     def __init__(self, path: Path, runs: dict[Cell, Run]) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Journal(Generic[Cell]):
     def open(
         cls, folder: Path, header: Mapping[str, str], resume: bool, cell: type[Cell]
     ) -> Journal[Cell]:
-        """The journal of `folder`: with its runs if `resume`, and otherwise empty.
+        """The journal of `folder`, with its runs if `resume`, and otherwise empty.
 
         Raises JournalError if there is a journal and `resume` is False, or if its header differs.
         """
@@ -46,7 +46,7 @@ class Journal(Generic[Cell]):
             path.write_bytes(msgspec.json.encode(header) + b"\n")
             return cls(path, {})
         if not resume:
-            raise JournalError(f"{path} exists already: resume that run with --resume")
+            raise JournalError(f"{path} exists: continue that run with --resume")
         first, *lines = path.read_bytes().splitlines(keepends=True)
         written: dict[str, str] = msgspec.json.decode(first, type=dict[str, str])
         for name in sorted(written.keys() | header.keys()):
@@ -56,7 +56,7 @@ class Journal(Generic[Cell]):
                     f"and {header.get(name)} in this run"
                 )
         if lines and not lines[-1].endswith(b"\n"):
-            # The process ended while it wrote this line.
+            # The process ended during the write of this line.
             path.write_bytes(b"".join([first, *lines[:-1]]))
             lines.pop()
         decoder = msgspec.json.Decoder(tuple[cell, Run])  # type: ignore[valid-type]

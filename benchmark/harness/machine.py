@@ -1,4 +1,4 @@
-"""What a measurement ran on, and by which command."""
+"""The machine, the versions and the command of a measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +32,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that figures depend on."""
+    """Versions of Python and of the packages that decide the figures."""
     packages = ("sglang-qspec", "sglang", "torch", "transformers")
     found = {package: importlib.metadata.version(package) for package in packages}
     return {"python": platform.python_version(), **found}
@@ -46,12 +45,9 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return []
-    listing = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return listing.stdout.split("\n")[:-1] if listing.returncode == 0 else []
+    return listing.stdout.splitlines()

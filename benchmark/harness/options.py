@@ -6,12 +6,16 @@ import argparse
 import math
 import os
 import shutil
-from collections.abc import Mapping
+import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmark.harness.configuration import Settings
 from benchmark.harness.output import say
 from sglang_qspec.config import parse_cores
+
+EXACT = "; bfloat16 kernels of different shapes may break ties differently, so outputs differ"
+"""The reason for float32 in the help text of `--dtype`."""
 
 
 def parser_of(
@@ -19,7 +23,7 @@ def parser_of(
 ) -> argparse.ArgumentParser:
     """The parser of benchmark `name`, described by the first line of its docstring `doc`.
 
-    `choices` are configurations or cases and what they are, for the end of --help.
+    The help text ends with `choices`: configurations or cases, each with a description.
     """
     shown = "; ".join(f"{choice}: {text}" for choice, text in (choices or {}).items())
     return argparse.ArgumentParser(
@@ -30,48 +34,44 @@ def parser_of(
 
 
 def add_servers(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -> None:
-    """The options of models, dtype, processors and memory; `settings_of` reads them."""
+    """Add the options of models, dtype and processors; `settings_of` reads them."""
     add = parser.add_argument
-    add("--model", type=Path, help="the target (default: the demo model)")
-    add("--draft-model", type=Path, help="the draft model (default: the demo model's 8-bit copy)")
-    add("--dtype", default=dtype, help=f"of the target (default: {dtype}{dtype_help})")
+    add("--model", type=Path, help="target model (default: the demo model)")
+    add("--draft-model", type=Path, help="draft model (default: the demo model's 8-bit copy)")
+    add("--dtype", default=dtype, help=f"dtype of the target (default: {dtype}{dtype_help})")
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--target-cores", type=cores, help="processors, such as 0-3 (default: the first)")
     add("--sidecar-cores", type=cores, help="processors, such as 4-5 (default: the second)")
-    add(
-        "--free-gib",
-        type=rate,
-        default=1.0,
-        help="memory to leave available beside the servers, in GiB; servers that wait are ended "
-        "before another one starts that would not fit (default: 1)",
-    )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """The options of the results' folder, and of resuming a run."""
+def add_run(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -> None:
+    """Add the options of `add_servers`, of the results folder, and of resuming a run."""
+    add_servers(parser, dtype, dtype_help)
     add = parser.add_argument
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
-    add("--resume", action="store_true", help="go on with the run in --output")
-    add("--report-only", action="store_true", help="report the run in --output as far as it came")
+    add("--resume", action="store_true", help="continue the run in --output")
+    add("--report-only", action="store_true", help="only report and draw what --output holds")
 
 
-def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the process with a message if options of `add_servers` and `add_output` conflict."""
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options. Ends the process with a message if shared options conflict."""
+    options = parser.parse_args(argv)
     if (options.model is None) != (options.draft_model is None):
         parser.error("--model and --draft-model go together: they must have one vocabulary")
     if (options.target_cores is None) != (options.sidecar_cores is None):
         parser.error("--target-cores and --sidecar-cores go together")
-    if (options.resume or options.report_only) and options.output is None:
+    given = vars(options)
+    if (given.get("resume") or given.get("report_only")) and given["output"] is None:
         parser.error("--resume and --report-only need the --output of the run")
+    # SIGTERM then raises KeyboardInterrupt, so that every server is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return options
 
 
 def settings_of(
-    options: argparse.Namespace,
-    slots: int,
-    context_length: int,
-    total_tokens: int | None = None,
+    options: argparse.Namespace, slots: int, context_length: int, total_tokens: int | None = None
 ) -> Settings:
-    """The settings by the options of `add_servers`; makes the demo models if they are missing."""
+    """The settings by the options of `add_servers`. Makes the demo models if they are missing."""
     model, draft_model = options.model, options.draft_model
     if model is None:
         from sglang_qspec.models import demo_models
@@ -79,20 +79,11 @@ def settings_of(
         say("preparing the demo models (a minute the first time)")
         model, draft_model = demo_models().target, demo_models().draft
     on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
-    target, sidecar = split_cores(on_gpu)
-    if options.target_cores is not None:
-        target, sidecar = options.target_cores, options.sidecar_cores
-    return Settings(
-        model,
-        draft_model,
-        options.dtype,
-        slots,
-        context_length,
-        on_gpu,
-        target,
-        sidecar,
-        total_tokens,
-    )
+    target, sidecar = options.target_cores, options.sidecar_cores
+    if target is None:
+        target, sidecar = split_cores(on_gpu)
+    lengths = (slots, context_length, on_gpu)
+    return Settings(model, draft_model, options.dtype, *lengths, target, sidecar, total_tokens)
 
 
 def positive(text: str) -> int:
@@ -126,7 +117,10 @@ def cores(text: str) -> tuple[int, ...]:
 
 
 def split_cores(on_gpu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Processors of target and sidecar: the first and the second, or none if there is only one."""
+    """The first processor for the target and the second for the sidecar.
+
+    Both are empty, so nothing is pinned, on a GPU or with a single processor.
+    """
     found = sorted(os.sched_getaffinity(0))
     if on_gpu or len(found) < 2:
         return (), ()

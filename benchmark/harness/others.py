@@ -12,7 +12,7 @@ from benchmark.harness.server import Server
 
 
 class Others:
-    """Processor time of all processes but a server, its sidecar and this one, from now on."""
+    """Processor time of all processes except a server, its sidecar and this one, from now on."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -26,13 +26,13 @@ class Others:
 
 
 def _busy() -> float:
-    """Seconds of all processors since the machine's start."""
+    """Busy seconds of all processors since the start of the machine."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
 
 def _own(server: Server) -> float:
-    """Seconds that the server, its sidecar and this process have taken."""
+    """Processor seconds of the server, its sidecar and this process."""
     total = 0.0
     for process in (psutil.Process(), *server.processes):
         with contextlib.suppress(psutil.NoSuchProcess):

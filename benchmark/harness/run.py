@@ -1,4 +1,4 @@
-"""What was measured of one cell: the answers of its requests, and what its server counted."""
+"""The measurement of a cell: the answers of its requests, and the counters of its server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CounterError(RuntimeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one request. Times are in seconds, counts in tokens."""
+    """The answer to a request. Times are in seconds, counts in tokens."""
 
     output_ids: tuple[int, ...]
     latency: float
@@ -30,9 +30,9 @@ class Answer:
     service: float
     """From the end of the request's time in the queue to its end."""
     passes: int
-    """Target passes after the prompt's that the request took part in."""
+    """Target passes of the request after its prefill."""
     proposed: int = 0
-    """Draft tokens that passes verified."""
+    """Verified draft tokens."""
     accepted: Mapping[str, int] = field(default_factory=dict)
     """Accepted draft tokens by source."""
 
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Gap:
-    """The time between two pieces of a streamed answer."""
+    """The time from a piece of a streamed answer to the next one."""
 
     seconds: float
     tokens: int
@@ -57,7 +57,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a server has counted of its passes and its sidecar's, since its start or in a cell."""
+    """Counters of a server's passes and of its sidecar, since the start or in a cell."""
 
     pipelines: Mapping[str, Mapping[str, float]]
     """COUNTED by the name of the pipeline."""
@@ -78,7 +78,7 @@ class Counters:
         return cls(pipelines, state["drafted_tokens"], state["step_seconds"], state["step_passes"])
 
     def since(self, before: Counters) -> Counters:
-        """What was counted after `before`. Raises CounterError if less is counted now."""
+        """The difference to `before`. Raises CounterError if a counter fell."""
         pipelines = {
             name: {field: count - before.pipelines[name][field] for field, count in counts.items()}
             for name, counts in self.pipelines.items()
@@ -96,18 +96,18 @@ class Counters:
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a cell's requests. Times are in seconds, counts in tokens."""
+    """The measurement of a cell. Times are in seconds, counts in tokens."""
 
     seconds: float
     """From the first arrival to the last answer."""
     answers: tuple[Answer, ...]
     """In the order of the prompts."""
     others_share: float = 0.0
-    """Share of all processors that other processes than server, sidecar and client took."""
+    """Share of all processors that processes other than server, sidecar and client took."""
     prefill_seconds: float = 0.0
-    """Seconds in which the target read prompts and decoded nothing."""
+    """Seconds in which the target prefilled and decoded nothing."""
     counters: Counters | None = None
-    """What the server counted in this cell; None without a sidecar."""
+    """Counters of this cell; None without a sidecar."""
     gaps: tuple[Gap, ...] = ()
     """Gaps of streamed answers; empty otherwise."""
     retried: int = 0
@@ -123,20 +123,16 @@ class Run:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Without the time in which prompts are read, and the token that reading a prompt gives."""
+        """Tokens per second without the prefill time and the token that each prefill gives."""
         return (self.tokens - len(self.answers)) / (self.seconds - self.prefill_seconds)
 
     @property
-    def latencies(self) -> list[float]:
-        return [answer.latency for answer in self.answers]
-
-    @property
     def latency_mean(self) -> float:
-        return statistics.mean(self.latencies)
+        return statistics.mean(answer.latency for answer in self.answers)
 
     @property
     def latency_p99(self) -> float:
-        return percentile(self.latencies, 0.99)
+        return percentile([answer.latency for answer in self.answers], 0.99)
 
     @property
     def service_mean(self) -> float:
@@ -148,7 +144,7 @@ class Run:
 
     @property
     def passes(self) -> int:
-        """Passes after the prompts', summed over the requests."""
+        """Passes after the prefills, summed over the requests."""
         return sum(answer.passes for answer in self.answers)
 
     @property
@@ -158,14 +154,11 @@ class Run:
     @property
     def accepted(self) -> Counter[str]:
         """Accepted draft tokens by source."""
-        found: Counter[str] = Counter()
-        for answer in self.answers:
-            found.update(answer.accepted)
-        return found
+        return _total(answer.accepted for answer in self.answers)
 
     @property
     def accept_len(self) -> float:
-        """Output tokens per target pass after the prompt's; 1 without speculation."""
+        """Output tokens per target pass after the prefill; 1 without speculation."""
         return (self.tokens - len(self.answers)) / self.passes if self.passes else 1.0
 
     @property
@@ -175,7 +168,7 @@ class Run:
 
     @property
     def passes_per_token(self) -> float:
-        """Target passes, the prompts' included, per output token; 1 without speculation."""
+        """Target passes with prefills, per output token; 1 without speculation."""
         return (len(self.answers) + self.passes) / self.tokens
 
     @property
@@ -208,7 +201,7 @@ class Run:
 
     @property
     def hidden_share(self) -> float | None:
-        """Share of the drafting time that the target did not wait for; at least 0."""
+        """Share of the drafting time in which the target did not wait; at least 0."""
         if not self.draft_s or self.waited_s is None:
             return None
         return max(0.0, 1 - self.waited_s / self.draft_s)
@@ -220,7 +213,7 @@ class Run:
 
     @property
     def width(self) -> float | None:
-        """Tokens of a request in a verify pass, its last committed one and padding included."""
+        """Tokens of a request in a verify pass, with its last committed token and padding."""
         tokens, requests = self._per_pass("input_tokens"), self._per_pass("requests")
         return None if tokens is None or not requests else tokens / requests
 
@@ -231,7 +224,7 @@ class Run:
 
 
 def joined(runs: Sequence[Run]) -> Run:
-    """Several runs that one server served one after another, as one; their gaps are left out."""
+    """Consecutive runs of one server as one run, without their gaps."""
     counters = [run.counters for run in runs if run.counters is not None]
     return Run(
         sum(run.seconds for run in runs),
@@ -244,16 +237,20 @@ def joined(runs: Sequence[Run]) -> Run:
 
 
 def _sum(counters: Sequence[Counters]) -> Counters:
-    pipelines: dict[str, Counter[str]] = {}
-    for one in counters:
-        for name, counts in one.pipelines.items():
-            pipelines.setdefault(name, Counter()).update(counts)
+    names = dict.fromkeys(name for one in counters for name in one.pipelines)
     return Counters(
-        pipelines,
+        {name: _total(one.pipelines.get(name, {}) for one in counters) for name in names},
         sum(one.drafted for one in counters),
         sum(one.step_seconds for one in counters),
         sum(one.step_passes for one in counters),
     )
+
+
+def _total(counts: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return total
 
 
 def pairs(run: Run, other: Run) -> Iterable[tuple[Answer, Answer]]:

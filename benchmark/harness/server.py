@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,13 +24,13 @@ _PR_SET_PDEATHSIG = 1
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 CRASH_SECONDS = 5.0
-"""A server that crashes in a request takes up to this long to end."""
+"""Time limit for the end of a server that crashes in a request."""
 
 
 class ServerError(RuntimeError):
     """The server did not start, or answered with an error.
 
-    The message holds the end of the log, or the status code and the text of the answer.
+    The message has the end of the log, or the status code and the text of the answer.
     """
 
 
@@ -58,17 +58,8 @@ class Server:
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [
-            sys.executable,
-            *launcher,
-            "--model-path",
-            str(model),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            *arguments,
-        ]
+        place = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(self.port)]
+        self.command = [sys.executable, *launcher, *place, *arguments]
         self._cores = tuple(cores)
         self._environment = dict(os.environ, **(environment or {}))
         if cores:
@@ -130,16 +121,16 @@ class Server:
         raise StartTimeoutError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
 
     def launch(self) -> None:
-        """Start without waiting; from a thread that lives as long as the server is to."""
+        """Start without waiting. The calling thread must live as long as the server."""
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=self._environment,
-            # A group, so that an interrupt of the benchmark does not reach the server, but not a
-            # session: the kernel shares processors between sessions first, and the client could
-            # starve beside a scheduler that polls without rest.
+            # A process group keeps an interrupt of the benchmark from the server. A session would
+            # too, but the kernel shares processors among sessions first, and the client could
+            # starve beside a scheduler that polls all the time.
             process_group=0,
             preexec_fn=_end_with_parent,
         )
@@ -156,7 +147,7 @@ class Server:
     def _pin(self) -> None:
         """Pin the server's threads to its cores, except processes that have pinned themselves.
 
-        This is done after the start, which takes twice as long on one core.
+        The start would take twice as long on one core, so this comes after it.
         """
         everywhere = os.sched_getaffinity(0)
         for process in self.processes if self._cores else ():
@@ -166,19 +157,17 @@ class Server:
                         os.sched_setaffinity(thread.id, self._cores)
 
     def pause(self) -> None:
-        """Stop all processes, so that they use no processor until `resume`.
-
-        An idle scheduler would otherwise poll without rest.
-        """
-        for process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
+        """Stop all processes until `resume`; an idle scheduler would use a whole core."""
+        self._each(psutil.Process.suspend)
 
     def resume(self) -> None:
-        """Let all processes go on."""
+        """Continue all processes."""
+        self._each(psutil.Process.resume)
+
+    def _each(self, act: Callable[[psutil.Process], object]) -> None:
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+                act(process)
 
     def exit_code(self, timeout: float = 0.0) -> int | None:
         """The launcher's exit code, or None while it runs."""
@@ -190,13 +179,13 @@ class Server:
             return None
 
     def explain(self, error: Exception) -> Exception:
-        """The error, or one with the end of the log if the server has ended meanwhile."""
+        """Returns `error`, or an error with the end of the log if the server has ended."""
         if self.exit_code(CRASH_SECONDS) is None:
             return error
         return ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
 
     def stop(self) -> None:
-        """End every process that this server started; it may end its own processes first."""
+        """End the server, which may end its processes first, and every process below it."""
         processes = self.processes
         if self._process is not None and self._process.poll() is None:
             # A paused process does not receive the signal.
@@ -204,10 +193,8 @@ class Server:
             self._process.send_signal(signal.SIGTERM)
             self.exit_code(STOP_SECONDS)
         for process in processes:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         psutil.wait_procs(processes, timeout=STOP_SECONDS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 600.0) -> Any:
@@ -266,7 +253,7 @@ def _answer(response: httpx.Response) -> Any:
 
 @contextlib.contextmanager
 def _connection_errors() -> Iterator[None]:
-    """Raises OSError for the errors of httpx that an answer does not have."""
+    """Raise OSError instead of the connection errors of httpx."""
     try:
         yield
     except httpx.TimeoutException as error:
@@ -276,16 +263,16 @@ def _connection_errors() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Before the server's program runs: have the kernel kill it if this process ends.
+    """In the new process: let the kernel kill it when this process ends.
 
-    SGLang's other processes, and the sidecar unless it is paused, then end with their parents.
+    SGLang's other processes then end with their parents, and so does a sidecar that is not paused.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def reason(error: Exception) -> str:
-    """The last line of an error's message that names an error; the message may hold a log."""
+    """The last line of the message that names an error; the message may be a log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "xception" in line]
     found = (telling or lines or [type(error).__name__])[-1]
@@ -293,7 +280,7 @@ def reason(error: Exception) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    """A free TCP port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,11 +1,15 @@
-"""Serving one cell: warm the server up, empty its cache, send the requests, count what happened."""
+"""Serving a cell: warm the server up, flush its cache, send the requests, read the counters."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
+
+from tqdm import tqdm
 
 from benchmark.harness.others import Others
 from benchmark.harness.run import Answer, Gap, Run
@@ -13,7 +17,7 @@ from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import await_drafts, settled_counters
 
 SLOWEST_TOKENS_PER_S = 1.0
-"""A server that is slower than this has hung."""
+"""Time limits assume at least this speed; a slower server hangs."""
 WARM_UP_TOKENS = 16
 
 Raw = Mapping[str, Any]
@@ -26,9 +30,10 @@ class Sent:
 
     raw: Sequence[Raw]
     latencies: Sequence[float] | None = None
-    """Seconds from each arrival to its answer; None for those that the server reports."""
+    """Seconds from each arrival to its answer; None if the server's latencies count."""
     gaps: tuple[Gap, ...] = ()
     retried: int = 0
+    """Requests that were answered at the second attempt."""
 
 
 def serve(
@@ -40,10 +45,10 @@ def serve(
     await_sidecar: bool = True,
     flush: bool = True,
 ) -> Run:
-    """Measure `send` on a server that is warm and has an empty cache, unless `flush` is False.
+    """Measure `send` on a warm server; `flush` empties its cache first.
 
     `await_sidecar` repeats the warm-up until the sidecar drafts. Raises ServerError, OSError, or
-    RuntimeError if the sidecar does not draft or does not come to rest.
+    RuntimeError if the sidecar drafts nothing or does not stop drafting.
     """
     if has_sidecar and await_sidecar:
         await_drafts(server, warm_up)
@@ -63,22 +68,66 @@ def serve(
 
 
 def warm_up(server: Server, requests: int, sampling: Mapping[str, Any]) -> None:
-    """Fill every slot and a short queue, so that first uses and pauses are not measured."""
+    """Send short requests, so that the measurement has no first use and no wake-up in it."""
     short = {**sampling, "max_new_tokens": WARM_UP_TOKENS}
     prompts = [f"Chapter {number}." for number in range(requests)]
     server.post("/generate", {"text": prompts, "sampling_params": short})
 
 
 def send_batch(server: Server, body: Mapping[str, Any], tokens: int) -> Sent:
-    """Send all prompts of `body` at once; `tokens` is the most that all answers have together."""
+    """Send all prompts of `body` in one request; `tokens` bounds the sum of output tokens."""
     timeout = 120.0 + tokens / SLOWEST_TOKENS_PER_S
     if body.get("stream"):
         return read_stream(server, body, timeout)
     return Sent(list(map(checked, server.post("/generate", dict(body), timeout))))
 
 
+def send_each(
+    server: Server,
+    prompts: Sequence[str],
+    sampling: Mapping[str, Any],
+    arrivals: Sequence[float] | None = None,
+    title: str | None = None,
+) -> Sent:
+    """Send each prompt in a request of its own, and a request that fails once more.
+
+    `arrivals` are seconds from the start, None sends all requests at once. `title` shows a progress
+    bar. Raises ServerError or OSError if the second attempt fails too.
+    """
+    began = time.monotonic()
+    arrivals = arrivals or [0.0] * len(prompts)
+    # A request may have to wait for all others.
+    tokens = len(prompts) * sampling["max_new_tokens"]
+    timeout = 120.0 + arrivals[-1] + tokens / SLOWEST_TOKENS_PER_S
+
+    def ask(prompt: str) -> Raw:
+        body = {"text": prompt, "sampling_params": dict(sampling)}
+        return checked(server.post("/generate", body, timeout))
+
+    def served(prompt: str, after: float) -> tuple[Raw, float, bool]:
+        arrival, retried = began + after, False
+        time.sleep(max(0.0, arrival - time.monotonic()))
+        try:
+            answer = ask(prompt)
+        except (ServerError, OSError):
+            answer, retried = ask(prompt), True
+        return answer, time.monotonic() - arrival, retried
+
+    pool = ThreadPoolExecutor(len(prompts))
+    try:
+        pending = [pool.submit(served, *each) for each in zip(prompts, arrivals, strict=True)]
+        done = as_completed(pending)
+        for future in tqdm(done, title, len(pending), file=sys.stderr, disable=title is None):
+            future.result()
+    finally:
+        # After an error or an interrupt the benchmark stops the server, which ends what waits.
+        pool.shutdown(wait=False, cancel_futures=True)
+    answers, latencies, retried = zip(*(future.result() for future in pending), strict=True)
+    return Sent(answers, latencies, retried=sum(retried))
+
+
 def read_stream(server: Server, body: Mapping[str, Any], timeout: float) -> Sent:
-    """The last piece of each answer, which holds all of its tokens, and the gaps between pieces."""
+    """The last piece of each answer, which holds all its tokens, and the gaps between pieces."""
     last: dict[int, Raw] = {}
     came: dict[int, float] = {}
     gaps = []
@@ -96,7 +145,7 @@ def read_stream(server: Server, body: Mapping[str, Any], timeout: float) -> Sent
 
 
 def checked(raw: Raw) -> Raw:
-    """The answer itself. Raises ServerError if the server aborted the request."""
+    """Returns the answer. Raises ServerError if the server aborted the request."""
     reason = raw["meta_info"].get("finish_reason") or {}
     if reason.get("type") == "abort":
         raise ServerError(f"the server aborted a request: {reason.get('message')}")
@@ -109,7 +158,7 @@ def read_answer(raw: Raw, latency: float) -> Answer:
     output_ids = tuple(raw["output_ids"])
     passes, proposed = max(len(output_ids) - 1, 0), 0
     accepted: dict[str, int] = {}
-    # SGLang fills in `spec_verify_ct` with QSPEC too, where QSPEC's own record counts.
+    # With QSPEC SGLang fills in `spec_verify_ct` too, but QSPEC's own record counts.
     if "qspec" in meta:
         record = meta["qspec"]
         passes, proposed = record["passes"], record["proposed_tokens"]
@@ -122,7 +171,7 @@ def read_answer(raw: Raw, latency: float) -> Answer:
 
 
 def prefill_seconds(answers: Sequence[Raw]) -> float:
-    """Seconds in which at least one prompt was read; SGLang decodes nothing meanwhile."""
+    """Seconds in which the target prefilled at least one prompt; it decodes nothing then."""
     metas = [raw["meta_info"] for raw in answers if "forward_entry_time" in raw["meta_info"]]
     spans = sorted((meta["forward_entry_time"], meta["prefill_finished_time"]) for meta in metas)
     total, reached = 0.0, 0.0

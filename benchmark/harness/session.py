@@ -1,10 +1,16 @@
-"""One run of a benchmark: its folder, its journal, and the cells that are still to be served."""
+"""A run of a benchmark: its folder, its journal, and the cells that it has not served yet.
+
+The session writes each measured cell to `runs.jsonl` in the output folder at once. After an
+interrupt the same command with `--resume` continues, and with `--report-only` it reports and draws
+what is there. A new server serves a failed cell once more; after a second failure the session
+leaves the configuration out. In the line of JSON a ratio has its smallest and largest round in
+`..._spread`, which is null for one round, and its number of rounds in `..._rounds`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
 import tempfile
 from argparse import Namespace
@@ -19,13 +25,12 @@ from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.fleet import Fleet
 from benchmark.harness.journal import Journal, JournalError
 from benchmark.harness.machine import machine, versions
-from benchmark.harness.output import say
+from benchmark.harness.output import say, write
 from benchmark.harness.report import Report
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, reason
 
 ATTEMPTS = 2
-"""A cell that fails is served again by a new server."""
 
 
 class HasConfig(Protocol):
@@ -33,14 +38,15 @@ class HasConfig(Protocol):
 
     @property
     def config(self) -> str:
-        """Name of the configuration that serves the cell."""
+        """Name of the cell's configuration."""
 
 
 Cell = TypeVar("Cell", bound=HasConfig)
+Measure = Callable[[Server, Cell], Run]
 
 
 class Session(Generic[Cell]):
-    """Serves cells and keeps their runs in a folder, where a later session can resume.
+    """Serves cells and writes their runs to a folder, which a later session can continue.
 
     Ends the process with a message if the folder holds another run.
     """
@@ -54,20 +60,18 @@ class Session(Generic[Cell]):
         load: Mapping[str, str],
         leaves_out: Callable[[Cell], str] = lambda cell: cell.config,
     ) -> None:
-        """`options` are those of `add_servers` and `add_output`.
+        """`options` are those of `add_output`.
 
-        `settings` and `load` must be the same for a run to be resumed. `leaves_out` names what is
-        not served any more once a cell has failed, by default its configuration.
+        A run can be resumed only with the same `settings` and `load`. After a cell has failed, the
+        session skips all cells with the same `leaves_out`, by default the same configuration.
         """
-        # Ends as an interrupt does: servers are ended, and what was measured is reported.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self.failed: dict[str, str] = {}
-        """Why something was left out, by what `leaves_out` names."""
+        """Reasons of failures, by what `leaves_out` names."""
         self._leaves_out = leaves_out
         self.folder = options.output or Path(tempfile.mkdtemp(prefix=f"{name}_"))
         self._interrupted = False
         self._report_only = options.report_only
-        self._spare_bytes = None if settings.on_gpu else options.free_gib * 2**30
+        self._on_gpu = settings.on_gpu
         header = {**load, **settings.shown, **versions(), "machine": machine()}
         try:
             resume = options.resume or options.report_only
@@ -80,30 +84,23 @@ class Session(Generic[Cell]):
         self,
         cells: Sequence[Cell],
         configuration: Callable[[Cell], Configuration],
-        measure: Callable[[Server, Cell], Run],
+        measure: Measure[Cell],
     ) -> None:
-        """Serve the cells that the journal does not hold, unless only a report was asked for.
-
-        An interrupt ends it.
-        """
+        """Serve the cells that the journal lacks, until an interrupt; none with --report-only."""
         if self._report_only:
             return
         left = [cell for cell in cells if cell not in self.journal.runs]
         try:
-            with Fleet(self._spare_bytes) as fleet, tqdm(left, unit="cell", file=sys.stderr) as bar:
-                for cell in bar:
+            with Fleet(not self._on_gpu) as fleet:
+                for cell in tqdm(left, unit="cell", file=sys.stderr):
                     if self._leaves_out(cell) not in self.failed:
                         self._serve(fleet, cell, configuration(cell), measure)
         except KeyboardInterrupt:
             self._interrupted = True
-            say("interrupted; --resume goes on with this run")
+            say("interrupted; --resume continues this run")
 
     def _serve(
-        self,
-        fleet: Fleet,
-        cell: Cell,
-        configuration: Configuration,
-        measure: Callable[[Server, Cell], Run],
+        self, fleet: Fleet, cell: Cell, configuration: Configuration, measure: Measure[Cell]
     ) -> None:
         for _ in range(ATTEMPTS):
             server = None
@@ -124,17 +121,13 @@ class Session(Generic[Cell]):
 
     def finish(self, report: Report, record: Mapping[str, Any]) -> int:
         """Write the report, print its tables and the line of JSON; returns the exit code."""
-        for figure in report.figures:
-            if figure.png is not None:
-                (self.folder / f"{figure.name}.png").write_bytes(figure.png)
-        page = self.folder / "report.html"
-        page.write_text(report.page(), encoding="utf-8")
-        (self.folder / "tables.md").write_text(report.markdown(), encoding="utf-8")
+        page = self.folder / "report.md"
+        page.write_text(report.markdown(), encoding="utf-8")
         print(f"\n{report.text()}\n\nreport: {page}")
         if not charts.available():
             print(f"figures need matplotlib: {charts.INSTALL}, then --report-only")
         whole = {**record, **report.facts}
-        (self.folder / "results.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+        write(self.folder, whole, report.figures)
         print(json.dumps(whole))
         if self._interrupted:
             return 130
@@ -142,10 +135,10 @@ class Session(Generic[Cell]):
 
 
 def turned(configs: Sequence[str], round_number: int) -> tuple[str, ...]:
-    """The configurations in the order of a round, which is the reverse of the round before."""
+    """The configurations in the order of a round: even rounds have the reverse order."""
     return tuple(configs if round_number % 2 else reversed(configs))
 
 
 def rounded_up(tokens: int, step: int) -> int:
-    """The least multiple of `step` that is at least `tokens`."""
+    """The smallest multiple of `step` that is at least `tokens`."""
     return math.ceil(tokens / step) * step

@@ -1,9 +1,9 @@
-"""What a running server with QSPEC says of itself, and how its settings are changed."""
+"""The state that QSPEC reports in a running server, and changes of its settings."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.25
 
 
 def state_of(server: Server, timeout: float = 60.0) -> dict[str, Any]:
-    """What QSPEC reports in /server_info. Raises ServerError or OSError."""
+    """The state of QSPEC in /server_info. Raises ServerError or OSError."""
     state: dict[str, Any] = server.get("/server_info", timeout)["internal_states"][0]["qspec"]
     return state
 
@@ -31,44 +31,44 @@ def update_settings(server: Server, settings: Mapping[str, int]) -> None:
 
 
 def sidecar_of(server: Server) -> psutil.Process:
-    """The sidecar's process. Raises LookupError if there is none, or psutil.NoSuchProcess."""
+    """The sidecar's process. Raises LookupError without one, or psutil.NoSuchProcess."""
     for process in server.processes:
         if "sglang_qspec.sidecar" in " ".join(process.cmdline()) and process.is_running():
             return process
     raise LookupError("the server has no sidecar now")
 
 
-def wait_for_sidecar(server: Server, seconds: float = LIMIT_SECONDS) -> None:
-    """Wait until the sidecar can draft, so that the loading of its model is not measured.
-
-    Raises RuntimeError after `seconds`.
-    """
+def states(server: Server, seconds: float, complaint: str) -> Iterator[dict[str, Any]]:
+    """The state of QSPEC every POLL_SECONDS. Raises RuntimeError after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        state = state_of(server)["sidecar"]
-        if state == "ready":
-            return
+        yield state_of(server)
         time.sleep(POLL_SECONDS)
-    raise RuntimeError(f"the sidecar is {state} after {seconds:g} s:\n{server.log[-4000:]}")
+    raise RuntimeError(f"{complaint} after {seconds:g} s:\n{getattr(server, 'log', '')[-4000:]}")
+
+
+def wait_for_sidecar(server: Server, seconds: float = LIMIT_SECONDS) -> None:
+    """Wait until the sidecar has loaded its model. Raises RuntimeError after `seconds`."""
+    for state in states(server, seconds, "the sidecar is not ready"):
+        if state["sidecar"] == "ready":
+            return
 
 
 def await_drafts(server: Server, warm_up: Callable[[], object]) -> None:
-    """Warm up until the sidecar drafts: after a pause each side may take the other for lost.
+    """Warm up until the sidecar drafts: after a pause each side may think that the other is lost.
 
     Raises RuntimeError if the sidecar drafts nothing for LIMIT_SECONDS.
     """
-    deadline = time.monotonic() + LIMIT_SECONDS
-    before = state_of(server)["drafted_tokens"]
-    while time.monotonic() < deadline:
-        warm_up()
-        reported = time.monotonic() + DRAFTING_SECONDS
-        while time.monotonic() < reported:
-            # More, not merely another count: a new sidecar counts from 0.
-            if state_of(server)["drafted_tokens"] > before:
-                return
-            time.sleep(POLL_SECONDS)
-        before = min(before, state_of(server)["drafted_tokens"])
-    raise RuntimeError(f"the sidecar has drafted nothing for {LIMIT_SECONDS:g} s")
+    before, due = None, 0.0
+    for state in states(server, LIMIT_SECONDS, "the sidecar has drafted nothing"):
+        drafted = state["drafted_tokens"]
+        # A new sidecar counts from 0, so a smaller count is no draft.
+        if before is not None and drafted > before:
+            return
+        if time.monotonic() >= due:
+            before = drafted if before is None else min(before, drafted)
+            warm_up()
+            due = time.monotonic() + DRAFTING_SECONDS
 
 
 def settled_counters(server: Server) -> Counters:
@@ -76,13 +76,10 @@ def settled_counters(server: Server) -> Counters:
 
     Raises RuntimeError if it still drafts after LIMIT_SECONDS.
     """
-    deadline = time.monotonic() + LIMIT_SECONDS
     since, last = time.monotonic(), None
-    while time.monotonic() < deadline:
-        state = state_of(server)
+    for state in states(server, LIMIT_SECONDS, "the sidecar still drafts"):
         if state["drafted_tokens"] != last or state["drafting_rows"]:
             since, last = time.monotonic(), state["drafted_tokens"]
         elif time.monotonic() - since >= SETTLED_SECONDS:
             return Counters.of(state)
-        time.sleep(POLL_SECONDS)
-    raise RuntimeError(f"the sidecar still drafts {LIMIT_SECONDS:g} s after the last answer")
+    raise AssertionError("`states` ends with an error")

@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from benchmark.harness.run import Run
 
 SPREADS = (
-    "Ratios are medians over rounds, each of two runs that were served next to each other; in "
-    "brackets are the least and the greatest. A ratio of one round has no spread."
+    "Ratios are medians over rounds, each of two neighbouring runs; the smallest and the largest "
+    "are in brackets. A ratio of one round has no spread."
 )
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that at least `share` of them do not exceed (nearest rank)."""
+    """The smallest value that at least `share` of the values do not exceed (nearest rank)."""
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Median of the values that are known; None if none is."""
+    """Median of the values that are not None; None without such values."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def rounded(value: Any, digits: int = 3) -> Any:
-    """The same with `digits` decimals in each number, inside dicts, lists and tuples too."""
+    """`value` with `digits` decimals in each number, also inside dicts, lists and tuples."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, Mapping):
@@ -42,7 +42,7 @@ def rounded(value: Any, digits: int = 3) -> Any:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One quotient for each paired round, in the order of the rounds; there is at least one."""
+    """One quotient per paired round, at least one, in the order of the rounds."""
 
     values: tuple[float, ...]
 
@@ -53,7 +53,7 @@ class Ratio:
         others: Mapping[int, Run],
         figure: Callable[[Run], float] = lambda run: run.tokens_per_s,
     ) -> Ratio | None:
-        """The ratios of a figure in the rounds that both have; None if they share none."""
+        """The ratios of a figure in the common rounds; None without common rounds."""
         shared = sorted(runs.keys() & others.keys())
         found = tuple(figure(runs[number]) / figure(others[number]) for number in shared)
         return cls(found) if found else None
@@ -72,7 +72,7 @@ class Ratio:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The least and the greatest of the rounds; None for one round."""
+        """The smallest and the largest of the rounds; None for one round."""
         return (min(self.values), max(self.values)) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Ratio:
 
 
 def ratio_record(name: str, ratio: Ratio | None, digits: int = 3) -> dict[str, Any]:
-    """For JSON: the median as `name`, its spread and the number of rounds beside it."""
+    """For JSON: the median as `name`, its spread, and the number of rounds."""
     if ratio is None:
         return {name: None, f"{name}_spread": None, f"{name}_rounds": 0}
     return {
@@ -105,7 +105,7 @@ class Medians:
 
 
 def number(value: object | None) -> str:
-    """A figure for a table, with two decimals; a dash if there is none."""
+    """A figure for a table, with two decimals; a dash for None."""
     if value is None:
         return "–"
     return f"{value:.2f}" if isinstance(value, float) else str(value)

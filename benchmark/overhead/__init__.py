@@ -1,1 +1,1 @@
-"""The parts of `bench_overhead`: a probe inside the scheduler, and what its records amount to."""
+"""The parts of `bench_overhead`: a probe in the scheduler, and the figures of its records."""

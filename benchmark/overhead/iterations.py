@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,17 +32,17 @@ class Iteration:
 
     @property
     def waited(self) -> float:
-        """The wait for drafts that are expected to pay; no work, and left out as the model is."""
+        """The wait for drafts; it is no work, and does not count, like the model."""
         return self.parts.get("wait", 0.0)
 
     @property
     def around_model(self) -> float:
-        """The worker's call without the model: sampling included, also in a plain decode pass."""
+        """The worker's call without the model, but with sampling, as in a plain decode pass."""
         return self.worker - self.model - self.waited
 
     @property
     def ours(self) -> float:
-        """The part of an iteration that QSPEC decides: `around_model`, and the hooks."""
+        """The part of an iteration that belongs to QSPEC: `around_model` and the hooks."""
         return self.around_model + sum(self.hooks.values())
 
     @property
@@ -52,7 +52,7 @@ class Iteration:
 
 
 def read(lines: Iterable[str]) -> list[Iteration]:
-    """The probe's lines, in nanoseconds; iterations that do not decode are left out."""
+    """The decode iterations in the probe's lines, which are in nanoseconds."""
     rows = (json.loads(line) for line in lines)
     return [Iteration(**_milliseconds(row)) for row in rows if row.pop("decode")]
 
@@ -87,10 +87,10 @@ class Added:
     median: float
     p99: float
     whole: float
-    """The same median over whole iterations: with what the scheduler does for longer outputs."""
+    """The median over whole iterations, with the scheduler's own work for longer outputs."""
     parts: dict[str, float]
-    """Mean time of each part, largest first; `other` is what no part accounts for. They add up to
-    the mean of what is in QSPEC's hands, and so contain what a plain decode step spends too."""
+    """Mean time of each part, largest first; `other` is the rest. They add up to the mean of `ours`
+    and the waits, so they contain the time of a plain decode step too."""
 
 
 def plain_decode(iterations: Sequence[Iteration]) -> PlainDecode:
@@ -102,7 +102,7 @@ def plain_decode(iterations: Sequence[Iteration]) -> PlainDecode:
 
 
 def added(iterations: Sequence[Iteration], plain: PlainDecode) -> Added:
-    """What iterations with QSPEC take more than `plain`. Raises ValueError without iterations."""
+    """The extra time of QSPEC's iterations over `plain`. Raises ValueError without iterations."""
     _check(iterations)
     ours = [iteration.ours for iteration in iterations]
     whole = statistics.median(iteration.outside_model for iteration in iterations)
@@ -117,14 +117,16 @@ def added(iterations: Sequence[Iteration], plain: PlainDecode) -> Added:
 
 
 def _parts(iterations: Sequence[Iteration]) -> dict[str, float]:
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = defaultdict(float)
     for one in iterations:
-        totals.update(one.parts)
-        totals.update({f"hook: {name}": time for name, time in one.hooks.items()})
+        hooks = {f"hook: {name}": time for name, time in one.hooks.items()}
+        for name, time in (one.parts | hooks).items():
+            totals[name] += time
         totals["other"] += one.around_model + one.waited - sum(one.parts.values())
-    return {name: total / len(iterations) for name, total in totals.most_common()}
+    largest = sorted(totals, key=totals.__getitem__, reverse=True)
+    return {name: totals[name] / len(iterations) for name in largest}
 
 
 def _check(iterations: Sequence[Iteration]) -> None:
     if not iterations:
-        raise ValueError("there is no iteration to measure")
+        raise ValueError("the probe recorded no iteration with this number of requests")

@@ -1,9 +1,8 @@
 """Starts SGLang's server with a stopwatch in its scheduler: `python -m benchmark.overhead.probe`.
 
-SGLang starts its processes anew, and each of them imports this module once more, under another
-name: that is where the stopwatch is set, before anything of SGLang is imported. It writes one line
-of JSON for each scheduler iteration (see `Iteration`) to the file that `QSPEC_PROBE_FILE` names,
-when the scheduler is idle.
+SGLang starts its processes anew, and each of them imports this module again as `__mp_main__`. There
+the module sets the stopwatch, before any import of SGLang. An idle scheduler writes one line of
+JSON per iteration (see `Iteration`) to the file that `QSPEC_PROBE_FILE` names.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CALLS = {
     (_WORKER, "QSpecWorker.forward_batch_generation"): "worker",
     (_RUNNER, "ModelRunner.forward"): "model",
 }
-"""The target's pass as the scheduler asks for it, and the model alone in it."""
+"""The target's pass as the scheduler calls it, and the model's forward pass in it."""
 
 HOOKS = {
     (_LIFECYCLE, "polled"): "poll",
@@ -42,7 +41,7 @@ HOOKS = {
     (_LIFECYCLE, "aborted"): "end",
     (_LIFECYCLE, "finished"): "end",
 }
-"""What QSPEC does in the scheduler outside the worker."""
+"""QSPEC's work in the scheduler outside the worker."""
 
 PARTS = {
     (_SPECULATOR, "Speculator.poll"): "poll",
@@ -59,21 +58,21 @@ PARTS = {
     ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
     (_RUNNER, "ModelRunner.sample"): "sample",
 }
-"""Parts of the worker's call besides the model; none is inside another."""
+"""Parts of the worker's call besides the model, without overlap."""
 
 
 class Stopwatch:
-    """Adds up the times of one scheduler iteration after the other, in nanoseconds."""
+    """Records the times of each scheduler iteration, in nanoseconds."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._began: int | None = None
         self._row: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        self._depth = 0
+        self._in_worker = False
 
     def turn(self, batch: Any) -> None:
-        """An iteration begins, and so the one before is over."""
+        """Begin an iteration, and end the previous one."""
         now = time.perf_counter_ns()
         self._close(now)
         self._began = now
@@ -88,7 +87,7 @@ class Stopwatch:
         }
 
     def idle(self) -> None:
-        """Nothing runs: an iteration that was not followed by another has no period."""
+        """Write the iterations; the last one has no period, since no other follows."""
         self._close(None)
         if self._rows:
             with open(self._path, "a") as file:
@@ -102,34 +101,33 @@ class Stopwatch:
         self._began = None
 
     def call(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, its outermost call timed."""
+        """`function` with a stopwatch on its outermost call."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if name == "worker":
-                if self._depth:
-                    return function(*args, **kwargs)
-                self._depth = 1
+            is_worker = name == "worker"
+            if is_worker and self._in_worker:
+                return function(*args, **kwargs)
+            self._in_worker |= is_worker
             began = time.perf_counter_ns()
             try:
                 result = function(*args, **kwargs)
             finally:
-                if name == "worker":
-                    self._depth = 0
+                self._in_worker &= not is_worker
             if self._began is not None:
                 self._row[name] += time.perf_counter_ns() - began
-                if name == "worker":
+                if is_worker:
                     self._row["width"] = getattr(result, "speculative_num_draft_tokens", None) or 1
             return result
 
         return timed
 
     def part(self, kind: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, counted as a part of the worker's call, or as a hook outside it."""
+        """`function` with a stopwatch: a part counts in the worker's call, a hook outside it."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._began is None or (kind == "parts") != bool(self._depth):
+            if self._began is None or (kind == "parts") != self._in_worker:
                 return function(*args, **kwargs)
             began = time.perf_counter_ns()
             result = function(*args, **kwargs)
@@ -140,7 +138,7 @@ class Stopwatch:
         return timed
 
     def wrap(self, module: ModuleType) -> None:
-        """Set the stopwatch on what `module` defines."""
+        """Set the stopwatch on the functions of `module`."""
         if module.__name__ == _SCHEDULER:
             self._wrap_scheduler(module.Scheduler)
         for (home, path), name in CALLS.items():
@@ -168,7 +166,7 @@ class Stopwatch:
 
 
 def _replace(module: ModuleType, path: str, timed: Callable[[Any], Any]) -> None:
-    """Put `timed(x)` where `x` is; a class method stays one. Raises AttributeError without x."""
+    """Put `timed(x)` in the place of `x`. Raises AttributeError without x."""
     owner: Any = module
     *classes, name = path.split(".")
     for part in classes:
@@ -181,7 +179,7 @@ def _replace(module: ModuleType, path: str, timed: Callable[[Any], Any]) -> None
 
 
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules as ever, and wraps those that are to be timed once they are loaded."""
+    """Finds modules as usual, and wraps the timed ones after their import."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch

@@ -1,9 +1,9 @@
-"""Pipelines against each other, and against the bound that hiding all drafting would reach.
+"""Pipelines against each other, and against the bound with all drafting hidden.
 
-With V and D the time to verify and to draft for the same requests, a round takes V + D in sequence
-and max(V, D) at best, so no pipeline can be more than (V + D) / max(V, D) times as fast. Ratios are
-of decoded tokens per second, without the time in which prompts are read, which no pipeline
-changes; ratios of all tokens over all time stand beside them.
+V and D are the times to verify and to draft for the same requests. A round takes V + D in sequence
+and max(V, D) at best, so no pipeline is more than (V + D) / max(V, D) times as fast. Ratios are of
+decoded tokens per second without the prefill time, which no pipeline changes. Ratios of all tokens
+over all time are beside them.
 """
 
 from __future__ import annotations
@@ -14,35 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.harness.statistics import Ratio, ratio_record, rounded
+from benchmark.parallel import plan
 from benchmark.parallel.measures import DIGITS, Point, Results
-from benchmark.parallel.plan import (
-    AHEAD,
-    AUTO,
-    AUTO_STEP,
-    HALVES,
-    OTHERS,
-    QUEUE,
-    SEQUENTIAL,
-    SEQUENTIAL_HALF,
-)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A pipeline over drafting in sequence, with `k` draft tokens of a request in a pass."""
+    """A pipeline over `sequential`, with `k` draft tokens of a request in a pass."""
 
     k: int
     in_flight: int
-    """Requests at once, of the pipeline."""
+    """Requests in flight of the pipeline."""
     pipeline: str
     ratio: Ratio
     """Ratio of decoded tokens per second."""
     whole_ratio: Ratio
-    """Ratio of all tokens per second, with the time in which prompts are read."""
+    """Ratio of all tokens per second, with the prefill time."""
     verify_s: float
-    """V of drafting in sequence, in seconds."""
+    """V of `sequential`, in seconds."""
     draft_s: float
-    """D of drafting in sequence, in seconds."""
+    """D of `sequential`, in seconds."""
 
     @property
     def bound(self) -> float:
@@ -66,7 +57,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Choice:
-    """The server's own choice over the best of what it chooses from."""
+    """The server's own choice of a pipeline over the best of the pipelines."""
 
     k: int
     in_flight: int
@@ -83,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """All that the rounds allow, by requests in flight and k."""
+    """All comparisons, by requests in flight and k."""
 
     paper: tuple[Comparison, ...]
     """`halves` with 2m requests in flight over `sequential` with m."""
@@ -93,7 +84,7 @@ class Comparisons:
 
     @property
     def best(self) -> tuple[Comparison, ...]:
-        """The better of `halves` and `ahead` where the requests in flight are the same."""
+        """The better of `halves` and `ahead` with the same requests in flight."""
         found: dict[tuple[int, int], Comparison] = {}
         for one in self.same_in_flight:
             key = (one.in_flight, one.k)
@@ -114,16 +105,22 @@ class Comparisons:
 
 
 def compare(results: Results) -> Comparisons:
-    paper, same, choices = [], [], []
+    """All comparisons of the cells that were served."""
+    paper: list[Comparison | None] = []
+    same: list[Comparison | None] = []
+    choices: list[Choice | None] = []
     for in_flight in results.levels:
         for k in results.ks:
             halves, ahead, sequential, half = (
-                Point(in_flight, k, name) for name in (HALVES, AHEAD, SEQUENTIAL, SEQUENTIAL_HALF)
+                Point(in_flight, k, name)
+                for name in (plan.HALVES, plan.AHEAD, plan.SEQUENTIAL, plan.SEQUENTIAL_HALF)
             )
             paper.append(_over(results, halves, half))
             same += [_over(results, halves, sequential), _over(results, ahead, sequential)]
-            choices += [_choice(results, Point(in_flight, k, name)) for name in (AUTO, AUTO_STEP)]
-    return Comparisons(*(tuple(filter(None, found)) for found in (paper, same, choices)))
+            autos = (plan.AUTO, plan.AUTO_STEP)
+            choices += [_choice(results, Point(in_flight, k, name)) for name in autos]
+    some = filter(None, paper), filter(None, same), filter(None, choices)
+    return Comparisons(tuple(some[0]), tuple(some[1]), tuple(some[2]))
 
 
 def balanced(comparisons: Iterable[Comparison]) -> Comparison | None:
@@ -132,11 +129,11 @@ def balanced(comparisons: Iterable[Comparison]) -> Comparison | None:
 
 
 def auto_speedups(results: Results) -> dict[int, tuple[Ratio, Ratio | None]]:
-    """`auto` over no speculation by requests in flight: on its cores, and at equal hardware.
+    """`auto` over no speculation on its cores and at equal hardware, by requests in flight.
 
-    Prompts are part of it. Of several k the largest counts, as `auto` verifies no more than pays.
+    Prefill counts. Of several k the largest counts, because `auto` verifies no more than pays.
     """
-    points = (Point(level, k, AUTO) for level in results.levels for k in results.ks)
+    points = (Point(level, k, plan.AUTO) for level in results.levels for k in results.ks)
     rows = filter(None, map(results.row, points))
     return {row.running: (row.speedup, row.equal_hardware) for row in rows if row.speedup}
 
@@ -154,11 +151,11 @@ def _over(results: Results, point: Point, other: Point) -> Comparison | None:
 
 
 def _choice(results: Results, point: Point) -> Choice | None:
-    """Against the pipeline over which the ratio is the least."""
+    """The choice against the pipeline over which its ratio is smallest."""
     found = []
-    # Drafts made while requests wait are not among what `auto-step` may use.
-    others = OTHERS if point.config == AUTO else [name for name in OTHERS if name != QUEUE]
-    for name in others:
+    # `auto-step` may not use queue drafts.
+    excluded = None if point.config == plan.AUTO else plan.QUEUE
+    for name in (name for name in plan.OTHERS if name != excluded):
         other = Point(point.in_flight, point.k, name)
         ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
         if ratio is not None and whole is not None:
@@ -175,9 +172,6 @@ def _record(found: Comparison | Choice) -> dict[str, Any]:
     """The fields for JSON, ratios with their spreads."""
     record: dict[str, Any] = {}
     for name, value in vars(found).items():
-        record |= (
-            ratio_record(name, value, DIGITS)
-            if isinstance(value, Ratio)
-            else {name: rounded(value, DIGITS)}
-        )
+        is_ratio = isinstance(value, Ratio)
+        record |= ratio_record(name, value, DIGITS) if is_ratio else {name: rounded(value, DIGITS)}
     return record

@@ -2,70 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from benchmark.harness import charts
+from benchmark.harness.charts import BLUE, GREEN, GREY, ORANGE, RED, VIOLET, Bar, Panels
 from benchmark.harness.report import Figure
-from benchmark.parallel.comparisons import Comparison, Comparisons
-from benchmark.parallel.measures import Point, Results, known
-from benchmark.parallel.plan import (
-    AHEAD,
-    AUTO,
-    AUTO_STEP,
-    BASELINE,
-    BASELINE_ALL_CORES,
-    BASELINES,
-    HALVES,
-    QUEUE,
-    SEQUENTIAL,
-    SEQUENTIAL_HALF,
-)
+from benchmark.parallel import plan
+from benchmark.parallel.comparisons import Comparison, Comparisons, balanced
+from benchmark.parallel.measures import Point, Results, Row, known
 
 BOUND = "(V + D) / max(V, D)"
-VERIFY, DRAFT = "V, verifying", "D, drafting"
-COLORS = {
-    BASELINE: "#94a3b8",
-    BASELINE_ALL_CORES: "#475569",
-    SEQUENTIAL: "#b45309",
-    SEQUENTIAL_HALF: "#e0a458",
-    HALVES: "#2f6fb7",
-    AHEAD: "#0f766e",
-    QUEUE: "#a855f7",
-    AUTO: "#be123c",
-    AUTO_STEP: "#f472b6",
-    BOUND: "#64748b",
-    VERIFY: "#2f6fb7",
-    DRAFT: "#b45309",
-}
-
-Lines = Mapping[str, Mapping[int, float]]
-"""By name: values by requests in flight."""
-Panels = Mapping[str, Lines]
+_DARK = (GREY, ORANGE, BLUE, GREEN, VIOLET, RED, GREY)
+_NAMES = (plan.BASELINE_ALL_CORES, plan.SEQUENTIAL, plan.HALVES, plan.AHEAD, plan.QUEUE, plan.AUTO)
+_PALE = {plan.BASELINE: "#94a3b8", plan.SEQUENTIAL_HALF: "#e0a458", plan.AUTO_STEP: "#f472b6"}
+COLORS = {**dict(zip((*_NAMES, BOUND), _DARK, strict=True)), **_PALE}
+TIMELINE = (plan.SEQUENTIAL, plan.AHEAD, plan.HALVES)
+TARGET, SIDECAR = "target", "sidecar"
+ROUNDS = 3
+"""Rounds of each pipeline in the timeline."""
 
 
 def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
     """All figures; none without matplotlib."""
     if not charts.available():
         return ()
-    shown = [name for name in results.configs if name != SEQUENTIAL_HALF]
-    hiding = [name for name in (SEQUENTIAL, HALVES, AHEAD, AUTO_STEP) if name in results.configs]
+    shown = [name for name in results.configs if name != plan.SEQUENTIAL_HALF]
     return (
         _figure(
             "tokens_per_s",
             "Tokens per second",
-            "All tokens of a cell over all its time, the prompts' passes included, by requests in "
-            "flight; a panel for each k, the most draft tokens of a request in a pass. Dashed: no "
+            "All tokens of a cell over all its time, with prefill, by requests in flight; a panel "
+            "for each k, the maximum number of draft tokens of a request in a pass. Dashed: no "
             "speculation.",
-            _panels(results, dict.fromkeys(shown, "tokens_per_s")),
+            _panels(results, shown),
             "tokens/s",
-        ),
-        _figure(
-            "hidden_share",
-            "Hidden drafting",
-            "Of the time that the sidecar drafted for running requests, the share that the target "
-            "did not wait for.",
-            _panels(results, dict.fromkeys(hiding, "hidden_share")),
-            "share hidden",
         ),
         _figure(
             "paper_comparison",
@@ -83,21 +53,7 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
             _ratios(results, comparisons.same_in_flight),
             "ratio",
         ),
-        _figure(
-            "verify_and_draft",
-            "Verifying and drafting",
-            "Of sequential: a verify pass without waits, and the drafting for it.",
-            _times(results),
-            "ms",
-        ),
-        _figure(
-            "inter_token_latency",
-            "Inter-token latency",
-            "From token to token of streamed answers; tokens that come in one piece share the time "
-            "since the piece before it.",
-            _inter_token(results),
-            "ms",
-        ),
+        _timeline(results, comparisons),
     )
 
 
@@ -107,56 +63,67 @@ def _figure(name: str, title: str, caption: str, panels: Panels, axis: str) -> F
         for panel, lines in panels.items()
     }
     shown = {panel: lines for panel, lines in shown.items() if lines}
-    png = None
+    svg = None
     if shown:
-        dashed = (BOUND, *BASELINES)
-        png = charts.lines_by_number(shown, "requests in flight", axis, COLORS, dashed)
-    return Figure(name, title, caption, png)
+        dashed = (BOUND, *plan.BASELINES)
+        svg = charts.lines(shown, "requests in flight", axis, colors=COLORS, dashed=dashed)
+    return Figure(name, title, caption, svg)
 
 
-def _panels(results: Results, figure_of: Mapping[str, str]) -> Panels:
-    """A panel for each k, in which the baselines are the same."""
+def _timeline(results: Results, comparisons: Comparisons) -> Figure:
+    one = balanced(comparisons.same_in_flight)
+    caption, svg = "", None
+    if one is not None:
+        rows = [results.row(Point(one.in_flight, one.k, name)) for name in TIMELINE]
+        bars = {
+            f"{row.point.config}: {place}": found
+            for row in rows
+            if row is not None
+            for place, found in zip((TARGET, SIDECAR), timeline(row), strict=True)
+        }
+        caption = (
+            f"Measured times of {one.in_flight} requests in flight and k = {one.k}: a bar of the "
+            "target is a verify pass, a bar of the sidecar is the drafting for a pass. The numbers "
+            "count passes; A and B are the halves of the batch."
+        )
+        svg = charts.timeline(bars, "milliseconds", {TARGET: BLUE, SIDECAR: ORANGE})
+    return Figure("pipelines", "The pipelines", caption, svg)
 
-    def line(name: str, k: int, figure: str) -> dict[int, float]:
-        found = None if name in BASELINES else k
+
+def timeline(row: Row) -> tuple[list[Bar], list[Bar]]:
+    """Passes of the target and drafts of the sidecar, in ms, by the medians of V and D.
+
+    The bars follow the plan of the pipeline, without the waits and overheads of single passes.
+    """
+    verify, draft = 1e3 * (row.figures.verify_s or 0.0), 1e3 * (row.figures.draft_s or 0.0)
+    is_sequential = row.point.config == plan.SEQUENTIAL
+    period = verify + draft if is_sequential else max(verify, draft)
+    passes, drafts = [], []
+    for number in range(ROUNDS * 2 if row.point.config == plan.HALVES else ROUNDS):
+        text = str(number + 1)
+        if row.point.config == plan.HALVES:
+            text = f"{'AB'[number % 2]}{number // 2 + 1}"
+        drafts.append(Bar(number * period, draft, text))
+        begin = number * period + draft if is_sequential else (number + 1) * period
+        passes.append(Bar(begin, verify, text))
+    return passes, drafts
+
+
+def _panels(results: Results, names: Sequence[str]) -> Panels:
+    """A panel for each k; the baselines are the same in all panels."""
+
+    def line(name: str, k: int) -> dict[float, float]:
+        found = None if name in plan.BASELINES else k
         points = (Point(level, found, name) for level in results.levels)
-        return known(map(results.row, points), lambda row: getattr(row.figures, figure))
+        return known(map(results.row, points), lambda row: row.figures.tokens_per_s)
 
-    return {
-        f"k = {k}": {name: line(name, k, figure) for name, figure in figure_of.items()}
-        for k in results.ks
-    }
+    return {f"k = {k}": {name: line(name, k) for name in names} for k in results.ks}
 
 
 def _ratios(results: Results, comparisons: Iterable[Comparison]) -> Panels:
-    panels: dict[str, dict[str, dict[int, float]]] = {f"k = {k}": {} for k in results.ks}
+    panels: dict[str, dict[str, dict[float, float]]] = {f"k = {k}": {} for k in results.ks}
     for one in comparisons:
         lines = panels[f"k = {one.k}"]
         lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio.median
         lines.setdefault(BOUND, {})[one.in_flight] = one.bound
-    return dict(panels)
-
-
-def _times(results: Results) -> Panels:
-    panels = {}
-    for k in results.ks:
-        rows = [results.row(Point(level, k, SEQUENTIAL)) for level in results.levels]
-        lines = {
-            VERIFY: known(rows, lambda row: row.figures.verify_s),
-            DRAFT: known(rows, lambda row: row.figures.draft_s),
-        }
-        panels[f"k = {k}"] = {
-            name: {number: 1e3 * seconds for number, seconds in points.items()}
-            for name, points in lines.items()
-        }
-    return panels
-
-
-def _inter_token(results: Results) -> Panels:
-    panels: dict[str, dict[str, dict[int, float]]] = {"mean": {}, "99th percentile": {}}
-    for row in results.rows():
-        if row.streamed is not None and row.point.config != SEQUENTIAL_HALF:
-            values = (row.streamed.itl_mean, row.streamed.itl_p99)
-            for panel, value in zip(panels.values(), values, strict=True):
-                panel.setdefault(row.point.config, {})[row.running] = 1e3 * value
     return dict(panels)

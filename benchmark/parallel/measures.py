@@ -1,4 +1,4 @@
-"""The figures of each cell as medians over its rounds, and ratios between cells."""
+"""The figures of each cell, as medians over its rounds, and ratios between cells."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from typing import Any, NamedTuple
 
 from benchmark.harness.run import Gap, Run, identical_share
 from benchmark.harness.statistics import Medians, Ratio, percentile, ratio_record, rounded
-from benchmark.parallel.plan import (
-    BASELINE,
-    BASELINE_ALL_CORES,
-    NAMES,
-    PIPELINES,
-    Cell,
-    running,
-)
+from benchmark.parallel import plan
+from benchmark.parallel.plan import NAMES, PIPELINES, Cell, running
 
 DIGITS = 4
 FIGURES = (
@@ -36,16 +30,16 @@ FIGURES = (
     "width",
     "others_share",
 )
-"""Figures of Run that the JSON line has the medians of."""
+"""Figures of Run whose medians the JSON line has."""
 
 
 class Point(NamedTuple):
-    """One configuration at one place of the matrix, over all rounds."""
+    """A configuration with some requests in flight and some k, over all rounds."""
 
     in_flight: int
     """Requests in flight of the block; `sequential-half` runs half of them."""
     k: int | None
-    """Most draft tokens of a request in a pass; None for the baselines."""
+    """Maximum number of draft tokens of a request in a pass; None for the baselines."""
     config: str
 
 
@@ -53,10 +47,10 @@ class Streamed(NamedTuple):
     """Inter-token latencies in the streaming rounds, in seconds."""
 
     itl_mean: float
-    """From token to token: the tokens of a piece share the time since the piece before it."""
+    """Mean from token to token; the tokens of a piece share the time since the piece before it."""
     itl_p99: float
     chunk_gap_p99: float
-    """From piece to piece."""
+    """99th percentile of the time from piece to piece."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class Row:
     equal_hardware: Ratio | None
     """Tokens/s over no speculation on the cores of target and sidecar."""
     identical: float | None
-    """Share of the requests with the output of no speculation; the least of the rounds."""
+    """Share of the requests with the output of no speculation; the smallest of the rounds."""
 
     @property
     def rounds(self) -> int:
@@ -84,7 +78,7 @@ class Row:
 
     @property
     def used(self) -> dict[str, float]:
-        """Share of the verify passes by the pipeline that made them."""
+        """Share of the verify passes by pipeline."""
         counts: Counter[str] = Counter()
         for run in self.figures.runs:
             for name, counted in (run.counters.pipelines if run.counters else {}).items():
@@ -93,7 +87,7 @@ class Row:
 
     @property
     def step_tokens(self) -> int | None:
-        """Most tokens that drafts run ahead of committed output."""
+        """Maximum number of draft tokens ahead of the committed output; None for the baselines."""
         pipeline = PIPELINES.get(self.point.config)
         if pipeline is None or self.point.k is None:
             return None
@@ -157,7 +151,7 @@ class Results:
             return None
         gaps = self._gaps.get(point)
         comparable = running(point.config, point.in_flight) == point.in_flight
-        plain, equal = (Point(point.in_flight, None, n) for n in (BASELINE, BASELINE_ALL_CORES))
+        plain, equal = (Point(point.in_flight, None, n) for n in plan.BASELINES)
         others = self._runs.get(plain, {})
         shares = [identical_share(run, others[n]) for n, run in runs.items() if n in others]
         return Row(
@@ -184,13 +178,13 @@ class Results:
 
 
 def streamed(gaps: Sequence[Gap]) -> Streamed:
-    """Over all tokens but those of each answer's first piece."""
+    """The latencies of all tokens except those of each answer's first piece."""
     each = [gap.seconds / gap.tokens for gap in gaps for _ in range(gap.tokens)]
     return Streamed(
         statistics.mean(each), percentile(each, 0.99), percentile([g.seconds for g in gaps], 0.99)
     )
 
 
-def known(rows: Iterable[Row | None], figure: Callable[[Row], float | None]) -> dict[int, float]:
-    """A figure by requests that run at once, of the rows that have it."""
+def known(rows: Iterable[Row | None], figure: Callable[[Row], float | None]) -> dict[float, float]:
+    """A figure by requests in flight, of the rows that have it."""
     return {row.running: v for row in rows if row is not None and (v := figure(row)) is not None}

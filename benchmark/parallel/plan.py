@@ -22,7 +22,7 @@ AUTO = "auto"
 AUTO_STEP = "auto-step"
 
 LOOKAHEAD = 16
-"""Most tokens that drafts run ahead of committed output, unless k is larger; a server's default."""
+"""Maximum number of draft tokens ahead of the committed output, unless k is larger."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Pipeline:
     mode: int
     """Value of the setting `qspec_mode`."""
     sources: tuple[str, ...] = ()
-    """Sources that drafts may come from; all if empty."""
+    """Allowed draft sources; all if empty."""
     fixed: bool = True
-    """Whether each pass verifies k draft tokens of each request, and not those expected to pay."""
+    """Whether each pass verifies k draft tokens of each request, also if they do not pay."""
     doubled: bool = False
-    """Whether drafts run up to two passes ahead of what is committed."""
+    """Whether drafts run up to two passes ahead of the committed output."""
 
     def runtime(self, k: int) -> dict[str, int]:
         """The settings for at most `k` draft tokens of a request in a pass."""
@@ -58,7 +58,7 @@ PIPELINES: Mapping[str, Pipeline] = {
     HALVES: Pipeline(2, _STEP),
     SEQUENTIAL_HALF: Pipeline(1, _STEP),
 }
-"""Pipelines that are compared with each other are neighbours in this order."""
+"""In the order in which they are served: pipelines to compare are neighbours."""
 NAMES = (BASELINE_ALL_CORES, BASELINE, *PIPELINES)
 OTHERS = (QUEUE, AHEAD, SEQUENTIAL, HALVES)
 """Pipelines that `auto` chooses from."""
@@ -82,14 +82,14 @@ MEM_FRACTION = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """A configuration's turn at a block: the same prompts, requests in flight and k for all."""
+    """A block that a configuration serves: prompts, requests in flight and k."""
 
     round: int
-    """From 1; rounds of streaming are counted apart."""
+    """From 1; streaming rounds have their own count."""
     in_flight: int
     """Requests of the block that run at once; `sequential-half` runs half of them."""
     k: int | None
-    """Most draft tokens of a request in a pass; None for the baselines."""
+    """Maximum number of draft tokens of a request in a pass; None for the baselines."""
     streamed: bool
     """Whether the client reads tokens as they come."""
     config: str
@@ -116,11 +116,11 @@ def cells_of(
     rounds: int,
     streaming_rounds: int,
 ) -> list[Cell]:
-    """All cells, each round in the order opposite to the one before.
+    """All cells; every second round has the reverse order.
 
-    The baselines are served once for all k, and pipelines of two halves from two requests in
-    flight. Streaming is with k = 4, or the nearest, and without `none-equal`, whose target leaves
-    the client no core.
+    The baselines are served once for all k, and the halves from two requests in flight. Streaming
+    rounds have k = 4, or the nearest, and leave out `none-equal`, which leaves no core to the
+    client.
     """
     chosen = [name for name in NAMES if name in set(configs)]
     streamed_k = min(ks, key=lambda k: (abs(k - 4), k))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.harness.statistics import number
-from benchmark.parallel.comparisons import Comparison, Comparisons, auto_speedups, balanced
+from benchmark.parallel.comparisons import Choice, Comparison, Comparisons, auto_speedups, balanced
 from benchmark.parallel.measures import Results
 from benchmark.parallel.plan import AHEAD, AUTO, HALVES
 
@@ -16,12 +16,12 @@ SAME_OF_BOUND, SAME_RATIO, NEARLY_EQUAL = 0.85, 1.3, 2.0
 HIDDEN_SHARE = 0.9
 OF_BEST = 0.97
 AUTO_SPEEDUPS = {2: 2.2, 4: 1.8, 8: 1.5}
-"""Over no speculation, by requests in flight."""
+"""Smallest ratio of `auto` over no speculation, by requests in flight."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """`met` is None if the run has not measured it."""
+    """A goal, and what the run measured; `met` is None if the run did not measure it."""
 
     goal: str
     met: bool | None
@@ -37,8 +37,8 @@ class Target:
 
 
 def targets(results: Results, comparisons: Comparisons) -> list[Target]:
-    """All targets, judged by what was measured."""
-    # A single request has no halves, and no part in these targets.
+    """All targets, judged by the measurements."""
+    # A single request has no halves, so these targets leave it out.
     several = [one for one in comparisons.best if one.in_flight > 1]
     nearly = [one for one in several if one.imbalance <= NEARLY_EQUAL]
     autos = [one for one in comparisons.choices if one.config == AUTO]
@@ -56,13 +56,7 @@ def targets(results: Results, comparisons: Comparisons) -> list[Target]:
         _hidden(results),
         _all(
             f"auto over the best of the other pipelines: at least {OF_BEST} everywhere",
-            [
-                (
-                    c.ratio.median >= OF_BEST,
-                    f"k = {c.k}, {c.in_flight} in flight: {c.ratio} of {c.best}",
-                )
-                for c in autos
-            ],
+            [(c.ratio.median >= OF_BEST, f"{_place(c)}: {c.ratio} of {c.best}") for c in autos],
         ),
         *_speedups(results),
     ]
@@ -109,7 +103,7 @@ def _speedups(results: Results) -> list[Target]:
 
 
 def _all(goal: str, found: Sequence[tuple[bool, str]]) -> Target:
-    """Met if every one of `found` is; names those that are not."""
+    """A target that is met if all of `found` meet it; names those that do not."""
     if not found:
         return Target(goal, None, "")
     missed = [text for met, text in found if not met]
@@ -119,7 +113,11 @@ def _all(goal: str, found: Sequence[tuple[bool, str]]) -> Target:
 
 
 def _cell(one: Comparison) -> str:
-    return f"{one.pipeline}, k = {one.k}, {one.in_flight} in flight"
+    return f"{one.pipeline}, {_place(one)}"
+
+
+def _place(one: Comparison | Choice) -> str:
+    return f"k = {one.k}, {one.in_flight} in flight"
 
 
 def _against_bound(one: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""The configurations of `bench_queue`: they differ in speculation and cores alone."""
+"""The configurations of `bench_queue`, which differ only in speculation and cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BASELINE_ALL_CORES = "none-equal"
 LARGEST = "qspec-8"
 COMPLETIONS = {"qspec-1": 1, "qspec-2": 2, "qspec-4": 4, LARGEST: 8}
 ALL_CORES = {BASELINE: BASELINE_ALL_CORES, "ngram": "ngram-equal", "lookup": "lookup-equal"}
-"""Configurations without a sidecar, and the same on the cores of target and sidecar together."""
+"""Configurations without a sidecar, each with its twin on the cores of target and sidecar."""
 NAMES = tuple(name for pair in ALL_CORES.items() for name in pair) + tuple(COMPLETIONS)
 MEM_FRACTION = 0.06
 """KV for about 50 thousand tokens of the demo's draft model."""
@@ -29,7 +29,7 @@ DESCRIPTIONS = {
 def configuration(name: str, settings: Settings) -> Configuration:
     """The configuration `name`, one of NAMES.
 
-    One server serves all numbers of completions; its requests ask for theirs.
+    One server serves all numbers of completions, because a request sets its own number.
     """
     if name in COMPLETIONS:
         most = str(COMPLETIONS[LARGEST])

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmark.harness.report import Figure, Report, Table
-from benchmark.harness.statistics import number, percent
+from benchmark.harness.statistics import percent
 from benchmark.queueing.configurations import DESCRIPTIONS, LARGEST
 from benchmark.queueing.summary import Row, Summary
 
-COLUMNS = (
-    "tokens/s",
-    "speedup",
-    "equal hw",
-    "mean lat. (s)",
-    "p99 lat. (s)",
-    "accept length",
-    "match rate",
-    "passes/token",
-    "drafted, wasted",
-    "identical",
-    "accepted by source",
-)
 METHOD = """A block is some prompts of one group, sent as one queue to a server with an empty cache.
-All configurations serve a block one after another, and the order reverses from block to block;
-servers that do not serve are stopped. Tokens/s are all tokens over the time of all blocks, and the
-speedup is over none. Equal hardware (hw) compares the configuration with no speculation where both
-have the cores of target and sidecar. Latencies count from a request's arrival. The accept length is
-output tokens per target pass after the prompt's; passes per token include the prompt's. Wasted are
-tokens that the sidecar drafted and no pass accepted. Identical is the share of requests with the
-greedy output of none; in bfloat16, kernels of different shapes may break ties differently. With
-several rounds the tables show medians over rounds, and the figures the requests of all rounds."""
+All configurations serve a block before the next block, in an order that reverses from block to
+block; the servers of other configurations are stopped meanwhile. Tokens/s are all tokens over the
+time of all blocks; the speedup is over none. Equal hardware (hw) compares the configuration with no
+speculation where both have the cores of target and sidecar. Latencies count from a request's
+arrival. The accept length is output tokens per target pass after the prompt's; passes per token
+include the prompt's. Wasted tokens are those that the sidecar drafted and no pass accepted.
+Identical is the share of requests with the greedy output of none; in bfloat16, kernels of different
+shapes may break ties differently. With several rounds the tables show medians over rounds, and the
+figures show the requests of all rounds."""
 
 
 def report_of(
@@ -39,28 +27,40 @@ def report_of(
 ) -> Report:
     """Tables of the configurations, and of speedups and accept lengths by group."""
     legend = "; ".join(f"{row.config}: {DESCRIPTIONS[row.config]}" for row in summary.rows)
-    groups = list(summary.by_group)
-    speedups, lengths = [], []
-    for place, row in enumerate(summary.rows):
-        found = [summary.by_group[group][place] for group in groups]
-        speedups.append([row.config, *(number(one.speedup) for one in found)])
-        lengths.append([row.config, *(number(one.figures.accept_len) for one in found)])
+    columns: dict[str, Callable[[Row], object]] = {
+        "": lambda row: row.config,
+        "tokens/s": lambda row: f"{row.figures.tokens_per_s:.1f}",
+        "speedup": lambda row: row.speedup,
+        "equal hw": lambda row: summary.equal_hardware[row.config],
+        "mean lat. (s)": lambda row: row.figures.latency_mean,
+        "p99 lat. (s)": lambda row: row.figures.latency_p99,
+        "accept length": lambda row: row.figures.accept_len,
+        "match rate": lambda row: row.figures.match_rate,
+        "passes/token": lambda row: row.figures.passes_per_token,
+        "drafted, wasted": _drafted,
+        "identical": lambda row: percent(row.identical),
+        "accepted by source": _accepted,
+    }
     tables = [
-        Table(
-            "Configurations", ["", *COLUMNS], [_cells(row, summary) for row in summary.rows], legend
-        ),
-        Table("Speedup by group", ["speedup", *groups], speedups),
-        Table("Accept length by group", ["accept length", *groups], lengths),
+        Table.of("Configurations", summary.rows, columns, legend),
+        _by_group("Speedup", summary, lambda row: row.speedup),
+        _by_group("Accept length", summary, lambda row: row.figures.accept_len),
     ]
-    return Report(
-        "Queue speculation",
-        _headline(summary),
-        tables,
-        METHOD,
-        facts or {},
-        figures,
-        summary.failed,
-    )
+    texts = ("Queue speculation", _headline(summary), tables, METHOD)
+    return Report(*texts, facts or {}, figures, summary.failed)
+
+
+def _by_group(name: str, summary: Summary, figure: Callable[[Row], object]) -> Table:
+    """A line for each configuration, with its figure in each group."""
+
+    def cell(group: str) -> Callable[[int], object]:
+        return lambda place: figure(summary.by_group[group][place])
+
+    columns: dict[str, Callable[[int], object]] = {
+        name.lower(): lambda place: summary.rows[place].config,
+        **{group: cell(group) for group in summary.by_group},
+    }
+    return Table.of(f"{name} by group", range(len(summary.rows)), columns)
 
 
 def _headline(summary: Summary) -> str:
@@ -72,27 +72,17 @@ def _headline(summary: Summary) -> str:
     equal = summary.equal_hardware.get(LARGEST)
     if equal is not None:
         parts.append(
-            f"With no speculation on the cores of target and sidecar, {LARGEST} has {equal} × its "
-            "tokens per second."
+            f"{LARGEST} makes {equal} × the tokens per second of no speculation on the cores of "
+            "target and sidecar."
         )
     return " ".join(parts)
 
 
-def _cells(row: Row, summary: Summary) -> list[str]:
-    figures, accepted = row.figures, row.accepted
-    wasted = "–" if figures.drafted is None else f"{figures.drafted:.0f}, {figures.wasted:.0f}"
-    shares = (f"{name} {n / accepted.total():.0%}" for name, n in accepted.items() if n)
-    return [
-        row.config,
-        f"{figures.tokens_per_s:.1f}",
-        number(row.speedup),
-        number(summary.equal_hardware[row.config]),
-        number(figures.latency_mean),
-        number(figures.latency_p99),
-        number(figures.accept_len),
-        number(figures.match_rate),
-        number(figures.passes_per_token),
-        wasted,
-        percent(row.identical),
-        ", ".join(shares) or "–",
-    ]
+def _drafted(row: Row) -> str | None:
+    drafted, wasted = row.figures.drafted, row.figures.wasted
+    return None if drafted is None else f"{drafted:.0f}, {wasted:.0f}"
+
+
+def _accepted(row: Row) -> str | None:
+    total = row.accepted.total()
+    return ", ".join(f"{name} {n / total:.0%}" for name, n in row.accepted.items() if n) or None

@@ -13,19 +13,12 @@ from benchmark.queueing.configurations import ALL_CORES, BASELINE, BASELINE_ALL_
 from benchmark.queueing.load import Cell
 
 Rounds = Mapping[int, Run]
-"""One configuration's runs by round, those of a round's blocks joined."""
-RECORDED = {
-    "accept_len": "accept_len",
-    "match_rate": "match_rate",
-    "tokens": "tokens",
-    "tokens_per_s": "tokens_per_s",
-    "mean_latency_s": "latency_mean",
-    "p99_latency_s": "latency_p99",
-    "passes_per_token": "passes_per_token",
-    "drafted": "drafted",
-    "wasted": "wasted",
-}
-"""Keys of the JSON line, and the figures of Run that they are medians of."""
+"""The runs of a configuration by round; the runs of all blocks of a round are joined."""
+_PLAIN = ("accept_len", "match_rate", "tokens", "tokens_per_s")
+_LATENCIES = {"mean_latency_s": "latency_mean", "p99_latency_s": "latency_p99"}
+_COUNTS = ("passes_per_token", "drafted", "wasted")
+RECORDED = {name: name for name in _PLAIN} | _LATENCIES | {name: name for name in _COUNTS}
+"""Figures of Run whose medians the JSON line has, by key."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class Row:
     config: str
     rounds: Rounds
     plain: Rounds
-    """Runs of no speculation on the target's cores; empty if it was not served."""
+    """Runs without speculation on the target's cores; empty if it was not served."""
 
     @property
     def figures(self) -> Medians:
@@ -53,21 +46,21 @@ class Row:
 
     @property
     def identical(self) -> float | None:
-        """Share of the requests with the output of no speculation; the least of the rounds."""
+        """Share of the requests with the output of no speculation; the smallest of all rounds."""
         both = self.rounds.keys() & self.plain.keys()
         return min((identical_share(self.rounds[n], self.plain[n]) for n in both), default=None)
 
     @property
     def match_rates(self) -> list[float]:
-        """Match rate of each request that draft tokens were proposed for."""
+        """Match rate of each request with proposed draft tokens."""
         rates = (answer.match_rate for run in self.rounds.values() for answer in run.answers)
         return [rate for rate in rates if rate is not None]
 
     @property
     def request_speedups(self) -> list[float]:
-        """Seconds of service per token without speculation over those with it, of each request.
+        """Service time per token without speculation over that with it, of each request.
 
-        Time in the queue is left out, since it depends on the requests before.
+        Service time excludes the queue, where the time depends on earlier requests.
         """
         return [
             (other.service / other.tokens) / (one.service / one.tokens)
@@ -95,20 +88,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a report shows of the configurations."""
+    """The rows of a report."""
 
     rows: Sequence[Row]
     by_group: Mapping[str, Sequence[Row]]
     """The same configurations in each group."""
     equal_hardware: Mapping[str, Ratio | None]
-    """Tokens per second over no speculation, both on the cores of target and sidecar together."""
+    """Tokens per second over no speculation; both have the cores of target and sidecar."""
     failed: Mapping[str, str]
-    """Why configurations were left out."""
+    """Reasons why configurations were left out."""
     blocks: int
-    """Blocks that all rows have served, over all rounds."""
+    """Number of blocks that all configurations have served, over all rounds."""
 
     def records(self) -> list[dict[str, Any]]:
-        """For JSON; configurations that failed come last."""
+        """For JSON; failed configurations come last."""
         fields = ("accept_len", "match_rate", "tokens_per_s")
         found: list[dict[str, Any]] = []
         for place, row in enumerate(self.rows):
@@ -131,9 +124,9 @@ class Summary:
 def summarize(
     runs: Mapping[Cell, Run], configs: Sequence[str], failed: Mapping[str, str]
 ) -> Summary:
-    """The rows of `configs`, in their order, without those that `failed`.
+    """The rows of `configs`, in their order, without the `failed` ones.
 
-    A block of a round counts if all configurations have served it, so that all rows are of the same
+    A block of a round counts if all configurations have served it, so all rows have the same
     prompts.
     """
     served = [config for config in configs if config not in failed]

@@ -1,1 +1,1 @@
-"""Parts of `benchmark.bench_sidecar` that load the drafter with many requests and servers."""
+"""Parts of `bench_sidecar`: loads of many requests and servers, and a stopwatch."""

@@ -8,9 +8,10 @@ import statistics
 import time
 from typing import Any
 
+from benchmark.sidecar.stopwatch import Stopwatch
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import Close, SeededSampling, Submit
-from sglang_qspec.sidecar import pass_runner as module
+from sglang_qspec.messages import Close, Drafted, SeededSampling, Submit
+from sglang_qspec.sidecar import pass_runner
 from sglang_qspec.sidecar.drafter import Drafter
 
 SUBMITS = 200
@@ -27,43 +28,41 @@ def submissions(
 ) -> dict[str, Any]:
     """Submissions per second, and milliseconds of bookkeeping in a pass, with `live` requests.
 
-    `size` is that of a prompt, `tokens` that of a completion, both in tokens.
+    `size` and `tokens` are the lengths of a prompt and of a completion, in tokens.
     """
-    passes, choose = TimedModel(model), module.choose
-    module.choose = passes.timed(choose)
-    drafter = Drafter(passes, max_completion_tokens=tokens, apart=True)
+    drafter = Drafter(model, max_completion_tokens=tokens, apart=True)
     peer, numbers = Peer("bench", b""), itertools.count(1)
 
     def submit() -> int:
         number = next(numbers)
-        # Prompts that differ do so from their first token on.
+        # Different prompts differ from their first token on.
         first = 0 if one_prompt else number
         token_ids = [1000 + (first * 31 + place * 7) % 40_000 for place in range(size)]
         seeded = SeededSampling(number, 1.0)
-        drafter.submit(
-            peer,
-            Submit(number, token_ids, 0, tokens, COMPLETIONS, 0.6, seeded=seeded),
-        )
+        asked = Submit(number, token_ids, 0, tokens, COMPLETIONS, 0.6, seeded=seeded)
+        drafter.submit(peer, asked)
         drafter.take()
         return number
 
     for _ in range(live):
         submit()
     bookkeeping = []
-    for _ in range(PASSES):
-        began, passes.seconds = time.perf_counter(), 0.0
-        drafter.step()
-        drafter.take()
-        bookkeeping.append(time.perf_counter() - began - passes.seconds)
-        if drafter.idle:
-            break
+    passes = Stopwatch()
+    with passes.on(model, "step", "extend"), passes.on(pass_runner, "choose"):
+        for _ in range(PASSES):
+            began = time.perf_counter()
+            passes.reset()
+            drafter.step()
+            drafter.take()
+            bookkeeping.append(time.perf_counter() - began - passes.seconds)
+            if drafter.idle:
+                break
     began = time.perf_counter()
     for _ in range(SUBMITS):
         drafter.close(peer, Close(submit()))
     seconds = time.perf_counter() - began
     drafter.drop(peer)
     drafter.check_integrity()
-    module.choose = choose
     return {
         "live": live,
         "prompts": "one" if one_prompt else "different",
@@ -72,37 +71,13 @@ def submissions(
     }
 
 
-class TimedModel:
-    """A draft model that adds up the seconds of its passes, and of the choice of tokens."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.seconds = 0.0
-        self.step = self.timed(model.step)
-        self.extend = self.timed(model.extend)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def timed(self, function: Any) -> Any:
-        """The function, adding up its seconds here."""
-
-        def run(*arguments: Any) -> Any:
-            began = time.perf_counter()
-            result = function(*arguments)
-            self.seconds += time.perf_counter() - began
-            return result
-
-        return run
-
-
 def fair_share(
     model: Any, servers: int, *, size: int, tokens: int, requests: int
 ) -> dict[str, Any]:
-    """How many times as long the light server's requests take with `servers` as alone.
+    """The slowdown of the light server's requests with `servers` servers instead of one.
 
-    A fair share of the drafter makes that at most `servers`, but for the pass that is under way
-    when a request comes.
+    With a fair share of the drafter it is at most `servers`, besides the pass that runs when a
+    request comes.
     """
     alone = _light_seconds(model, 1, size, tokens, requests)
     shared = _light_seconds(model, servers, size, tokens, requests)
@@ -110,7 +85,7 @@ def fair_share(
 
 
 def _light_seconds(model: Any, servers: int, size: int, tokens: int, requests: int) -> float:
-    """Seconds from a light request's submission to its completion, on average."""
+    """Mean seconds from the submission of a light request to its last draft token."""
     drafter = Drafter(model, max_completion_tokens=512, apart=model.device == "cpu")
     numbers, rng = itertools.count(1), random.Random(servers)
     light, greedy = Peer("light", b"l"), [Peer(f"g{n}", bytes([n])) for n in range(servers - 1)]
@@ -118,10 +93,8 @@ def _light_seconds(model: Any, servers: int, size: int, tokens: int, requests: i
     def submit(peer: Peer, completions: int, max_new_tokens: int) -> int:
         number = next(numbers)
         token_ids = rng.choices(range(1000, 40_000), k=size)
-        drafter.submit(
-            peer,
-            Submit(number, token_ids, 0, max_new_tokens, completions, 0.6, ignore_eos=True),
-        )
+        asked = Submit(number, token_ids, 0, max_new_tokens, completions, 0.6, ignore_eos=True)
+        drafter.submit(peer, asked)
         return number
 
     for peer in greedy:
@@ -134,7 +107,9 @@ def _light_seconds(model: Any, servers: int, size: int, tokens: int, requests: i
         number, drafted = submit(light, 1, tokens), 0
         while drafted < tokens:
             drafter.step()
-            drafted += sum(len(m.token_ids) for peer, m in drafter.take() if peer == light)
+            for peer, message in drafter.take():
+                if peer == light and isinstance(message, Drafted):
+                    drafted += len(message.token_ids)
         drafter.close(light, Close(number))
     seconds = (time.perf_counter() - began) / requests
     for peer in (light, *greedy):

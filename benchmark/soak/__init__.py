@@ -1,1 +1,1 @@
-"""The parts of `bench_soak`: a random load for hours, what it may do, and what must hold."""
+"""The parts of `bench_soak`: a random load for hours, its disturbances, and its checks."""

@@ -14,7 +14,7 @@ ABORT = "abort"
 
 @dataclass(frozen=True)
 class Part:
-    """One of the `n` answers to a request, perhaps cut off."""
+    """One of the `n` answers to a request; an abort or a hang-up may cut it off."""
 
     text: str
     output_ids: tuple[int, ...] | None
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Answer:
-    """All parts of an answer, in order, and how many tokens the server counted."""
+    """All parts of an answer, in order, and the server's token counts."""
 
     parts: tuple[Part, ...]
     prompt_tokens: int | None
@@ -36,28 +36,23 @@ class Answer:
 
 
 def whole(path: str, data: Any) -> Answer:
-    """An answer that came in one piece. Raises KeyError, TypeError or IndexError if it is none."""
+    """An answer in one piece. Raises KeyError, TypeError or AttributeError if it is malformed."""
     if path == GENERATE:
         return _of_items(data if isinstance(data, list) else [data])
-    parts = tuple(
-        Part(
-            choice["message"]["content"] or "" if path == CHAT else choice["text"],
-            None,
-            choice["finish_reason"],
-            _shown(choice.get("matched_stop")),
-        )
-        for choice in sorted(data["choices"], key=lambda choice: choice["index"])
-    )
-    usage = data["usage"]
-    return Answer(parts, usage["prompt_tokens"], usage["completion_tokens"])
+    return _of_choices(path, [data])
 
 
 def streamed(path: str, pieces: Iterable[Any]) -> Answer:
-    """An answer from its pieces, perhaps not all. Raises as `whole` does."""
+    """An answer from its pieces; the last ones may be missing. Errors as in `whole`."""
     if path == GENERATE:
         # Each piece holds all that came before.
         latest = {piece.get("index", 0): piece for piece in pieces}
         return _of_items([latest[index] for index in sorted(latest)])
+    return _of_choices(path, pieces)
+
+
+def _of_choices(path: str, pieces: Iterable[Any]) -> Answer:
+    """An answer of an OpenAI endpoint."""
     texts: dict[int, list[str]] = {}
     ends: dict[int, tuple[str | None, str | None]] = {}
     usage: dict[str, int] = {}
@@ -65,7 +60,8 @@ def streamed(path: str, pieces: Iterable[Any]) -> Answer:
         usage = piece.get("usage") or usage
         for choice in piece["choices"]:
             index = choice["index"]
-            text = choice["delta"].get("content") if path == CHAT else choice["text"]
+            message = choice["message"] if "message" in choice else choice.get("delta")
+            text = message.get("content") if path == CHAT else choice["text"]
             texts.setdefault(index, []).append(text or "")
             if choice.get("finish_reason"):
                 ends[index] = (choice["finish_reason"], _shown(choice.get("matched_stop")))

@@ -18,27 +18,27 @@ from benchmark.soak.journal import Journal
 
 STOP_GAP_S = (8.0, 45.0)
 SHORT_LIFE_S = (4.0, 40.0)
-"""Seconds between two kills in short succession; the sidecar may still load its model."""
+"""Seconds between two kills in quick succession; the sidecar may still load its model."""
 LONG_LIFE = (0.15, 0.35)
-"""Other times between two kills, as a share of the soak; memory is measured in between."""
+"""Other times between two kills, as shares of the soak, long enough to measure memory."""
 CHANGE_GAP_S = (5.0, 30.0)
 FLUSH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Stroke:
-    """Something done to the sidecar."""
+    """A stop or a kill of the sidecar."""
 
     gap_s: float
-    """After the stroke before it, or after the start."""
+    """Seconds after the previous stroke, or after the start."""
     stopped_s: float
-    """How long the sidecar is stopped (SIGSTOP); it may be 0."""
+    """Seconds for which the sidecar is stopped (SIGSTOP); may be 0."""
     killed: bool
-    """Whether it is then killed (SIGKILL), and otherwise goes on (SIGCONT)."""
+    """Whether the sidecar is then killed (SIGKILL) or continued (SIGCONT)."""
 
 
 def strokes(seed: int, seconds: float) -> Iterator[Stroke]:
-    """Strokes without end, for a soak of `seconds`."""
+    """An endless sequence of strokes for a soak of `seconds`."""
     rng = random.Random(seed)
     kill_in = seconds * rng.uniform(*LONG_LIFE)
     while True:
@@ -54,12 +54,12 @@ def strokes(seed: int, seconds: float) -> Iterator[Stroke]:
 
 
 class Strokes:
-    """Strikes the sidecar until it is told to end; `counts` has how often."""
+    """Stops and kills the sidecar until `over` is set."""
 
     def __init__(self, server: Server, seed: int, seconds: float, journal: Journal) -> None:
         self.counts: Counter[str] = Counter()
         self.kills: list[float] = []
-        """When, on the journal's clock."""
+        """Times of the kills, in seconds on the journal's clock."""
         self._server = server
         self._plan = strokes(seed, seconds)
         self._journal = journal
@@ -71,7 +71,7 @@ class Strokes:
             try:
                 self._strike(stroke, over)
             except (psutil.Error, LookupError):
-                # The one before has just died, and the next is not started yet.
+                # The server has not started the next sidecar yet.
                 self.counts["missed"] += 1
 
     def _strike(self, stroke: Stroke, over: threading.Event) -> None:
@@ -93,12 +93,12 @@ class Strokes:
 
 
 class Changes:
-    """Flushes the cache and changes settings until it is told to end; then all are as before."""
+    """Flushes the cache and changes settings until `over` is set; then it restores them."""
 
     def __init__(self, server: Server, seed: int, journal: Journal) -> None:
         self.counts: Counter[str] = Counter()
         self.failed = 0
-        """Changes that did not have the status that they must have."""
+        """Number of changes with a wrong HTTP status."""
         self._server = server
         self._rng = random.Random(seed)
         self._journal = journal
@@ -106,7 +106,7 @@ class Changes:
     def run(self, over: threading.Event) -> None:
         while not over.wait(self._rng.uniform(*CHANGE_GAP_S)):
             if self._rng.random() < 0.3:
-                # Refused while there are requests, which is no error.
+                # The server refuses it while it has requests, which is no error.
                 self._post("flush", "/flush_cache?timeout=1", {}, (200, 400))
                 continue
             name, value, back, allowed = self._rng.choice(SETTINGS)
@@ -140,20 +140,15 @@ class Changes:
 
 SETTINGS: tuple[tuple[str, int, int | None, bool], ...] = (
     ("qspec_enabled", 0, 1, True),
-    ("qspec_mode", 0, 4, True),
-    ("qspec_mode", 1, 4, True),
-    ("qspec_mode", 2, 4, True),
-    ("qspec_mode", 3, 4, True),
+    *(("qspec_mode", mode, 4, True) for mode in range(4)),
     ("qspec_step_tokens", 4, 16, True),
     ("qspec_step_tokens", 64, 16, True),
     ("qspec_draft_token_num", 4, 16, True),
     ("qspec_fixed_width", 1, 0, True),
     ("qspec_completions", 2, 8, True),
-    ("qspec_source_prompt", 0, 1, True),
-    ("qspec_source_step", 0, 1, True),
-    ("qspec_source_queue", 0, 1, True),
+    *((f"qspec_source_{source}", 0, 1, True) for source in ("prompt", "step", "queue")),
     ("qspec_mode", 9, None, False),
     ("qspec_completions", 1000, None, False),
     ("qspec_colour", 1, None, False),
 )
-"""A setting, a value, the one that it has otherwise, and whether the value is allowed."""
+"""A setting, a value, its default, and whether the server allows the value."""

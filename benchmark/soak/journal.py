@@ -1,4 +1,4 @@
-"""The files of a soak, written at once: one of requests and events, one of samples."""
+"""The files of a soak, one of requests and events, one of samples; each line is written at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmark.soak.verdict import Verdict
 EVENTS_FILE = "events.jsonl"
 SAMPLES_FILE = "samples.csv"
 SHOWN_BODY = 2000
-"""Characters of a request that are printed; the file has it all."""
+"""Characters of a request that are printed; the file has the whole request."""
 SHOWN_RID = 40
-"""Likewise, of a rid; the last ones tell it from others."""
+"""Last characters of a rid that are printed."""
 
 
 class Journal:
@@ -47,16 +47,16 @@ class Journal:
         return time.monotonic() - self._began
 
     def note(self, event: str, **fields: Any) -> None:
-        """Write down what was done to the server, or happened to it."""
+        """Write an event, such as a kill of the sidecar."""
         with self._lock:
-            # A request that is interrupted may end after the soak.
+            # An interrupted request may end after the soak.
             if not self._events.closed:
                 entry = {"at": round(self.now, 3), "event": event, **fields}
                 self._events.write(json.dumps(entry) + "\n")
                 self._events.flush()
 
     def request(self, request: Request, verdict: Verdict, details: dict[str, Any]) -> None:
-        """A request has ended; a violation is printed, and the file has its whole body."""
+        """Write an ended request; for a violation write its body too, and print it."""
         fields = {
             "number": request.number,
             "template": request.template.number,
@@ -78,7 +78,7 @@ class Journal:
         self.note("request", **fields)
 
     def sample(self, row: dict[str, Any]) -> None:
-        """A line of the file of samples; a column that `row` lacks is empty."""
+        """Write a sample; a column that `row` lacks is empty."""
         with self._lock:
             if not self._samples.closed:
                 self._rows.writerow(row)

@@ -1,4 +1,4 @@
-"""What a server still holds when the load has ended; it must be nothing."""
+"""Search for leaks: state, files and processes that are left after the load."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmark.soak.monitor import SIDECAR_STATE, STATE
 from benchmark.soak.processes import SIDECAR, usage
 
 IDLE_S = 180.0
-"""A server has this long to give back what aborted requests held."""
+"""Time limit for a server to release the state of aborted requests."""
 SIDECAR_S = 600.0
-"""A sidecar that was killed last may take this long to load its model, on a busy machine."""
+"""Time limit for a new sidecar to load its model on a busy machine."""
 SETTLED_S = 3.0
-"""Seconds for which all must be 0; the sidecar reports what it holds once a second."""
+"""Seconds for which all counts must be 0; the sidecar reports its counts once a second."""
 FILES_SLACK = 4
-"""Open files that one process may have more than before: connections that are about to close."""
+"""Allowed growth of a process's open files, for connections that are about to close."""
 
 
 def held(server: Server) -> dict[str, int]:
-    """What requests hold in the server and the sidecar, without what is 0.
+    """The state of requests in the server and the sidecar: all counts that are not 0.
 
     `target_kv_tokens` are the target's KV slots that are neither free nor cached. Raises
     ServerError or OSError.
@@ -34,7 +34,7 @@ def held(server: Server) -> dict[str, int]:
 
 
 def wait_for_idle(server: Server, seconds: float = IDLE_S) -> dict[str, int]:
-    """Wait until nothing is held, for SETTLED_S; returns what still is after `seconds`."""
+    """Wait until `held` is empty for SETTLED_S; returns what is left after `seconds`."""
     deadline = time.monotonic() + seconds
     empty_since: float | None = None
     left: dict[str, int] = {"unknown": 1}
@@ -57,7 +57,7 @@ def files_of(server: Server) -> dict[str, int]:
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Open files by role, of the roles that have more than before by more than FILES_SLACK."""
+    """Growth of the open files by role, for roles beyond FILES_SLACK."""
     return {
         f"{role}_files": count - before.get(role, 0)
         for role, count in after.items()
@@ -66,7 +66,7 @@ def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def find(server: Server, files_before: Mapping[str, int]) -> dict[str, Any]:
-    """What has leaked, by name; empty if nothing. The load must have ended."""
+    """The leaks by name; empty without leaks. The load must have ended."""
     found: dict[str, Any] = {}
     try:
         wait_for_sidecar(server, SIDECAR_S)

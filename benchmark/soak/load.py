@@ -1,4 +1,4 @@
-"""Keeps requests in flight for as long as the soak takes, and judges each as it ends."""
+"""The load of a soak: it keeps requests in flight, and judges each ended request."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from benchmark.soak.mix import Fate, Mix, Request
 from benchmark.soak.verdict import Kind, Verdict, judge
 
 LEVEL_S = (5.0, 30.0)
-"""How long a number of requests in flight is kept."""
+"""Seconds for which the number of requests in flight stays the same."""
 BURST_S = (30.0, 120.0)
-"""Between two bursts."""
+"""Seconds between two bursts."""
 BURST_SIZE = 2
-"""A burst is up to this many times the most requests that are in flight otherwise."""
+"""Maximum size of a burst, as a multiple of the maximum of requests in flight."""
 ENOUGH_VIOLATIONS = 100
-"""The soak ends early where this many requests failed or were changed."""
+"""The soak ends early after this number of failed or changed requests."""
 AFTER_VIOLATION_S = 0.5
-"""A server that refuses everything is not asked more often."""
+"""Pause after a violation, because a server may refuse everything."""
 
 
 class Load:
@@ -41,11 +41,11 @@ class Load:
         journal: Journal,
     ) -> None:
         self.ended: Counter[str] = Counter()
-        """Requests by Kind."""
+        """Number of ended requests by Kind."""
         self.compared = 0
-        """Whole answers that were compared with a reference."""
+        """Number of complete answers that were compared with a reference."""
         self.cuts: Counter[str] = Counter()
-        """Requests that were cut on purpose, by how and by how far they were."""
+        """Number of requests that were cut on purpose, by fate and progress."""
         self._server = server
         self._mix = mix
         self._references = references
@@ -72,7 +72,7 @@ class Load:
             if now >= level_ends:
                 level = rng.randint(self._low, self._high)
                 level_ends = now + rng.uniform(*LEVEL_S)
-            # On a slow machine the burst before may not be served yet.
+            # On a slow machine the server may still work on the previous burst.
             if now >= burst_at and self._in_flight <= self._high:
                 size = rng.randint(self._high, BURST_SIZE * self._high)
                 self._journal.note("burst", size=size)
@@ -85,7 +85,7 @@ class Load:
                 self._changed.wait(0.2)
 
     def finish(self, seconds: float) -> bool:
-        """Wait until what is in flight has ended; False if it has not in time."""
+        """Wait until all requests have ended; returns False after `seconds`."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._in_flight and (left := deadline - time.monotonic()) > 0:
@@ -100,7 +100,7 @@ class Load:
     def _start(self, request: Request) -> None:
         with self._changed:
             self._in_flight += 1
-        # A daemon: if the soak is interrupted, none is waited for.
+        # A daemon, so an interrupt does not wait for it.
         threading.Thread(target=self._serve, args=[request], daemon=True).start()
 
     def _serve(self, request: Request) -> None:
@@ -153,7 +153,7 @@ class Load:
 
 
 def _reached(outcome: Outcome) -> str:
-    """How far a request that was cut had come, as far as its client can tell."""
+    """The progress of a cut request, as far as its client knows."""
     if "waiting queue" in str(outcome.data):
         return "waiting"
     if outcome.streamed:

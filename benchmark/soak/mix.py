@@ -1,4 +1,4 @@
-"""The random row of requests of a soak: what each asks, its rid, and how it is to end."""
+"""The random sequence of requests of a soak: their bodies, their rids, and their ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmark.soak.answers import Answer
 from benchmark.soak.templates import PATHS, Template, unseeded
 
 LONG_RID = 5000
-"""Characters."""
+"""Length of a long rid, in characters."""
 KEPT_RIDS = 64
-"""Names of requests that are over, which others may get again."""
+"""Number of rids of ended requests, which later requests may get."""
 WORDS = ("wrong", "guesses", "resemble", "the", "answer", "but", "are", "none", "of", "it")
 
 
 class Fate(Enum):
-    """How a request is to end."""
+    """The planned end of a request."""
 
     FINISH = "finish"
     HANG_UP = "hang up"
@@ -38,14 +38,14 @@ class Request:
     number: int
     template: Template
     body: dict[str, Any]
-    """Body that is sent, with rid, guesses, controls and `stream`."""
+    """HTTP body, with rid, guesses, controls and `stream`."""
     fate: Fate = Fate.FINISH
     after_s: float | None = None
-    """When its client hangs up, or it is aborted; None otherwise."""
+    """Seconds until the hang-up or the abort; None without one, or with `after_pieces`."""
     after_pieces: int | None = None
-    """Hang up after this many pieces of a stream; None to go by time, if at all."""
+    """Number of pieces of a stream until the hang-up; None if the time decides."""
     kinds: tuple[str, ...] = ()
-    """Properties of the request that are counted."""
+    """Properties of the request, for the counts."""
 
     @property
     def rid(self) -> str | None:
@@ -55,16 +55,16 @@ class Request:
 
 @dataclass
 class Mix:
-    """An endless row of requests, the same for the same seed and endings.
+    """An endless sequence of requests, the same for the same seed and the same order of endings.
 
-    `references` are the answers to the templates, by number; right guesses are made of them.
+    `references` are the answers to the templates, by number, from which right guesses are made.
     """
 
     seed: int
     templates: Sequence[Template]
     references: Mapping[int, Answer]
     counts: Counter[str] = field(default_factory=Counter)
-    """Requests by what was special about them."""
+    """Number of requests by property."""
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -85,9 +85,9 @@ class Mix:
         return request
 
     def end(self, request: Request) -> None:
-        """A request has ended by itself: its name may be given again.
+        """Release the rid of a request that ended by itself.
 
-        Not that of a stream: SGLang aborts the name 2 s after a stream has ended.
+        A stream keeps its rid, because SGLang aborts that rid 2 s after the end of a stream.
         """
         streamed = request.body.get("stream", False)
         if request.rid is not None and request.fate is Fate.FINISH and not streamed:
@@ -110,24 +110,18 @@ class Mix:
         if rid is not None:
             more["rid"] = rid
         kinds += [name for name in ("n", "stop", "ignore_eos") if name in template.sampling]
-        if after_pieces is not None:
+        if after_pieces is not None and "stream" not in more:
             # Only a stream has pieces.
-            after_pieces, after_s = (after_pieces, None) if "stream" in more else (None, 1.0)
-        return Request(
-            self._number,
-            template,
-            template.body(text, custom, **more),
-            fate,
-            after_s,
-            after_pieces,
-            tuple(kinds),
-        )
+            after_pieces, after_s = None, 1.0
+        body = template.body(text, custom, **more)
+        end = (fate, after_s, after_pieces)
+        return Request(self._number, template, body, *end, tuple(kinds))
 
     def _fate(self) -> tuple[Fate, float | None, int | None]:
-        """The fate, and the seconds or the pieces after which a request is cut."""
+        """The fate, and the seconds or the pieces until a request is cut."""
         rng = self._rng
         chance = rng.random()
-        # From milliseconds, before the prompt is read, to seconds, when some have ended.
+        # From milliseconds, before the prefill, to seconds, when some requests have ended.
         after = 10 ** rng.uniform(-2.0, 1.2)
         if chance < 0.12:
             return Fate.HANG_UP, after, None
@@ -138,7 +132,7 @@ class Mix:
         return Fate.FINISH, None, None
 
     def _guess(self, template: Template, custom: dict[str, Any], kinds: list[str]) -> str:
-        """The prompt, with guesses in it or in `custom`, right ones or wrong ones, or with none."""
+        """The prompt; adds right or wrong guesses, or none, to the prompt or to `custom`."""
         rng = self._rng
         text = template.text
         if rng.random() > 0.35:
@@ -164,7 +158,7 @@ class Mix:
         return text[:place] + f"<NGRAMGUESS>{guess}</NGRAMGUESS>" + text[place:]
 
     def _rid(self, fate: Fate, kinds: list[str]) -> str | None:
-        """A name. SGLang aborts all requests that begin with a name, so each ends with a dot."""
+        """A rid. SGLang aborts every rid with the given prefix, so each rid ends with a dot."""
         rng = self._rng
         chance = rng.random()
         name = f"soak-{self._number}."
@@ -186,14 +180,12 @@ class Mix:
 
     def _bad(self) -> Request:
         rng = self._rng
-        template = Template(
-            rng.choice(PATHS), "A bad request.", {"temperature": 0, "max_new_tokens": 8}
-        )
+        path = rng.choice(PATHS)
         name, text, sampling, custom = rng.choice(BAD)
-        changed = Template(template.path, text, {**template.sampling, **sampling})
+        template = Template(path, text, {"temperature": 0, "max_new_tokens": 8, **sampling})
         more = {"stream": True} if rng.random() < 0.3 else {}
-        body = changed.body(text, custom, **more)
-        return Request(self._number, changed, body, Fate.BAD, kinds=("bad", f"bad: {name}"))
+        body = template.body(text, custom, **more)
+        return Request(self._number, template, body, Fate.BAD, kinds=("bad", f"bad: {name}"))
 
 
 def _sampling_kind(template: Template) -> str:
@@ -228,4 +220,4 @@ BAD: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
     ("max_new_tokens", "a", {"max_new_tokens": -5}, {}),
     ("long prompt", "word " * 4000, {}, {}),
 )
-"""What is wrong, the prompt, parameters and custom_params: each is a 400."""
+"""Name of the error, prompt, parameters and custom_params; the server answers each with 400."""

@@ -1,4 +1,4 @@
-"""A sample each second of what the server and its sidecar hold."""
+"""A sample of the server and its sidecar each second: memory, files and state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmark.soak.processes import ROLES, SIDECAR, usage
 
 INTERVAL_S = 1.0
 USS_EVERY = 10
-"""Samples: to find a process's own memory takes milliseconds."""
+"""Samples from one measurement of private memory to the next, since each takes milliseconds."""
 MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
 """Fields of /server_info that are 0 without requests."""
 SIDECAR_STATE = ("sidecar_texts", "sidecar_rows", "sidecar_kv_tokens")
-"""Fields of the sidecar that are 0 without requests, if the server reports them."""
+"""Fields of the sidecar that are 0 without requests; they may be missing."""
 COLUMNS = [
     "at",
     "in_flight",
@@ -33,16 +33,16 @@ COLUMNS = [
 ]
 
 Row = dict[str, Any]
-"""A sample by the names of COLUMNS; what could not be measured is missing."""
+"""A sample by the names of COLUMNS; unknown values are missing."""
 
 
 class Monitor:
-    """Takes a sample each second until it is told to end; `rows` has them all."""
+    """Takes a sample each second until `over` is set; `rows` holds all samples."""
 
     def __init__(self, server: Server, load: Load, journal: Journal) -> None:
         self.rows: list[Row] = []
         self.unanswered = 0
-        """Samples without a state, since /server_info did not answer in time."""
+        """Number of samples without a state, because /server_info did not answer in time."""
         self._server = server
         self._load = load
         self._journal = journal
@@ -50,12 +50,12 @@ class Monitor:
     def run(self, over: threading.Event) -> None:
         following = time.monotonic()
         while not over.wait(max(0.0, following - time.monotonic())):
-            # After a delay, what was missed is not made up for.
+            # After a delay the monitor skips the missed samples.
             following = max(following + INTERVAL_S, time.monotonic())
             self.sample()
 
     def sample(self) -> Row:
-        """One sample now."""
+        """Take a sample now."""
         row: Row = {"at": round(self._journal.now, 3), "in_flight": self._load.in_flight}
         # A server need not have other processes.
         row |= {"other_rss_mib": 0.0, "other_uss_mib": 0.0}
@@ -81,9 +81,9 @@ class Monitor:
 def series(
     rows: list[Row], names: tuple[str, ...], since: float = 0.0, pid: int | None = None
 ) -> list[tuple[float, float]]:
-    """(seconds, sum of the columns) of the samples that have all of the columns.
+    """(seconds, sum of the columns) of the samples with all columns, from `since` seconds on.
 
-    From `since` seconds on, and of one life of the sidecar if `pid` is given.
+    `pid` selects the samples of one sidecar process; None takes all.
     """
     found = []
     for row in rows:

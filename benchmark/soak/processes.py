@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import psutil
@@ -15,14 +16,14 @@ ROLES = (*SERVER_ROLES, SIDECAR)
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes of one role hold together."""
+    """Memory and files of all processes of a role."""
 
     pid: int
     """Pid of one of the processes."""
     rss: int
-    """Resident memory, in bytes, shared pages too."""
+    """Resident memory with shared pages, in bytes."""
     uss: int | None
-    """Memory of the process alone, in bytes; None where it was not measured."""
+    """Private memory in bytes; None if it was not measured."""
     files: int
     """Open file descriptors."""
 
@@ -42,19 +43,18 @@ def role_of(process: psutil.Process, front: int) -> str:
 
 def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
     """Usage by role, of the processes that still run. `with_uss` takes some milliseconds."""
-    found: dict[str, Usage] = {}
+    found: dict[str, list[Usage]] = {}
     processes = server.processes
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.Error):
             role = role_of(process, processes[0].pid)
             rss = process.memory_info().rss
             uss = process.memory_full_info().uss if with_uss else None
-            own = Usage(process.pid, rss, uss, process.num_fds())
-        except psutil.Error:
-            continue
-        if role in found:
-            both = found[role]
-            summed = None if both.uss is None or own.uss is None else both.uss + own.uss
-            own = Usage(both.pid, both.rss + own.rss, summed, both.files + own.files)
-        found[role] = own
-    return found
+            found.setdefault(role, []).append(Usage(process.pid, rss, uss, process.num_fds()))
+    return {role: _together(several) for role, several in found.items()}
+
+
+def _together(several: list[Usage]) -> Usage:
+    rss, files = sum(one.rss for one in several), sum(one.files for one in several)
+    known = [one.uss for one in several if one.uss is not None]
+    return Usage(several[0].pid, rss, sum(known) if len(known) == len(several) else None, files)

@@ -1,4 +1,4 @@
-"""The one right answer to each template, from a target that verifies no drafts."""
+"""The right answer to each template, from a target that verifies no drafts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from benchmark.soak.asking import ask
 from benchmark.soak.templates import Template
 
 AT_ONCE = 2
-"""Requests: few enough that a small KV pool has room for them, so that none is retracted.
+"""Requests in flight, few enough for a small KV pool, so that SGLang retracts none.
 
-Penalised ones are asked one by one, as SGLang's penalties may depend on the batch.
+Requests with penalties run alone, because SGLang's penalties may depend on the batch.
 """
 PLAINLY = {"qspec_enabled": False}
-"""Custom parameters of a request that a server with QSPEC decodes without drafts."""
+"""`custom_params` of a request that QSPEC decodes without drafts."""
 
 
 def gather(
     server: Server, templates: Iterable[Template], custom: dict[str, Any] | None = None
 ) -> dict[int, Answer]:
-    """The answers to the templates by their numbers. Raises ServerError if there is none to one."""
+    """The answers to the templates, by number. Raises ServerError if an answer is missing."""
 
     def answer(template: Template) -> Answer:
         body = template.body(template.text, custom or {})

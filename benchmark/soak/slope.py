@@ -1,8 +1,8 @@
 """The growth of a figure per hour, with a 95 % interval.
 
-Neighbouring samples of a process's memory are alike, so least squares over all of them would give
-an interval that is far too small. Samples are therefore averaged over BLOCKS stretches of equal
-time. The line goes through these means, and the interval is Student's, from their residuals.
+Neighbouring samples of a process's memory are alike, so the interval of a fit to all samples would
+be far too small. The fit is therefore to the means of BLOCKS stretches of equal time, and the
+interval is Student's, from the residuals of the means.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from benchmark.harness.statistics import rounded
 
 BLOCKS = 12
 STUDENT_975 = float(stats.t.ppf(0.975, BLOCKS - 2))
-"""95 % of Student's t with BLOCKS - 2 degrees of freedom lie within plus and minus this."""
+"""The 97.5th percentile of Student's t with BLOCKS - 2 degrees of freedom."""
 HOUR_S = 3600.0
 MIN_PER_BLOCK = 3
-"""Samples, so that a block's mean is one."""
+"""Minimum number of samples in a block."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,16 @@ def slope(samples: Sequence[tuple[float, float]]) -> Slope | None:
     if len(samples) < BLOCKS * MIN_PER_BLOCK:
         return None
     points = np.array(sorted(samples), dtype=np.float64)
-    begin, end = points[0, 0], points[-1, 0]
-    if end <= begin:
+    if points[0, 0] == points[-1, 0]:
         return None
-    places = np.minimum(((points[:, 0] - begin) / (end - begin) * BLOCKS).astype(int), BLOCKS - 1)
-    counts = np.bincount(places, minlength=BLOCKS)
+    counts, times, values = (
+        stats.binned_statistic(points[:, 0], points[:, column], statistic, BLOCKS).statistic
+        for column, statistic in ((0, "count"), (0, "mean"), (1, "mean"))
+    )
     if counts.min() < MIN_PER_BLOCK:
         return None
-    times = np.bincount(places, points[:, 0], BLOCKS) / counts
-    values = np.bincount(places, points[:, 1], BLOCKS) / counts
     line = stats.linregress(times, values)
-    # The error of means that are all equal is not a number.
+    # The error is NaN if all means are equal.
     half = STUDENT_975 * np.nan_to_num(line.stderr)
     ends = (line.slope, line.slope - half, line.slope + half)
     return Slope(*(float(end) * HOUR_S for end in ends))

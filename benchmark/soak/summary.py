@@ -1,4 +1,4 @@
-"""The figures of a soak: slopes of memory, and the lives of the sidecar."""
+"""The figures of a soak: slopes of memory, and the lives of the sidecars."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from benchmark.soak.slope import Slope, slope
 WARM_UP_S = 300.0
 LEAST_LIFE_S = 60.0
 LEAST_LIFE_SHARE = 0.1
-"""Share of the samples' time; a shorter life of the sidecar shows nothing of its memory."""
+"""Minimum share of the soak; a shorter life of a sidecar tells nothing about its memory."""
 
 
 def warm_up(seconds: float) -> float:
-    """Seconds that a slope leaves out: a quarter of all, or up to half of all for WARM_UP_S.
+    """Seconds that a slope leaves out, while caches and the allocator fill up.
 
-    Caches and the allocator fill up meanwhile.
+    It is a quarter of `seconds`, but at least WARM_UP_S, and at most half.
     """
     return max(seconds / 4, min(WARM_UP_S, seconds / 2))
 
 
 def server_slopes(rows: list[Row], began: float, ended: float) -> dict[str, Slope | None]:
-    """MiB per hour of all processes but the sidecar, between two moments and after a warm-up.
+    """MiB per hour of all processes but the sidecar, from `began` to `ended` without the warm-up.
 
-    `rss` and `uss` are of all together, and the rest of one role's resident memory each.
+    `rss` and `uss` are sums over all roles; the other keys are the resident memory of one role.
     """
     within = [row for row in rows if row["at"] <= ended]
     since = began + warm_up(ended - began)
@@ -38,9 +38,9 @@ def server_slopes(rows: list[Row], began: float, ended: float) -> dict[str, Slop
 
 
 def sidecar_lives(rows: list[Row], ended: float) -> list[dict[str, Any]]:
-    """Every long life of a sidecar: its time, and the slope of its resident memory after a warm-up.
+    """Every long life of a sidecar, the longest first.
 
-    The longest is first.
+    Each has its time, and the slope of its resident memory without the warm-up.
     """
     within = [row for row in rows if row["at"] <= ended]
     pids = dict.fromkeys(row["sidecar_pid"] for row in within if "sidecar_pid" in row)

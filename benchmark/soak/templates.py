@@ -1,7 +1,6 @@
-"""Requests with one right answer, which the soak repeats: greedy ones, and ones with a seed.
+"""Requests with one right answer, greedy or with a seed, which the soak repeats.
 
-A template is written once, in the terms of `/generate`, and `body` puts it into those of the three
-endpoints.
+A template has the names of `/generate`; `body` translates them for each of the three endpoints.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ CHAT = "/v1/chat/completions"
 PATHS = (GENERATE, COMPLETIONS, CHAT)
 
 POOL_SEED = 20
-"""Seed of the pool, which is the same in all soaks."""
+"""Seed of the pool; all soaks have the same pool."""
 SEEDED_SHARE = 3
-"""One template of this many is sampled with a seed; the others are greedy."""
+"""Every third template is sampled with a seed; the others are greedy."""
 
 PREFACE = (
     "The following notes were taken by a traveller who walked along the coast from one harbour to "
@@ -42,23 +41,23 @@ OPENAI_NAMES = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
-"""What the OpenAI endpoints call parameters of `/generate`."""
+"""Names of the OpenAI endpoints for parameters of `/generate`."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A request without what must not change its answer: rid, guesses, controls, streaming."""
+    """A request without rid, guesses, controls and streaming, which must not change its answer."""
 
     path: str
     text: str
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters, by their names in `/generate`."""
     number: int | None = None
-    """Place in the pool; None for a sampled request without a seed, which has no one answer."""
+    """Place in the pool; None for a sampled request without a seed, whose answer varies."""
 
     @property
     def answers(self) -> int:
-        """How many answers it asks for."""
+        """Number of answers to the request."""
         count: int = self.sampling.get("n", 1)
         return count
 
@@ -86,7 +85,7 @@ class Template:
 
 
 def pool(size: int) -> list[Template]:
-    """Templates of all endpoints, of prompts of 5 to 350 tokens and answers of up to 96."""
+    """Templates of all endpoints, with prompts of 5 to 350 tokens and answers of up to 96."""
     rng = random.Random(POOL_SEED)
     return [
         Template(
@@ -103,14 +102,14 @@ def pool(size: int) -> list[Template]:
 
 
 def unseeded(rng: random.Random) -> Template:
-    """A sampled request without a seed, which has another answer each time."""
+    """A sampled request without a seed, whose answer varies."""
     sampling = seeded(rng, 0)
     del sampling["sampling_seed"]
     return Template(rng.choice(PATHS), prompt(rng), {**sampling, **shape(rng)})
 
 
 def prompt(rng: random.Random) -> str:
-    """Short, long, with a beginning that others share, or with the same words over and over."""
+    """A prompt: short, long, with a common beginning, or with repeated words."""
     question = rng.choice(QUESTIONS)
     kind = rng.randrange(5)
     if kind == 0:
@@ -126,7 +125,7 @@ def prompt(rng: random.Random) -> str:
 
 
 def shape(rng: random.Random) -> dict[str, Any]:
-    """How long an answer may be, where it ends, how many there are, and penalties of some."""
+    """Length, end and number of the answers, and for some requests penalties."""
     found: dict[str, Any] = {"max_new_tokens": rng.choice((1, 2, 7, 16, 33, 64, 96))}
     chance = rng.random()
     if chance < 0.15:
@@ -143,18 +142,15 @@ def shape(rng: random.Random) -> dict[str, Any]:
 
 
 def seeded(rng: random.Random, seed: int) -> dict[str, Any]:
-    """How a sampled request samples."""
-    found: dict[str, Any] = {
-        "temperature": rng.choice((0.5, 0.8, 1.0, 1.3)),
-        "sampling_seed": seed,
-    }
+    """Temperature, seed and filters of a sampled request."""
+    found: dict[str, Any] = {"temperature": rng.choice((0.5, 0.8, 1.0, 1.3)), "sampling_seed": seed}
     found.update(rng.choice(_FILTERS))
     return found
 
 
 # Without overlap SGLang applies the penalties of a request in the order of a Python set of classes,
-# which differs from process to process. A penalty that is added and one that multiplies therefore
-# give no reproducible answer together.
+# which differs between processes. So an additive and a multiplicative penalty together give no
+# reproducible answer.
 _PENALTIES: Sequence[dict[str, float]] = (
     {"frequency_penalty": 0.6},
     {"presence_penalty": 0.9},

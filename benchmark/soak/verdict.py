@@ -1,4 +1,4 @@
-"""Whether a request ended as it must: what is wrong with it, in words."""
+"""Judges ended requests: whether they ended as planned, and what is wrong."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from benchmark.soak.asking import Outcome
 from benchmark.soak.mix import Fate, Request
 
 SHOWN = 600
-"""Characters of a message, at most."""
+"""Maximum length of a message, in characters."""
 AROUND = 40
-"""Characters or tokens that are shown on both sides of a difference."""
+"""Characters or tokens shown on each side of a difference."""
 
 
 class Kind(Enum):
-    """What became of a request. The first three are as it should be."""
+    """The end of a request. The first three are right, the last two are violations."""
 
     WHOLE = "whole"
     CUT = "cut"
-    """Aborted, or its client hung up, as it was to."""
+    """Aborted, or the client hung up, as planned."""
     REFUSED = "refused"
-    """A bad request, as it was to be."""
+    """A bad request that the server refused, as planned."""
     FAILED = "failed"
     CHANGED = "changed"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reason` is empty unless the request failed or its answer was changed."""
+    """The end of a request; `reason` is empty unless it is a violation."""
 
     kind: Kind
     reason: str = ""
@@ -41,11 +41,10 @@ class Verdict:
 
 
 def judge(request: Request, outcome: Outcome, reference: Answer | None) -> Verdict:
-    """Compare what became of `request` with what was to, and its answer with `reference`.
+    """Compare the outcome of `request` with its plan, and its answer with `reference`.
 
-    `reference` is None for a request that has no one answer. Where a request is cut on purpose,
-    an answer that was whole before that is judged as any other, and a part of one must be the
-    beginning of the reference.
+    `reference` is None for a request whose answer varies. If a request was cut on purpose, a part
+    of an answer must be the beginning of the reference; a whole answer is judged as any other.
     """
     cut = request.fate in (Fate.HANG_UP, Fate.ABORT)
     if request.fate is Fate.BAD:
@@ -54,7 +53,7 @@ def judge(request: Request, outcome: Outcome, reference: Answer | None) -> Verdi
         return _failed(f"HTTP {outcome.status} instead of 400: {outcome.error or outcome.data}")
     if outcome.status is not None and outcome.status != 200:
         told = str(outcome.error or outcome.data)
-        # SGLang answers an aborted request by a 4xx or 503 that says so.
+        # SGLang answers an aborted request with a 4xx or 503 that contains "abort".
         if request.fate is Fate.ABORT and outcome.status in _ABORTED and "abort" in told.lower():
             return Verdict(Kind.CUT)
         return _failed(f"HTTP {outcome.status}: {told}")
@@ -78,32 +77,32 @@ def judge(request: Request, outcome: Outcome, reference: Answer | None) -> Verdi
 
 
 def malformed(request: Request, answer: Answer) -> str:
-    """What of a whole answer does not fit its request, whatever its text; empty if nothing."""
+    """What in a whole answer does not fit its request, besides its text; empty if all fits."""
     sampling, template = request.template.sampling, request.template
     most = sampling["max_new_tokens"]
     if len(answer.parts) != template.answers:
         return f"{len(answer.parts)} answers instead of {template.answers}"
     for part in answer.parts:
         if part.reason not in ("stop", "length"):
-            return f"the answer ended by {part.reason!r}"
+            return f"the answer ended with {part.reason!r}"
         if sampling.get("ignore_eos") and part.reason != "length":
-            return f"the answer ended by {part.reason!r} in spite of ignore_eos"
+            return f"the answer ended with {part.reason!r} in spite of ignore_eos"
         if part.output_ids is not None and len(part.output_ids) > most:
-            return f"{len(part.output_ids)} tokens, and at most {most} were asked for"
+            return f"{len(part.output_ids)} tokens instead of at most {most}"
     tokens = answer.completion_tokens
     if tokens is None or answer.prompt_tokens is None:
-        return "the answer does not tell how many tokens it has"
+        return "the answer has no token counts"
     if tokens > most * template.answers:
-        return f"{tokens} tokens are counted, and at most {most} were asked for"
+        return f"the server counts {tokens} tokens instead of at most {most} per answer"
     if all(part.output_ids is not None for part in answer.parts):
         counted = sum(len(part.output_ids or ()) for part in answer.parts)
         if counted != tokens:
-            return f"{tokens} tokens are counted, and there are {counted}"
+            return f"the server counts {tokens} tokens instead of {counted}"
     return ""
 
 
 def differs(answer: Answer, reference: Answer) -> str:
-    """Where a whole answer is not the reference; empty if it is."""
+    """The first difference of a whole answer from the reference; empty if they are equal."""
     for number, (part, own) in enumerate(zip(answer.parts, reference.parts, strict=True)):
         if part != own:
             return f"answer {number} {_unlike(part, own)}"
@@ -114,10 +113,10 @@ def differs(answer: Answer, reference: Answer) -> str:
 
 
 def begins(answer: Answer, reference: Answer) -> str:
-    """Where an answer that was cut is not the beginning of the reference; empty if it is.
+    """The first difference of a cut answer from the beginning of the reference; empty without one.
 
-    By tokens, and by text where there are no tokens; a stop string may be in the text until it is
-    whole, so an end that the reference stops before is not a difference.
+    Compares tokens, or texts without tokens. A text may hold the first characters of a stop string,
+    which the reference lacks, so characters beyond its end are no difference.
     """
     for number, (part, own) in enumerate(zip(answer.parts, reference.parts, strict=False)):
         if part.output_ids is not None and own.output_ids is not None:
@@ -140,7 +139,7 @@ def _failed(reason: str) -> Verdict:
 
 
 def _unlike(part: Part, own: Part) -> str:
-    """Where a part first differs from the right one: by text, then by tokens, then by its end."""
+    """The first difference of a part: of its text, then of its tokens, then of its end."""
     names = ("text", "output_ids")
     for name in names:
         found, right = getattr(part, name) or (), getattr(own, name) or ()
@@ -149,4 +148,4 @@ def _unlike(part: Part, own: Part) -> str:
             place = len(list(same))
             ends = slice(max(0, place - AROUND), place + AROUND)
             return f"differs in {name} from {place} on: {found[ends]!r} instead of {right[ends]!r}"
-    return f"ended by {part.reason}, {part.matched!r} instead of {own.reason}, {own.matched!r}"
+    return f"ended with {part.reason}, {part.matched!r} instead of {own.reason}, {own.matched!r}"

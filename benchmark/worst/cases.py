@@ -1,4 +1,4 @@
-"""The cases of `bench_worst_case`, in which drafts do not pay, and its cells."""
+"""The cases of `bench_worst_case`, in which drafts do not pay, and the cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEC_BENCH = "spec-bench"
 BASELINE = "none"
 ADAPTIVE = "adaptive"
 FIXED = "width-"
-"""Prefix of a width: the tokens of each request that every pass verifies."""
+"""Prefix of a fixed width, in tokens of a request in every pass."""
 
 
 @dataclass(frozen=True)
@@ -23,36 +23,44 @@ class Case:
 
     name: str
     text: str
-    """What it is, for --help."""
+    """Description for --help."""
     sources: tuple[str, ...] = ()
-    """Sources that drafts may come from; all if empty."""
+    """Allowed draft sources; all if empty."""
     temperature: float = 0.0
     misled: bool = False
-    """Whether the sidecar is the one that drafts wrong tokens."""
+    """Whether the wrong sidecar drafts."""
 
 
 CASES = (
     Case(
         GUESSES,
-        "guesses of the client that resemble the answer and propose wrong tokens alone",
+        "guesses of the client that resemble the answer, but propose only wrong tokens",
         ("guess",),
     ),
     Case(
         SIDECAR,
-        "a sidecar that drafts wrong tokens alone, as fast as a good one",
+        "a sidecar that drafts only wrong tokens, as fast as a good one",
         ("queue", "step"),
         misled=True,
     ),
     Case(RANDOM, "prompts of random tokens, at temperature 1.5", temperature=1.5),
-    Case(LONG, "prompts of thousands of tokens that differ in their ends alone"),
+    Case(LONG, "prompts of thousands of tokens that differ only at the end"),
     Case(SPEC_BENCH, "prompts of Spec-Bench, two for each request in flight"),
 )
 BY_NAME = {case.name: case for case in CASES}
+SHOWN = {
+    SPEC_BENCH: "Spec-Bench",
+    RANDOM: "random text",
+    LONG: "long contexts",
+    GUESSES: "wrong guesses",
+    SIDECAR: "wrong sidecar",
+}
+"""Names of the cases in the chart."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A configuration's turn at a case, with some number of requests in flight."""
+    """A case that a configuration serves, with some number of requests in flight."""
 
     round: int
     """From 1."""
@@ -68,13 +76,9 @@ class Cell:
 def cells_of(
     cases: Iterable[str], levels: Sequence[int], widths: Sequence[int], rounds: int
 ) -> list[Cell]:
-    """All cells, each round in the order opposite to the one before.
-
-    Fixed widths are compared on Spec-Bench alone.
-    """
-    chosen = list(cases)
+    """All cells; every second round has the reverse order. Only Spec-Bench has fixed widths."""
     first = []
-    for case in chosen:
+    for case in cases:
         fixed = [f"{FIXED}{width}" for width in widths] if case == SPEC_BENCH else []
         first += [
             Cell(1, case, level, config)
@@ -89,5 +93,5 @@ def cells_of(
 
 
 def width_of(config: str) -> int | None:
-    """The width of a configuration of one width; None for the others."""
+    """The width of a configuration with a fixed width; None for the others."""
     return int(config.removeprefix(FIXED)) if config.startswith(FIXED) else None

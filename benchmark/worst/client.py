@@ -1,4 +1,4 @@
-"""Serves the cells of `bench_worst_case`, and makes the guesses that mislead."""
+"""Serves the cells of `bench_worst_case`, and makes wrong guesses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_UP_TOKENS = 8
 MODE = 4
 """`auto`, of the setting `qspec_mode`."""
 LOOKAHEAD = 16
-"""Most tokens that drafts run ahead of committed output; a server's default."""
+"""Maximum number of draft tokens ahead of the committed output; the default of a server."""
 
 
 def vocab_size_of(model: Path) -> int:
@@ -27,10 +27,10 @@ def vocab_size_of(model: Path) -> int:
 
 
 class Client:
-    """Serves cells, and keeps the answers that the guesses of later rounds are made from."""
+    """Serves cells, and keeps the answers from which it makes the guesses of later rounds."""
 
     def __init__(self, vocab_size: int, width: int) -> None:
-        """`width` is the widest pass, in tokens of a request."""
+        """`width` is the maximum width of a pass, in tokens of a request."""
         self._vocab_size = vocab_size
         self._width = width
         self._guesses: dict[tuple[int, ...], list[int | None]] = {}
@@ -58,7 +58,7 @@ class Client:
             warm,
             has_sidecar=speculating,
             await_sidecar=not case.misled,
-            # What prompts share stays in the cache.
+            # The common beginning of the prompts stays in the cache.
             flush=not load.shared,
         )
 
@@ -73,14 +73,13 @@ class Client:
         }
 
     def _learn(self, server: Server, load: Load) -> None:
-        """Get the answers that guesses are made from, without drafts, so that QSPEC learns none."""
+        """Get the answers for the guesses, without drafts, so that QSPEC does not learn them."""
         unknown = [prompt for prompt in load.prompts if prompt not in self._guesses]
         if unknown:
             plain = sampling(0.0, load.max_new_tokens, qspec_enabled=False)
             found = Load(tuple(unknown), load.max_new_tokens)
-            for prompt, answer in zip(
-                unknown, _ask(server, found, [plain] * len(unknown)), strict=True
-            ):
+            answers = _ask(server, found, [plain] * len(unknown))
+            for prompt, answer in zip(unknown, answers, strict=True):
                 self._guesses[prompt] = misleading(answer["output_ids"], self._vocab_size)
 
     def _custom(self, cell: Cell, prompt: tuple[int, ...]) -> dict[str, Any]:
@@ -94,7 +93,7 @@ class Client:
 
 
 def _ask(server: Server, load: Load, asked: list[dict[str, Any]]) -> list[Raw]:
-    """The answers to all prompts; what the prompts share is read once, before them."""
+    """The answers to all prompts; the server prefills their common beginning once, before them."""
     if load.shared:
         only = {"input_ids": list(load.prompts[0][: load.shared])}
         server.post("/generate", {**only, "sampling_params": sampling(0.0, 1)})

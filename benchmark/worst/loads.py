@@ -15,18 +15,18 @@ from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 DOCUMENTS = ("README.md", "docs/design.md", "docs/theory.md", "docs/results.md")
 RANDOM_PROMPT_TOKENS = 64
 GUESS_TOKENS = 4096
-"""Most guess tokens of a request; a server's default."""
+"""Maximum guess tokens of a request; the default of a server."""
 MOST_COPIES = 4
 
 
 @dataclass(frozen=True)
 class Load:
-    """Prompts as token ids, and how long their answers are."""
+    """Prompts as token ids, and the length of their answers in tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int
     shared: int = 0
-    """Tokens that all prompts begin with; they are in the server's cache."""
+    """Length of the common beginning of all prompts, which is in the server's cache."""
 
 
 class Loads:
@@ -78,19 +78,17 @@ def _documents() -> str:
 
 
 def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
-    """Guesses that match the answer in each of its places and propose a wrong token there.
+    """Guesses that match the answer at each place and propose a wrong token there.
 
-    A guess has every two tokens of the answer, followed by a token that does not follow them there.
-    Copies of it agree with each other, so the server trusts them until it has seen them fail.
+    A guess has every two tokens of the answer, each followed by a wrong token. Its copies agree
+    with each other, so the server trusts them until they fail.
     """
     guess: list[int] = []
     for first, second, following in zip(answer, answer[1:], answer[2:], strict=False):
         guess += [first, second, (following + 1) % vocab_size]
     copies = max(1, min(MOST_COPIES, GUESS_TOKENS // max(len(guess), 1)))
-    flat: list[int | None] = []
-    for number in range(copies):
-        flat += [None] * bool(number) + guess[:GUESS_TOKENS]
-    return flat
+    one: list[int | None] = [*guess[:GUESS_TOKENS], None]
+    return (one * copies)[:-1]
 
 
 def sampling(temperature: float, max_new_tokens: int, **custom_params: Any) -> dict[str, Any]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.harness.report import Report, Table
+from benchmark.harness import charts
+from benchmark.harness.report import Figure, Report, Table
 from benchmark.harness.run import Run
 from benchmark.harness.statistics import Medians, Ratio, number, percent, ratio_record, rounded
-from benchmark.worst.cases import ADAPTIVE, BASELINE, Cell, width_of
+from benchmark.worst.cases import ADAPTIVE, BASELINE, SHOWN, Cell, width_of
 
-HEAD = ("case", "in flight", "config", "tokens/s", "over none", "proposed", "accepted", "others")
 NOTE = (
-    "proposed, accepted: draft tokens of a request in a pass; others: the largest share of the "
+    "proposed, accepted: draft tokens of a request in a pass; others: largest share of the "
     "processors that other processes took in a round"
 )
-METHOD = """All configurations serve a case one after another, in an order that reverses from round
-to round; servers that do not serve are stopped. Ratios are of tokens per second."""
+METHOD = """All configurations serve a case before the next case, in an order that reverses from
+round to round; the other servers are stopped meanwhile. Ratios are of tokens per second."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration in a case, at some number of requests in flight."""
+    """A configuration in a case, with some number of requests in flight."""
 
     case: str
     running: int
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def accept_length(self) -> float:
-        """Tokens of a request in a pass, the target's own included."""
+        """Output tokens of a request per pass."""
         return 1.0 + self._per_pass(sum(run.accepted.total() for run in self.rounds.values()))
 
     @property
@@ -50,19 +50,6 @@ class Row:
     def others_share(self) -> float:
         """Largest share of all processors that other processes took in a round."""
         return max(run.others_share for run in self.rounds.values())
-
-    def cells(self) -> list[str]:
-        """The row of the table."""
-        return [
-            self.case,
-            str(self.running),
-            self.config,
-            f"{self.tokens_per_s:.1f}",
-            "" if self.ratio is None else str(self.ratio),
-            number(self.proposed_per_pass),
-            number(self.accept_length - 1),
-            percent(self.others_share),
-        ]
 
     def record(self) -> dict[str, Any]:
         """For the line of JSON."""
@@ -77,8 +64,20 @@ class Row:
         return tokens / max(1, sum(run.passes for run in self.rounds.values()))
 
 
+COLUMNS: Mapping[str, Callable[[Row], object]] = {
+    "case": lambda row: row.case,
+    "in flight": lambda row: row.running,
+    "config": lambda row: row.config,
+    "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
+    "over none": lambda row: row.ratio or "",
+    "proposed": lambda row: row.proposed_per_pass,
+    "accepted": lambda row: row.accept_length - 1,
+    "others": lambda row: percent(row.others_share),
+}
+
+
 class Summary:
-    """All rows in the order of the runs, and the two figures that have goals."""
+    """All rows in the order of the runs, and the two ratios that have goals."""
 
     def __init__(self, runs: Mapping[Cell, Run]) -> None:
         self._loads: dict[tuple[str, int], dict[str, dict[int, Run]]] = {}
@@ -93,13 +92,13 @@ class Summary:
 
     @property
     def worst_ratio(self) -> Ratio | None:
-        """The least of adaptive over no speculation; None before both have served a case."""
+        """The smallest of adaptive over no speculation; None before both have served a case."""
         ratios = [row.ratio for row in self.rows if row.config == ADAPTIVE and row.ratio]
         return min(ratios, key=lambda ratio: ratio.median, default=None)
 
     @property
     def adaptive_over_best_fixed_min(self) -> Ratio | None:
-        """The least over the fixed width that is fastest at the same requests in flight."""
+        """The smallest over the fixed width that is fastest at the same requests in flight."""
         ratios = [
             Ratio.of(configs.get(ADAPTIVE, {}), rounds)
             for configs in self._loads.values()
@@ -117,15 +116,29 @@ class Summary:
         }
 
     def report(self, failed: Mapping[str, str], facts: Mapping[str, Any]) -> Report:
-        """One table."""
-        table = Table("Cases", HEAD, [row.cells() for row in self.rows], NOTE)
+        """A table, and a chart."""
+        table = Table.of("Cases", self.rows, COLUMNS, NOTE)
         headline = (
             f"Adaptive width over no speculation, at least: {number(self.worst_ratio)}. Over the "
             f"fastest fixed width, at least: {number(self.adaptive_over_best_fixed_min)}."
         )
-        return Report(
-            "What drafts that do not pay cost", headline, [table], METHOD, facts, (), failed
-        )
+        title, drawn = "The cost of drafts that do not pay", self.figures()
+        return Report(title, headline, [table], METHOD, facts, drawn, failed)
+
+    def figures(self) -> tuple[Figure, ...]:
+        """The speedup by requests in flight, a line for each case; empty without matplotlib."""
+        if not charts.available():
+            return ()
+        lines: dict[str, dict[float, float]] = {}
+        for row in self.rows:
+            if row.config == ADAPTIVE and row.ratio is not None:
+                lines.setdefault(SHOWN[row.case], {})[row.running] = row.ratio.median
+        colors = dict(zip(SHOWN.values(), charts.COLORS, strict=True))
+        axes = ("requests in flight; dashed: no speculation", "speedup (× tokens/s)")
+        svg = charts.lines({"": lines}, *axes, colors=colors, reference=1.0) if lines else None
+        title = "Speedup by requests in flight"
+        caption = "Tokens per second of QSPEC with adaptive width over those of no speculation."
+        return (Figure("speedup", title, caption, svg),)
 
 
 def _over(

@@ -2,8 +2,8 @@
 
     python -m benchmark.worst.wrong_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT [CORE ...]
 
-It draws every token at random and otherwise keeps to the protocol. Completions come at once, and
-steps as fast as a good drafter gives them, so that the target waits for them. It ends on SIGTERM.
+It draws every token at random, and keeps to the protocol otherwise. Completions come at once, and
+step drafts as fast as those of a good drafter, so that the target waits for them. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -19,87 +19,63 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sglang_qspec import messages
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import LinkServer, Peer, PrivateEndpoint, fingerprint
-from sglang_qspec.messages import (
-    PROTOCOL,
-    Close,
-    Commit,
-    Commits,
-    Drafted,
-    Heartbeat,
-    Submit,
-    Welcome,
-)
+from sglang_qspec.messages import PROTOCOL, Close, Commit, Commits, Drafted, Heartbeat, Submit
 
 STEP_SECONDS = 0.004
-"""Between two tokens of a step draft."""
+"""Time between two tokens of a step draft."""
 LONGEST_COMPLETION = 64
 
 
 class Guesser:
-    """Drafts completions at once, and for each request one step draft, from its latest commit."""
+    """Drafts completions at once, and a step draft for each request from its latest commit."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self.drafted = 0
-        """Tokens."""
+        """Number of draft tokens."""
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
         self._number = MAX_COMPLETIONS
         self._steps: dict[tuple[Peer, int], tuple[Commit, int, int]] = {}
-        """The commit that a step draft continues, the draft's number, and its tokens so far."""
+        """The commit that a step draft continues, the draft's number, and its length."""
 
-    def submit(self, message: Submit) -> list[Drafted]:
-        """All completions of the submission."""
-        length = min(message.max_new_tokens, LONGEST_COMPLETION)
-        return [
-            self._draft(message, number, message.base_len, 0, length, finished=True)
-            for number in range(message.completions)
-        ]
-
-    def commit(self, peer: Peer, message: Commits) -> None:
-        """Begin a step draft for each of its requests."""
-        for request in message.requests:
-            self._number += 1
-            self._steps[peer, request.submission] = (request, self._number, 0)
-
-    def close(self, peer: Peer, message: Close) -> None:
-        self._steps.pop((peer, message.submission), None)
+    def handle(self, peer: Peer, message: messages.ToSidecar) -> list[Drafted]:
+        """The drafts that answer a message at once."""
+        if isinstance(message, Submit):
+            length = min(message.max_new_tokens, LONGEST_COMPLETION)
+            numbers = range(message.completions)
+            place = (message.base_len, 0, length)
+            return [self._draft(message.submission, n, *place, True) for n in numbers]
+        if isinstance(message, Commits):
+            for request in message.requests:
+                self._number += 1
+                self._steps[peer, request.submission] = (request, self._number, 0)
+        elif isinstance(message, Close):
+            self._steps.pop((peer, message.submission), None)
+        return []
 
     def step(self) -> list[tuple[Peer, Drafted]]:
-        """One more token of each step draft that is not long enough yet."""
+        """One more token of each step draft, up to its maximum length."""
         drafts = []
-        for key, (commit, number, length) in list(self._steps.items()):
+        for (peer, submission), (commit, number, length) in list(self._steps.items()):
             finished = length + 1 >= commit.max_new_tokens
             base_len = commit.base_len + len(commit.token_ids)
-            draft = self._draft(commit, number, base_len, length, 1, finished=finished)
-            drafts.append((key[0], draft))
-            self._steps[key] = (commit, number, length + 1)
+            draft = self._draft(submission, number, base_len, length, 1, finished)
+            drafts.append((peer, draft))
+            self._steps[peer, submission] = (commit, number, length + 1)
             if finished:
-                del self._steps[key]
+                del self._steps[peer, submission]
         return drafts
 
     def _draft(
-        self,
-        request: Submit | Commit,
-        number: int,
-        base_len: int,
-        start: int,
-        length: int,
-        *,
-        finished: bool,
+        self, submission: int, number: int, base_len: int, start: int, length: int, finished: bool
     ) -> Drafted:
         self.drafted += length
         token_ids = self._rng.choices(range(self._vocab_size), k=length)
-        return Drafted(
-            request.submission,
-            number,
-            base_len,
-            start,
-            token_ids,
-            finished,
-            known_len=base_len,
-        )
+        place = (submission, number, base_len, start)
+        return Drafted(*place, token_ids, finished, known_len=base_len)
 
 
 def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> None:
@@ -107,13 +83,8 @@ def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> No
     due = time.monotonic()
     while not stopping.is_set():
         for peer, message in server.receive(1):
-            if isinstance(message, Submit):
-                for draft in guesser.submit(message):
-                    server.send(peer, draft)
-            elif isinstance(message, Commits):
-                guesser.commit(peer, message)
-            elif isinstance(message, Close):
-                guesser.close(peer, message)
+            for draft in guesser.handle(peer, message):
+                server.send(peer, draft)
         if time.monotonic() >= due:
             due = time.monotonic() + STEP_SECONDS
             for peer, draft in guesser.step():
@@ -122,7 +93,7 @@ def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> No
 
 @contextmanager
 def running(model: Path, cores: Sequence[int]) -> Iterator[str]:
-    """Run the sidecar for a target on `cores`, or on any if it is empty; yields its endpoint."""
+    """Run the sidecar on `cores`, or unpinned if `cores` is empty; yields its endpoint."""
     from transformers import AutoConfig, AutoTokenizer
 
     vocab_size = AutoConfig.from_pretrained(model).vocab_size
@@ -147,7 +118,7 @@ def main() -> None:
         os.sched_setaffinity(0, map(int, cores))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    welcome = Welcome(PROTOCOL, "wrong", int(vocab_size), context_len=1 << 20)
+    welcome = messages.Welcome(PROTOCOL, "wrong", int(vocab_size), context_len=1 << 20)
     guesser = Guesser(int(vocab_size))
 
     def heartbeat() -> Heartbeat:

@@ -13,9 +13,9 @@ from benchmark.harness import dataset, speculation
 from benchmark.harness.configuration import Settings
 from benchmark.harness.dataset import fitting
 from benchmark.harness.server import ServerError, reason
-from benchmark.harness.serving import read_answer
+from benchmark.harness.serving import Sent, read_answer
 from benchmark.queueing.configurations import configuration
-from benchmark.queueing.load import Block, Load, Queue, cells_of, measure
+from benchmark.queueing.load import Block, Load, cells_of, measure, send
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
 BLOCKS = tuple(Block("qa", part, ("Who?",)) for part in range(3))
@@ -80,17 +80,17 @@ class Flaky:
         return {"output_ids": [1, 2], "meta_info": meta}
 
 
-def queue(server: Any, name: str = "none") -> Queue:
-    return Queue(server, configuration(name, SETTINGS), BLOCKS[0], LOAD)
+def sent_by(server: Any, name: str = "none") -> Sent:
+    return send(server, configuration(name, SETTINGS), BLOCKS[0], LOAD)
 
 
 @pytest.mark.parametrize("error", [ServerError("HTTP 500"), ConnectionResetError(), "abort"])
-def test_a_failed_request_is_sent_once_more_and_counted(error: Exception | str) -> None:
-    sent = queue(Flaky(error)).send()
+def test_a_request_that_fails_is_sent_once_more_and_counted(error: Exception | str) -> None:
+    sent = sent_by(Flaky(error))
     assert [raw["output_ids"] for raw in sent.raw] == [[1, 2]]
     assert sent.retried == 1
     with pytest.raises((ServerError, OSError)):
-        queue(Flaky(error, error)).send()
+        sent_by(Flaky(error, error))
 
 
 class LostSidecar(Flaky):
@@ -127,8 +127,8 @@ def test_a_block_is_served_once_the_sidecar_drafts_and_counts_only_its_own_draft
 
 def test_requests_ask_for_their_number_of_completions() -> None:
     few, most = Flaky(), Flaky()
-    queue(few, "qspec-2").send()
-    queue(most, "qspec-8").send()
+    sent_by(few, "qspec-2")
+    sent_by(most, "qspec-8")
     assert few.bodies[0]["sampling_params"]["custom_params"] == {"qspec_completions": 2}
     assert "custom_params" not in most.bodies[0]["sampling_params"]
 

@@ -36,13 +36,7 @@ def test_spec_bench_is_served_if_a_dataset_is_given() -> None:
     assert SPEC_BENCH in parse(["--dataset", "d.jsonl"]).cases
 
 
-def test_quick_reduces_every_number_that_is_not_given() -> None:
-    quick = parse(["--quick", "--levels", "32"])
-    assert (quick.levels, quick.rounds) == ([32], 1)
-    assert quick.max_new_tokens < parse([]).max_new_tokens
-
-
-def test_all_cases_share_a_server_except_the_wrong_sidecar_and_target_cores_are_equal() -> None:
+def test_all_but_the_misled_sidecar_share_a_server_and_target_cores_are_the_same() -> None:
     def one(case: str, config: str) -> Configuration:
         return configuration(Cell(1, case, 8, config), SETTINGS, "ipc:///wrong")
 

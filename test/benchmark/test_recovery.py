@@ -1,5 +1,8 @@
 """The time until throughput recovers, computed from the arrival times of tokens."""
 
+import pytest
+
+from benchmark.bench_faults import FAULTS, _figures
 from benchmark.faults.recovery import bins, rate, seconds_until
 
 # 10 tokens/s until 5, nothing until 6.5, then 20 tokens/s.
@@ -24,3 +27,11 @@ def test_throughput_that_does_not_recover_in_time_has_no_recovery_time() -> None
 
 def test_bins_are_relative_to_a_moment() -> None:
     assert [round(x) for x in bins(EVENTS, 5.0, -1.0, 2.0, 0.5)] == [10, 10, 0, 0, 0, 20]
+
+
+def test_the_chart_has_a_line_for_each_fault_and_is_drawn_from_the_record() -> None:
+    pytest.importorskip("matplotlib")
+    record = {"plain_tokens_per_s": 30.0, "bins": {fault: [60.0, 20.0, 61.0] for fault in FAULTS}}
+    (figure,) = _figures(record)
+    assert all(text in (figure.svg or "") for text in FAULTS.values())
+    assert _figures(record) == [figure]

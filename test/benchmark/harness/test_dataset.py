@@ -39,13 +39,13 @@ def test_a_prompt_without_a_group_is_in_the_group_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{not json", "Expecting property name"),
-        ([1], "must be a JSON object, not list"),
+        ("{not json", "JSON is malformed"),
+        ([1], "Expected `object`, got `array`"),
         ({"text": "x"}, "must have `turns`"),
-        ({"category": "qa", "turns": []}, "`turns` must be a list"),
-        ({"turns": ["x"]}, "`category` must be a text"),
-        ({"prompt": "  "}, "`prompt` must be a text that is not empty"),
-        ({"prompt": "x", "group": 3}, "`group` must be a text"),
+        ({"category": "qa", "turns": []}, "of length >= 1 - at `$.turns`"),
+        ({"turns": ["x"]}, "must have a `category`"),
+        ({"prompt": "  "}, "at `$.prompt`"),
+        ({"prompt": "x", "group": 3}, "Expected `str`, got `int` - at `$.group`"),
     ],
 )
 def test_a_malformed_line_is_an_error_that_names_file_and_line(
@@ -61,7 +61,7 @@ def test_a_malformed_line_is_an_error_that_names_file_and_line(
 def test_a_file_that_is_missing_or_empty_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"absent\.jsonl"):
         load(tmp_path / "absent.jsonl")
-    with pytest.raises(DatasetError, match=r"prompts\.jsonl: there is no prompt"):
+    with pytest.raises(DatasetError, match=r"prompts\.jsonl: the file has no prompt"):
         load(write(tmp_path, ""))
 
 

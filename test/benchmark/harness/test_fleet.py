@@ -38,6 +38,14 @@ class FakeServer:
         self.private_bytes = TARGET + SIDECAR * configuration.has_sidecar
         self._machine = machine
 
+    def __enter__(self) -> FakeServer:
+        try:
+            self.start()
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
     def start(self) -> None:
         self._machine.done.append(f"start {self.name}")
         if self.name in self._machine.refused and self._machine.running:
@@ -65,6 +73,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(fleet, "wait_for_sidecar", lambda _: None)
     memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=machine.available))
     monkeypatch.setattr(fleet, "psutil", memory)
+    monkeypatch.setattr(fleet, "SPARE_BYTES", 1.0)
     return machine
 
 
@@ -74,7 +83,7 @@ def run(running: Fleet, *names: str) -> None:
 
 
 def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none", "lookup", "lookup", "none")
     assert machine.done == [
         *("start none", "pause none", "start lookup"),
@@ -82,15 +91,15 @@ def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
     ]
 
 
-def test_one_server_serves_all_numbers_of_completions(machine: Machine) -> None:
-    with Fleet(1.0) as running:
+def test_all_numbers_of_completions_are_served_by_one_server(machine: Machine) -> None:
+    with Fleet(True) as running:
         run(running, "qspec-1", "qspec-8", "qspec-2")
     assert machine.done == ["start qspec-1", "stop qspec-1"]
 
 
 def test_a_server_that_lacks_memory_ends_the_longest_unused_server_first(machine: Machine) -> None:
     machine.available = 3 * TARGET + 0.5
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none", "lookup", "ngram")
         assert machine.done == [
             *("start none", "pause none", "start lookup", "pause lookup"),
@@ -100,7 +109,7 @@ def test_a_server_that_lacks_memory_ends_the_longest_unused_server_first(machine
 
 def test_a_sidecar_that_was_never_measured_counts_as_large_as_its_target(machine: Machine) -> None:
     machine.available = 3 * TARGET
-    with Fleet(0.5) as running:
+    with Fleet(True) as running:
         run(running, "none", "qspec-8")
         assert machine.done == ["start none", "pause none", "stop none", "start qspec-8"]
         # The sidecar has been measured by now, and both servers fit.
@@ -110,19 +119,19 @@ def test_a_sidecar_that_was_never_measured_counts_as_large_as_its_target(machine
 
 def test_a_server_that_fails_to_start_beside_others_is_started_alone(machine: Machine) -> None:
     machine.refused = ["lookup"]
-    with Fleet(1.0) as running:
+    with Fleet(True) as running:
         run(running, "none", "lookup")
         assert machine.done[2:] == ["start lookup", "stop lookup", "stop none", "start lookup"]
 
 
 def test_on_a_gpu_no_server_waits(machine: Machine) -> None:
-    with Fleet(None) as running:
+    with Fleet(False) as running:
         run(running, "none", "lookup")
         assert machine.done == ["start none", "pause none", "stop none", "start lookup"]
 
 
-def test_a_dropped_server_is_started_again(machine: Machine) -> None:
-    with Fleet(1.0) as running:
+def test_a_dropped_server_is_started_anew(machine: Machine) -> None:
+    with Fleet(True) as running:
         run(running, "none")
         running.drop(configuration("none", SETTINGS))
         run(running, "none")

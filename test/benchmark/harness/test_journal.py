@@ -55,7 +55,7 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
 
 def test_a_run_is_not_overwritten_and_not_mixed_with_another(tmp_path: Path) -> None:
     written(tmp_path)
-    with pytest.raises(JournalError, match="resume that run with --resume"):
+    with pytest.raises(JournalError, match="continue that run with --resume"):
         opened(tmp_path, resume=False)
     with pytest.raises(JournalError, match=r"its dtype is float32, and bfloat16 in this run"):
         opened(tmp_path, dtype="bfloat16")

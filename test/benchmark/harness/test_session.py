@@ -48,9 +48,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 def session(folder: Path, **options: bool) -> Session[Cell]:
     given = {"resume": False, "report_only": False, **options}
-    return Session(
-        "bench", Namespace(output=folder, free_gib=1.0, **given), Cell, SETTINGS, {"load": "a"}
-    )
+    return Session("bench", Namespace(output=folder, **given), Cell, SETTINGS, {"load": "a"})
 
 
 def serve(this: Session[Cell], measured: Measured) -> None:
@@ -109,7 +107,7 @@ def test_the_last_line_is_json_and_everything_is_written(
     assert last == json.loads((tmp_path / "results.json").read_text())
     assert last == {"rows": [], "command": "bench"}
     written = {path.name for path in tmp_path.iterdir()}
-    assert {"report.html", "tables.md", "results.json"} <= written
+    assert {"report.md", "results.json"} <= written
 
 
 def test_a_length_is_rounded_up() -> None:

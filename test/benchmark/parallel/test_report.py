@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from benchmark.bench_batch_parallel import record_of
 from benchmark.harness import charts
 from benchmark.harness.report import Figure, Report
 from benchmark.parallel.comparisons import compare
-from benchmark.parallel.figures import COLORS, figures
-from benchmark.parallel.measures import Results
+from benchmark.parallel.figures import COLORS, figures, timeline
+from benchmark.parallel.measures import Point, Results
 from benchmark.parallel.plan import NAMES
 from benchmark.parallel.report import disturbed, report_of
 from benchmark.parallel.targets import targets
@@ -44,56 +43,56 @@ def record(results: Results) -> dict[str, Any]:
     return record_of(results, {})
 
 
-class Tags(HTMLParser):
-    """Checks that the tags of a page are closed, and collects the addresses that they refer to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.references: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_the_page_has_all_figures_and_refers_to_no_other_file(results: Results) -> None:
+def test_the_page_has_all_tables_and_figures(results: Results) -> None:
     pytest.importorskip("matplotlib")
     drawn = figures(results, compare(results))
-    text = reported(results, {"queue": "no <memory>"}, drawn).page()
-    tags = Tags()
-    tags.feed(text)
-    assert not tags.open
-    assert len(tags.references) == len(drawn) == 6
-    assert all(figure.png and figure.png.startswith(b"\x89PNG") for figure in drawn)
-    assert not re.search(r"https?:|url\(|@import|<script|<link", text)
-    for expected in ("a &lt;big&gt; one", "no &lt;memory&gt;", "94% of 2.00", "not met"):
+    text = reported(results, {"queue": "no <memory>"}, drawn).markdown()
+    assert len(drawn) == 4
+    assert all((figure.svg or "").startswith("<?xml") for figure in drawn)
+    assert all(f"({figure.name}.svg)" in text for figure in drawn)
+    for expected in ("a <big> one", "no <memory>", "94% of 2.00", "not met"):
         assert expected in text
 
 
-def test_each_figure_shows_its_own_cells(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_is_the_same_file_each_time_it_is_drawn(results: Results) -> None:
+    pytest.importorskip("matplotlib")
+    first, again = (figures(results, compare(results)) for _ in range(2))
+    assert first == again
+    assert all("<text" in (figure.svg or "") for figure in first)
+
+
+def test_the_timeline_has_the_drafts_before_their_passes(results: Results) -> None:
+    for name in ("sequential", "ahead", "halves"):
+        row = results.row(Point(4, 4, name))
+        assert row is not None
+        passes, drafts = timeline(row)
+        for verified, drafted in zip(passes, drafts, strict=True):
+            assert verified.text == drafted.text
+            assert verified.begin >= drafted.begin + drafted.length - 1e-9
+        for before, after in itertools.pairwise(passes):
+            assert after.begin >= before.begin + before.length - 1e-9
+
+
+def test_figures_show_the_cells_they_are_about(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[dict[str, Any]] = []
 
-    def draw(panels: dict[str, Any], *_: object, **__: object) -> bytes:
+    def draw(panels: dict[str, Any], *_: object, **__: object) -> str:
         shown.append(panels)
-        return b""
+        return ""
 
     monkeypatch.setattr(charts, "available", lambda: True)
-    monkeypatch.setattr(charts, "lines_by_number", draw)
+    monkeypatch.setattr(charts, "lines", draw)
+    monkeypatch.setattr(charts, "timeline", lambda *_: "")
     figures(results, compare(results))
-    throughput, hidden, paper, same, times, inter_token = shown
-    for panels in (throughput, hidden, paper, same, times):
+    throughput, paper, same = shown
+    for panels in shown:
         assert list(panels) == ["k = 1", "k = 4"]
     assert throughput["k = 1"].keys() == set(NAMES) - {"sequential-half"}
     assert throughput["k = 1"]["none"].keys() == {2, 4}
     assert paper["k = 4"]["halves"] == {2: pytest.approx(30 / 16), 4: pytest.approx(30 / 16)}
     assert same["k = 4"].keys() == {"halves", "ahead", "(V + D) / max(V, D)"}
-    assert [points[4] for points in times["k = 4"].values()] == pytest.approx([30, 30])
-    assert inter_token["mean"] == {"none": {4: pytest.approx(20)}, "halves": {4: pytest.approx(20)}}
     names = {name for panels in shown for lines in panels.values() for name in lines}
     assert names <= COLORS.keys()
 
@@ -102,13 +101,14 @@ def test_without_data_there_is_a_report_that_says_so() -> None:
     pytest.importorskip("matplotlib")
     results = Results({})
     drawn = figures(results, compare(results))
-    assert {figure.png for figure in drawn} == {None}
-    assert "not measured" in reported(results, {}, drawn).page()
+    assert {figure.svg for figure in drawn} == {None}
+    assert "not measured" in reported(results, {}, drawn).markdown()
     assert "halves: failed: no memory" in reported(results, {"halves": "no memory"}).text()
 
 
-def test_every_line_of_a_markdown_table_has_the_same_number_of_cells(results: Results) -> None:
-    tables = reported(results).markdown().strip().split("\n\n")
+def test_the_markdown_has_as_many_cells_in_every_line_of_a_table(results: Results) -> None:
+    parts = reported(results).markdown().split("\n\n")
+    tables = [part for part in parts if part.startswith("|")]
     assert len(tables) == 5
     for text in tables:
         assert len({line.count("|") for line in text.splitlines()}) == 1
@@ -138,7 +138,7 @@ def test_the_record_holds_the_compared_figures(results: Results) -> None:
 def test_the_report_names_cells_that_shared_the_machine(results: Results) -> None:
     busy = {cell: replace(run, others_share=0.4) for cell, run in one_run("ahead").items()}
     some = Results(together(one_run("halves"), busy))
-    for text in (reported(some).text(), reported(some).page()):
+    for text in (reported(some).text(), reported(some).markdown()):
         assert "Do not trust 1 of 2 cells" in text
     assert disturbed(some.rows()).endswith("processors: ahead, k = 4, 4 in flight.")
     assert disturbed(results.rows()) == ""

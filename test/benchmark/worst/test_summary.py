@@ -64,3 +64,13 @@ def test_cases_that_were_not_served_have_no_figure() -> None:
     report = summary.report({}, {})
     assert "random-text" in report.text()
     assert "| random-text | 1 | adaptive |" in report.markdown()
+
+
+def test_the_chart_has_a_line_for_each_case_without_the_fixed_widths() -> None:
+    pytest.importorskip("matplotlib")
+    rates = {BASELINE: [100.0], ADAPTIVE: [150.0], "width-4": [140.0]}
+    runs = rounds("spec-bench", 1, rates) | rounds("random-text", 1, rates)
+    (figure,) = Summary(runs).figures()
+    assert "Spec-Bench" in (figure.svg or "")
+    assert "width-4" not in (figure.svg or "")
+    assert [empty.svg for empty in Summary({}).figures()] == [None]

@@ -10,8 +10,8 @@ from sglang_qspec.messages import Close, Commit, Commits, Submit
 PEER = Peer("server", b"1")
 
 
-def test_a_completion_is_sent_in_full() -> None:
-    drafts = Guesser(1000).submit(Submit(1, [5, 6], 0, 500, 3, 0.6))
+def test_completions_come_whole() -> None:
+    drafts = Guesser(1000).handle(PEER, Submit(1, [5, 6], 0, 500, 3, 0.6))
     assert [(draft.completion, draft.base_len, draft.start) for draft in drafts] == [
         (0, 0, 0),
         (1, 0, 0),
@@ -23,7 +23,7 @@ def test_a_completion_is_sent_in_full() -> None:
 
 def test_step_drafts_are_sent_one_token_at_a_time_up_to_the_requested_length() -> None:
     guesser = Guesser(1000)
-    guesser.commit(PEER, Commits([Commit(1, 4, [7, 8], 3)]))
+    guesser.handle(PEER, Commits([Commit(1, 4, [7, 8], 3)]))
     drafts = [draft for _ in range(9) for _, draft in guesser.step()]
     assert [(draft.base_len, draft.start, len(draft.token_ids)) for draft in drafts] == [
         (6, 0, 1),
@@ -37,8 +37,8 @@ def test_step_drafts_are_sent_one_token_at_a_time_up_to_the_requested_length() -
 
 def test_a_commit_replaces_the_last_one_and_a_close_ends_the_draft() -> None:
     guesser = Guesser(1000)
-    guesser.commit(PEER, Commits([Commit(1, 0, [7], 9), Commit(2, 0, [7], 9)]))
-    guesser.commit(PEER, Commits([Commit(1, 1, [7], 9)]))
+    guesser.handle(PEER, Commits([Commit(1, 0, [7], 9), Commit(2, 0, [7], 9)]))
+    guesser.handle(PEER, Commits([Commit(1, 1, [7], 9)]))
     assert [(draft.submission, draft.base_len) for _, draft in guesser.step()] == [(1, 2), (2, 1)]
-    guesser.close(PEER, Close(2))
+    guesser.handle(PEER, Close(2))
     assert [draft.submission for _, draft in guesser.step()] == [1]
