@@ -1,4 +1,4 @@
-"""Shared by all tests: SGLang on a CPU, the demo models, and the `--thorough` option."""
+"""Shared by all tests: SGLang on a CPU, the demo models, and the choice of tests."""
 
 import os
 import shutil
@@ -12,15 +12,26 @@ from sglang_qspec.models import DemoModels, demo_models
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="run the tests that take minutes too")
+    parser.addoption("--fast", action="store_true", help="no test with a server or a model")
+    parser.addoption("--thorough", action="store_true", help="also tests that take minutes each")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--thorough"):
-        return
-    long = [item for item in items if item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+    left_out = {item for item in items if _is_left_out(config, item)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        # One worker runs all tests of servers, which would compete for the processors.
+        server = item.get_closest_marker("server") is not None
+        item.add_marker(pytest.mark.xdist_group("servers" if server else str(item.path)))
+
+
+def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
+    if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
+        return True
+    heavy = item.get_closest_marker("server") or "models" in getattr(item, "fixturenames", ())
+    return bool(heavy) and bool(config.getoption("--fast"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,77 @@
+"""The sdist and the wheel: a server runs from the installed wheel, outside the checkout."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import sglang_qspec
+from benchmark.harness.server import Server
+from sglang_qspec.models import DemoModels
+from test.engine.server.running import COMMON, cores, generate, of_sidecar, state, tagged, until
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements" / ("cuda.txt" if shutil.which("nvidia-smi") else "cpu.txt")
+
+pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1800)]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The standard output of a command that must succeed."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_a_server_runs_from_the_wheel_that_the_sdist_gives(
+    models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = shutil.which("uv") or ROOT / ".venv-uv" / "bin" / "uv"
+    # A copy of the tracked files, because a build writes into its source.
+    source = tmp_path / "source"
+    for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0")[:-1]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    dist, environment = tmp_path / "dist", tmp_path / "environment"
+    build = ["--no-build-isolation", "--python", sys.executable, "--out-dir", dist]
+    run(uv, "build", *build, cwd=source)
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        packed = archive.getnames()
+    for part in ("LICENSE", "trie/native/module.cpp", "cpu/native/decoder.h", "py.typed"):
+        assert any(name.endswith(part) for name in packed), part
+    names = zipfile.ZipFile(wheel).namelist()
+    for part in ("LICENSE", "py.typed", "_native.pyi", ".so", "entry_points.txt", "standin"):
+        assert any(part in name for name in names), part
+    assert not any(name.startswith(("test", "benchmark")) for name in names)
+
+    run(uv, "venv", "--python", sys.executable, environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    run(uv, "pip", "sync", "--python", python, "--require-hashes", LOCK, cwd=tmp_path)
+    run(uv, "pip", "install", "--python", python, "--no-deps", wheel, cwd=tmp_path)
+    version = run(environment / "bin" / "qspec", "--version", cwd=tmp_path)
+    assert sglang_qspec.__version__ in version
+
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    server = Server(models.target, arguments, cores=cores(0))
+    server.command[0] = str(python)
+    with server:
+        until(lambda: state(server)["sidecar"] == "ready", 120)
+        programs = {Path(process.cmdline()[0]) for process in server.processes}
+        assert programs <= {python, Path("sglang::scheduler"), Path("sglang::detokenizer")}, programs
+        text = "The sun is a star because"
+        plain = generate(server, text, custom_params={"qspec_enabled": False})
+        guessed = generate(server, tagged(text, plain["text"]))
+        assert guessed["output_ids"] == plain["output_ids"]
+        assert guessed["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 4
+        until(lambda: generate(server, text) and of_sidecar(state(server)["accepted_tokens"]) > 0)
