@@ -16,15 +16,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also tests that take minutes each")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = {item for item in items if _is_left_out(config, item)}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        # One worker runs all tests of servers, which would compete for the processors.
-        server = item.get_closest_marker("server") is not None
-        item.add_marker(pytest.mark.xdist_group("servers" if server else str(item.path)))
 
 
 def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:

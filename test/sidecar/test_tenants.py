@@ -201,7 +201,7 @@ def test_prompts_over_a_servers_share_are_declined_and_others_are_not() -> None:
         return [m.reason for _, m in drafter.take() if isinstance(m, Declined)]
 
     assert declined(ONE, 1, 199) == []
-    assert "250 tokens" in declined(ONE, 2, 60)[0]
+    assert "250 text tokens" in declined(ONE, 2, 60)[0]
     assert declined(ONE, 3, 50) == []
     assert declined(TWO, 1, 199) == []
     assert "200 tokens" in declined(TWO, 2, 200)[0]
