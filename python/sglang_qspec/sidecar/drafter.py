@@ -197,10 +197,8 @@ class Drafter:
         finally:
             after = len(subscription.output_ids)
             self._quota.add_text(peer, after - before)
-        if (
-            subscription.place is not None
-        ):  # only the output of a served request grows past its drafts
-            return
+        if subscription.place is not None:
+            return  # only the output of a served request grows past its drafts
         for share in subscription.shares:
             completion = share.completion
             overtaken = not completion.finished and len(completion.token_ids) < after
