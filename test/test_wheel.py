@@ -37,8 +37,8 @@ def test_a_server_runs_from_the_wheel_that_the_sdist_gives(
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
     dist, environment = tmp_path / "dist", tmp_path / "environment"
-    build = ["--no-build-isolation", "--python", sys.executable, "--out-dir", dist]
-    run(uv, "build", *build, cwd=source)
+    build = ["--no-build-isolation", "--python", sys.executable]
+    run(uv, "build", *build, "--out-dir", dist, cwd=source)
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     with tarfile.open(sdist) as archive:
         packed = archive.getnames()
@@ -68,7 +68,9 @@ def test_a_server_runs_from_the_wheel_that_the_sdist_gives(
     with server:
         until(lambda: state(server)["sidecar"] == "ready", 120)
         programs = {Path(process.cmdline()[0]) for process in server.processes}
-        assert programs <= {python, Path("sglang::scheduler"), Path("sglang::detokenizer")}, programs
+        assert programs <= {python, Path("sglang::scheduler"), Path("sglang::detokenizer")}, (
+            programs
+        )
         text = "The sun is a star because"
         plain = generate(server, text, custom_params={"qspec_enabled": False})
         guessed = generate(server, tagged(text, plain["text"]))

@@ -31,7 +31,7 @@ from test.engine.server.running import (
 pytestmark = pytest.mark.server
 
 ROWS = {row.function.__name__: row for row in (*hooks.front(), *hooks.scheduler())}
-TOKENS = {"max_new_tokens": 24}
+TOKENS = {"max_new_tokens": 12}
 QUESTION = "Name three colours."
 
 
@@ -66,13 +66,13 @@ def expected(server: Server, prompts: list[str]) -> list[list[int]]:
 
 def chat(server: Server) -> str:
     message = {"role": "user", "content": QUESTION}
-    body = {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 16}
+    body = {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 6}
     text: str = server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
     return text
 
 
 def complete(server: Server) -> str:
-    body = {"model": "m", "prompt": QUESTION, "temperature": 0, "max_tokens": 16}
+    body = {"model": "m", "prompt": QUESTION, "temperature": 0, "max_tokens": 6}
     text: str = server.post("/v1/completions", body)["choices"][0]["text"]
     return text
 
@@ -90,9 +90,9 @@ def ask_all(server: Server) -> dict[str, object]:
     """The answers of all text endpoints, without the fields that differ between answers."""
     model = server.get("/v1/models")["data"][0]["id"]
     messages = {"messages": [{"role": "user", "content": QUESTION}]}
-    anthropic = {"model": model, "max_tokens": 16, "temperature": 0, **messages}
-    responses = {"model": model, "input": QUESTION, "temperature": 0, "max_output_tokens": 16}
-    ollama = {"model": model, "stream": False, "options": {"temperature": 0, "num_predict": 16}}
+    anthropic = {"model": model, "max_tokens": 6, "temperature": 0, **messages}
+    responses = {"model": model, "input": QUESTION, "temperature": 0, "max_output_tokens": 6}
+    ollama = {"model": model, "stream": False, "options": {"temperature": 0, "num_predict": 6}}
     return {
         "/v1/chat/completions": chat(server),
         "/v1/completions": complete(server),

@@ -1,5 +1,6 @@
 """An error in a hook at startup disables drafts or metrics, or stops the start."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,22 @@ def test_errors_while_output_and_metrics_are_set_up_disable_drafts_and_metrics(
         assert faults.met("output_streamer_class") == faults.met("start") == 1
 
 
-@pytest.mark.parametrize("hook", STOPPING)
 def test_an_error_in_a_hook_that_answers_depend_on_stops_the_start(
-    tiny: Path, tmp_path: Path, hook: str
+    tiny: Path, tmp_path: Path
 ) -> None:
-    faults = Faults(tmp_path)
-    faults.arm(hook)
-    arguments = [*COMMON, "--speculative-algorithm", "QSPEC"]
-    with pytest.raises(ServerError, match="ended with code") as error:
-        Server(tiny, arguments, environment=faults.environment).__enter__()
-    assert "KeyError: 'a fault'" in str(error.value)
-    assert faults.met(hook) == 1
+    def start(hook: str) -> None:
+        folder = tmp_path / hook
+        folder.mkdir()
+        faults = Faults(folder)
+        faults.arm(hook)
+        arguments = [*COMMON, "--speculative-algorithm", "QSPEC"]
+        with pytest.raises(ServerError, match="ended with code") as error:
+            Server(tiny, arguments, environment=faults.environment).__enter__()
+        assert "KeyError: 'a fault'" in str(error.value)
+        assert faults.met(hook) == 1
+
+    with ThreadPoolExecutor(len(STOPPING)) as pool:
+        starts = {hook: pool.submit(start, hook) for hook in STOPPING}
+    assert starts
+    for hook, started in starts.items():
+        assert started.exception() is None, hook

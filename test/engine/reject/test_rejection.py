@@ -1,34 +1,16 @@
 """Rejection sampling on a running server: real target, real sidecar, drafted probabilities."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens
-from test.engine.server.running import COMMON, cores, generate, state, until
+from test.engine.server.running import generate
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 
 pytestmark = pytest.mark.server
 
 # The server waits for step drafts, so most tokens have a drafted one to accept or reject.
 STEPS = {"custom_params": {"qspec_sources": ["step"]}}
-
-
-@pytest.fixture(scope="module")
-def server(models: DemoModels) -> Iterator[Server]:
-    arguments = [
-        *COMMON,
-        *("--speculative-algorithm", "QSPEC"),
-        *("--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
-        *("--speculative-qspec-acceptance", "reject"),
-        *("--speculative-qspec-mode", "sequential"),
-    ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
-        until(lambda: state(running)["sidecar"] == "ready", 120)
-        yield running
 
 
 def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server) -> None:

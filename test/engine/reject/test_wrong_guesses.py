@@ -1,11 +1,9 @@
 """A running server pauses guesses that are always wrong, and they change no answer.
 
-The server has no draft model, and the requests use guesses as their only draft source.
+The requests use guesses as their only draft source.
 """
 
-import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,17 +18,6 @@ pytestmark = pytest.mark.server
 
 ANSWER_TOKENS = 32
 VOCAB = 49152
-
-
-@pytest.fixture(scope="module")
-def server(models: DemoModels) -> Iterator[Server]:
-    arguments = [
-        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "8"),
-        *("--max-total-tokens", "8192", "--context-length", "1024", "--log-level", "warning"),
-        *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "8"),
-    ]
-    with Server(models.target, arguments, cores=sorted(os.sched_getaffinity(0))[:1]) as running:
-        yield running
 
 
 def ask(server: Server, prompts: list[str], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,47 +3,21 @@
 import contextlib
 import random
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-from benchmark.harness.dataset import render
 from benchmark.harness.server import Server, ServerError
-from benchmark.harness.speculation import wait_for_sidecar
-from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES, PIPELINES
-from sglang_qspec.models import DemoModels
 from test.engine.frequencies import PARAMETERS, check_first_tokens
-from test.engine.server.running import cores, state
+from test.engine.server.running import state
 
 pytestmark = pytest.mark.server
 
-SLOTS = 4
 GREEDY = {"temperature": 0, "max_new_tokens": 40}
 STEPS = {"custom_params": {"qspec_sources": ["step"]}}
-
-
-@pytest.fixture(scope="module")
-def prompts(models: DemoModels) -> list[str]:
-    return render(models.target, PROMPTS)
-
-
-@pytest.fixture(scope="module")
-def server(models: DemoModels) -> Iterator[Server]:
-    arguments = [
-        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
-        *("--max-total-tokens", "8192", "--context-length", "2048", "--log-level", "warning"),
-        *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
-        *("--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
-        "--enable-custom-logit-processor",
-    ]
-    with Server(models.target, arguments, cores=cores(0)) as server:
-        wait_for_sidecar(server)
-        yield server
 
 
 @pytest.fixture(scope="module")

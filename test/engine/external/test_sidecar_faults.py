@@ -1,115 +1,42 @@
 """Sidecar processes that are stopped, killed, replaced or send wrong messages, under load.
 
-One server, float32, greedy. The tests start its sidecars, all at one endpoint. How a server
-restarts its own sidecar is tested in `server/test_sidecar`.
+Float32 and greedy. How a server restarts its own sidecar is tested in `server/test_sidecar`.
 """
 
 from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
-from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES
-from sglang_qspec.link import PrivateEndpoint, fingerprint
-from sglang_qspec.models import DemoModels
-from test.engine.server.running import cores, of_sidecar, state, until
+from test.engine.external.conftest import SLOTS
+from test.engine.external.sidecars import Sidecars
+from test.engine.server.running import of_sidecar, state, until
 
 pytestmark = pytest.mark.server
 
-ROOT = Path(__file__).parents[2]
-SLOTS = 4
 MAX_NEW_TOKENS = 24
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
 PLAINLY = {**GREEDY, "custom_params": {"qspec_enabled": False}}
 
 
-class Sidecars:
-    """Starts sidecars at one endpoint, one at a time."""
-
-    def __init__(self, models: DemoModels, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self._models = models
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start a sidecar that drafts."""
-        self._start(
-            "sglang_qspec",
-            "sidecar",
-            "--model-path",
-            str(self._models.draft),
-            "--endpoint",
-            self.endpoint,
-            "--cores",
-            str(cores(1)[0]),
-            "--device",
-            "cpu",
-        )
-
-    def start_lying(self, seed: int) -> None:
-        """Start a sidecar that sends wrong messages."""
-        from transformers import AutoTokenizer
-
-        digest = fingerprint(AutoTokenizer.from_pretrained(self._models.target).get_vocab())
-        self._start("test.engine.lying_sidecar", self.endpoint, "49152", digest, str(seed))
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        assert self._process.poll() is None, "the sidecar ended by itself"
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.close()
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def _start(self, module: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL
-        )
+@pytest.fixture(scope="module", autouse=True)
+def settings(server: Server) -> None:
+    """The settings of the start, which other modules of this folder change."""
+    start = {"qspec_mode": MODES.index("auto"), "qspec_fixed_width": 0, "qspec_step_tokens": 16}
+    assert server.post("/set_internal_state", {"server_args": start}) == [True]
 
 
 @pytest.fixture(scope="module")
-def sidecars(models: DemoModels) -> Iterator[Sidecars]:
-    with PrivateEndpoint() as private:
-        sidecars = Sidecars(models, private.address)
-        sidecars.start()
-        try:
-            yield sidecars
-        finally:
-            sidecars.close()
-
-
-@pytest.fixture(scope="module")
-def server(models: DemoModels, sidecars: Sidecars) -> Iterator[Server]:
-    arguments = [
-        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
-        *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
-        *("--speculative-algorithm", "QSPEC", "--speculative-qspec-endpoint", sidecars.endpoint),
-    ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def prompts(models: DemoModels) -> list[str]:
-    return render(models.target, PROMPTS[:8])
+def prompts(prompts: list[str]) -> list[str]:
+    return prompts[:8]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,47 @@
+"""One server for the tests of this folder. The tests start its sidecars, all at one endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmark.harness.dataset import render
+from benchmark.harness.server import Server
+from benchmark.prompts import PROMPTS
+from sglang_qspec.link import PrivateEndpoint
+from sglang_qspec.models import DemoModels
+from test.engine.external.sidecars import Sidecars
+from test.engine.server.running import cores, state, until
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="package")
+def sidecars(models: DemoModels) -> Iterator[Sidecars]:
+    with PrivateEndpoint() as private:
+        sidecars = Sidecars(models, private.address)
+        sidecars.start()
+        try:
+            yield sidecars
+        finally:
+            sidecars.close()
+
+
+@pytest.fixture(scope="package")
+def server(models: DemoModels, sidecars: Sidecars) -> Iterator[Server]:
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
+        *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
+        *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
+        *("--speculative-qspec-endpoint", sidecars.endpoint),
+        "--enable-custom-logit-processor",
+    ]
+    with Server(models.target, arguments, cores=cores(0)) as running:
+        until(lambda: state(running)["sidecar"] == "ready")
+        yield running
+
+
+@pytest.fixture(scope="package")
+def prompts(models: DemoModels) -> list[str]:
+    return render(models.target, PROMPTS)
