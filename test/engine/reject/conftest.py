@@ -13,7 +13,6 @@ from test.engine.server.running import COMMON, cores, state, until
 def server(models: DemoModels) -> Iterator[Server]:
     arguments = [
         *COMMON,
-        *("--max-running-requests", "8"),
         *("--speculative-algorithm", "QSPEC"),
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),

@@ -26,12 +26,6 @@ def test_sampled_texts_are_as_frequent_as_without_speculation(server: Server) ->
     check_equally_frequent(texts[True], texts[False])
 
 
-def test_first_tokens_are_as_frequent_as_without_speculation_under_a_penalty(
-    server: Server,
-) -> None:
-    check_first_tokens(server, PARAMETERS["min-p, frequency"], STEPS["custom_params"], 150)
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", PARAMETERS)
