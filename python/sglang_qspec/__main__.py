@@ -15,6 +15,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
@@ -66,7 +67,7 @@ def _demo() -> None:
 def _quantize(options: argparse.Namespace) -> None:
     from sglang_qspec.models import quantize
 
-    device = options.device or ("cuda" if _has_cuda() else "cpu")
+    device: Literal["cpu", "cuda"] = options.device or ("cuda" if _has_cuda() else "cpu")
     folder = quantize(
         options.model, options.bits, options.group_size, options.output, device=device
     )

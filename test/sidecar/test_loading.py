@@ -1,5 +1,6 @@
 """Loading a draft model: errors of SGLang, memory, and what the process returns after an error."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ def test_a_sidecar_of_a_server_lets_the_servers_kernels_go_first_under_mps(
 ) -> None:
     monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY", raising=False)
     program._yield_gpu()
-    assert program.os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "1"
     monkeypatch.setenv("CUDA_MPS_CLIENT_PRIORITY", "0")
     program._yield_gpu()
-    assert program.os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "0"
 
 
 def test_quantized_layers_that_no_kernel_takes_are_refused_before_anything_loads(

@@ -28,6 +28,9 @@ REJECTION = SeededSampling(7, 0.9, probabilities=True)
 class OnDevice(TorchDispatchMode):
     """Fails if an operator copies from the device to the host, or indexes across devices."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(
         self,
         func: Any,

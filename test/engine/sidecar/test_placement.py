@@ -1,5 +1,6 @@
 """Where the sidecar runs and how much memory it gets, on machines with zero to eight GPUs."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -225,10 +226,10 @@ def test_a_claimed_gpu_is_refused_to_other_processes_until_the_claim_ends(
 def test_a_claim_directory_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     (gpu,) = machine(0)
     placement._claim_directory()
-    real = placement.os.geteuid()
+    real = os.geteuid()
     path = placement._claim_directory()
-    monkeypatch.setattr(placement.os, "geteuid", lambda: real + 1)
-    placement.os.rename(path, path.replace(f"_{real}", f"_{real + 1}"))
+    monkeypatch.setattr(os, "geteuid", lambda: real + 1)
+    os.rename(path, path.replace(f"_{real}", f"_{real + 1}"))
     with pytest.raises(PermissionError, match="belongs to another user"):
         placement._claim_directory()
     assert placement.claim(gpu)  # without a lock, the measured memory alone decides

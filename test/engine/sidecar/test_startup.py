@@ -11,21 +11,20 @@ from sglang_qspec.config import Placement, QSpecConfig
 from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink
 from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.sidecar.process import SidecarProcess
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines of the sidecars that have started; none of them really starts."""
     commands: list[list[str]] = []
-    monkeypatch.setattr(
-        startup.SidecarProcess, "start", lambda process: commands.append(process.command)
-    )
+    monkeypatch.setattr(SidecarProcess, "start", lambda process: commands.append(process.command))
     spec = SimpleNamespace(
         _speculative_draft_quantization_explicitly_set=False, speculative_draft_model_revision=None
     )
     monkeypatch.setattr(startup, "get_spec", lambda: spec)
     monkeypatch.setattr(startup, "get_model", lambda: SimpleNamespace(trust_remote_code=False))
-    monkeypatch.setattr(startup.atexit, "register", mock.Mock())
+    monkeypatch.setattr("atexit.register", mock.Mock())
     monkeypatch.setattr(startup, "_waiting", None)
     monkeypatch.delenv("SGLANG_QSPEC_PLACEMENT", raising=False)
     return commands
