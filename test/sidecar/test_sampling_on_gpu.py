@@ -29,7 +29,7 @@ class OnDevice(TorchDispatchMode):
     """Fails if an operator copies from the device to the host, or indexes across devices."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
