@@ -31,5 +31,5 @@ def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def models() -> DemoModels:
-    """SmolLM2-135M-Instruct and its 8-bit draft, converted once."""
-    return demo_models()
+    """SmolLM2-135M-Instruct and its 8-bit draft for the device at hand, converted once."""
+    return demo_models(on_cuda=shutil.which("nvidia-smi") is not None)

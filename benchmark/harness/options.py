@@ -73,12 +73,13 @@ def settings_of(
 ) -> Settings:
     """The settings by the options of `add_servers`. Makes the demo models if they are missing."""
     model, draft_model = options.model, options.draft_model
+    on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
     if model is None:
         from sglang_qspec.models import demo_models
 
         say("preparing the demo models (a minute the first time)")
-        model, draft_model = demo_models().target, demo_models().draft
-    on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
+        demo = demo_models(on_cuda=on_gpu)
+        model, draft_model = demo.target, demo.draft
     target, sidecar = options.target_cores, options.sidecar_cores
     if target is None:
         target, sidecar = split_cores(on_gpu)

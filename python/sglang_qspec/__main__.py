@@ -15,6 +15,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
@@ -58,7 +59,7 @@ def _keys(path: Path) -> None:
 def _demo() -> None:
     from sglang_qspec.models import demo_models
 
-    models = demo_models()
+    models = demo_models(on_cuda=_has_cuda())
     print(f"target {models.target}")
     print(f"draft {models.draft}")
 
@@ -66,7 +67,18 @@ def _demo() -> None:
 def _quantize(options: argparse.Namespace) -> None:
     from sglang_qspec.models import quantize
 
-    print(quantize(options.model, options.bits, options.group_size, options.output))
+    device: Literal["cpu", "cuda"] = options.device or ("cuda" if _has_cuda() else "cpu")
+    folder = quantize(
+        options.model, options.bits, options.group_size, options.output, device=device
+    )
+    print(folder)
+
+
+def _has_cuda() -> bool:
+    """Whether the models will run on a GPU of this machine."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _group_size(text: str) -> int | str:
@@ -100,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N|channel",
         help="number of weights that share a scale: 128, 64, 32, or channel for all weights of an "
         "output channel; by default channel for 8 bits, and the largest number that fits for 4",
+    )
+    quantize.add_argument(
+        "--for",
+        dest="device",
+        choices=("cpu", "cuda"),
+        help="kind of device that will run it, whose kernels must take the shapes of the layers; "
+        "by default cuda on a machine with a GPU, otherwise cpu",
     )
     quantize.add_argument("--output", type=Path, help="folder to create; default: in the cache")
 

@@ -13,6 +13,7 @@ Only this file reads the environment.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ token."""
 MAX_SERVER_TOKENS = 8 << 20
 """Default limit on the text tokens, and separately on the draft tokens, that a sidecar keeps for
 one server. A text token takes eight bytes and a draft token four, so a server takes about 100 MiB.
+"""
+SHARED_FRACTION = 0.15
+"""Default fraction of a device's memory for the draft model, where the target uses the device too.
 """
 PIPELINES = ("sequential", "halves", "ahead")
 """Ways to interleave the drafting of steps with their verification."""
@@ -66,6 +70,17 @@ def _number(low: float, high: float) -> Parser:
         return value
 
     return parse
+
+
+def _fraction(text: str) -> float:
+    allowed = "0 or a number from 0.01 to 0.95"
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if value and not 0.01 <= value <= 0.95:
+        raise ValueError(allowed)
+    return value
 
 
 def _switch(text: str) -> bool:
@@ -200,7 +215,7 @@ class QSpecConfig:
         "",
         _device,
         "device of the draft model: cpu, cuda or cuda:N; by default cpu on a CPU server, otherwise "
-        "the last GPU",
+        "a GPU that nobody uses, or else the target's",
     )
     cores: str = _setting(
         "",
@@ -209,7 +224,11 @@ class QSpecConfig:
         "CPUs, and drafts on a CPU at the lowest priority",
     )
     mem_fraction: float = _setting(
-        0.15, _number(0.01, 0.95), "fraction of the draft device's memory for draft weights and KV"
+        0.0,
+        _fraction,
+        "fraction of the draft device's memory for the sidecar; 0 means all that is free on a GPU "
+        f"of its own, {SHARED_FRACTION} on a CPU, and {SHARED_FRACTION}, or more if the draft "
+        "model needs it, on a GPU that others use too",
     )
     dtype: str = _setting(
         "auto",
@@ -316,5 +335,32 @@ def to_environment(settings: Mapping[str, str]) -> None:
         os.environ[variable(name)] = text
 
 
-_OWN = frozenset({ENV_PREFIX + "CACHE"})
+@dataclass(frozen=True)
+class Placement:
+    """Where a server's own sidecar runs. The process that reads the arguments decides it."""
+
+    device: str
+    """`cpu` or `cuda:N`, numbered among the GPUs that the server sees."""
+    shared: bool = False
+    """Whether the target runs on the same GPU."""
+    mem_fraction: float = 0.0
+    """Fraction of the device's memory for the sidecar; 0 means all that is free."""
+
+
+def place(placement: Placement | None) -> None:
+    """Write the placement to this process's environment, for the scheduler's; None removes it."""
+    if placement is None:
+        os.environ.pop(_PLACEMENT, None)
+    else:
+        os.environ[_PLACEMENT] = json.dumps(dataclasses.asdict(placement))
+
+
+def placement() -> Placement | None:
+    """The placement that `place` wrote; None without one."""
+    text = os.environ.get(_PLACEMENT)
+    return None if text is None else Placement(**json.loads(text))
+
+
+_PLACEMENT = ENV_PREFIX + "PLACEMENT"
+_OWN = frozenset({ENV_PREFIX + "CACHE", _PLACEMENT})
 """Variables with the prefix that are no server settings: CACHE is the folder of the demo models."""

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import DemoModels
-from sglang_qspec.models.quantize import GroupSize, quantize
+from sglang_qspec.models.quantize import GroupSize, quantize, rounded
 from test.random_llama import write_random_llama
 
 LAYER = "model.layers.1.mlp.down_proj"
@@ -65,6 +65,32 @@ def test_weights_that_are_not_quantized_equal_those_of_the_source(models: DemoMo
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (models.draft / name).read_bytes() == (models.target / name).read_bytes()
     assert json.loads((models.draft / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_for_cuda_a_model_that_marlin_does_not_take_is_refused_before_it_is_written(
+    models: DemoModels, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="qkv_proj with 576 inputs and 960 outputs"):
+        quantize(models.target, 8, output=tmp_path / "draft", device="cuda")
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_rounded_model_has_the_quantized_weights_in_bfloat16(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_QSPEC_CACHE", str(tmp_path / "cache"))
+    quantized = quantize(tiny, 4, 32, tmp_path / "draft")
+    folder = rounded(quantized, tiny)
+    source, made = load_file(tiny / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert {name: each.shape for name, each in made.items()} == {
+        name: each.shape for name, each in source.items()
+    }
+    integers, scale = unpacked(load_file(quantized / "model.safetensors"), 4)
+    assert torch.equal(made[f"{LAYER}.weight"], (integers * scale).bfloat16())
+    norm = "model.layers.1.input_layernorm.weight"
+    assert torch.equal(made[norm], source[norm])
+    assert (folder / "config.json").read_text() == (tiny / "config.json").read_text()
+    assert rounded(quantized, tiny) == folder
 
 
 @pytest.mark.parametrize("bits", [0, 2, 3, 16])

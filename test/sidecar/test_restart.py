@@ -10,7 +10,13 @@ import psutil
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.sidecar.process import BACKOFF_S, LOOK_S, SETTLED_S, SidecarProcess
+from sglang_qspec.sidecar.process import (
+    BACKOFF_S,
+    LOOK_S,
+    SETTLED_S,
+    UNUSABLE,
+    SidecarProcess,
+)
 
 
 class Clock:
@@ -70,6 +76,19 @@ def test_a_sidecar_that_dies_is_restarted_with_growing_delays_and_finally_given_
     process.keep_alive()
     assert process.restarts == len(BACKOFF_S)
     assert process.exit_code == 3
+
+
+def test_a_sidecar_whose_draft_model_cannot_work_is_not_restarted(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = program(clock, f"raise SystemExit({UNUSABLE})")
+    process.start()
+    for _ in range(3):
+        die(process, clock)
+        clock.now += max(BACKOFF_S)
+    assert process.restarts == 0
+    assert [message for message in caplog.messages if "will not be started again" in message]
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
 def test_a_long_run_resets_the_restart_delay(clock: Clock) -> None:

@@ -1,8 +1,8 @@
 """Adds QSPEC's flags to SGLang's parser, checks the settings, and sets defaults of SGLang.
 
-The process that starts a server calls `add_flags` when it builds the parser, `read_flags` after
-parsing, `check` when SGLang resolves its speculative arguments, and then `apply_defaults`. An error
-in `check` stops the start.
+The process that starts a server calls `add_flags` when it builds the parser and `read_flags` after
+parsing. When SGLang resolves its arguments, it calls `resolve_memory`, `check` with the speculative
+arguments, and then `apply_defaults`. A QSpecError stops the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.arg_groups.overrides import attn_dp_enabled_of, resolving_view
+from sglang.srt.arg_groups.overrides import (
+    attn_dp_enabled_of,
+    declare_resolution,
+    resolving_view,
+)
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.environ import envs
 
@@ -24,6 +28,7 @@ from sglang_qspec import config
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.engine import compat, hooks
 from sglang_qspec.errors import ConfigError, QSpecError
+from sglang_qspec.models import kernels
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,15 @@ DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
 """Default of --speculative-num-draft-tokens by device, including the root. On a CPU this is the
 maximum width of a pass. On a GPU every pass has this width, for which SGLang captures its CUDA
 graphs."""
+
+RUNNING_REQUESTS = 48
+"""Default of --max-running-requests, as SGLang has it for NGRAM."""
+FEWEST_REQUESTS = 8
+"""Smallest default of --max-running-requests."""
+PASS_ROWS = 768
+"""Bound of a pass of the target by default, in rows: running requests times draft tokens. A row of
+logits takes half a MB with 128k tokens, so a pass takes about 400 MB for them, and some copies of
+these while it samples."""
 
 _started_from_command_line = False
 
@@ -101,6 +115,80 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     previous(server_args)
 
 
+def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Around SGLang's `handle_gpu_memory_settings`: place the sidecar and reserve its memory.
+
+    SGLang derives the sizes of its CUDA graphs from `max_running_requests`, which therefore gets
+    its default first. If the sidecar shares the target's GPU, `mem_fraction_static` is lowered by
+    what the sidecar takes. This covers both ways in which SGLang sizes KV.
+    """
+    config.place(None)
+    view = resolving_view(server_args)
+    if (view.speculative_algorithm or "").upper() != "QSPEC":
+        previous(server_args)
+        return
+    given = view.mem_fraction_static is not None
+    if view.max_running_requests is None:
+        width = view.speculative_num_draft_tokens or DRAFT_TOKENS.get(_kind(view), 1)
+        declare_resolution(
+            server_args, "qspec", max_running_requests=default_running_requests(width)
+        )
+    previous(server_args)
+    try:
+        fraction = _reserve(view, config.from_environment(), given=given)
+    except QSpecError as error:
+        _stop(error)
+    else:
+        if fraction != view.mem_fraction_static:
+            declare_resolution(server_args, "qspec", mem_fraction_static=fraction)
+
+
+def default_running_requests(width: int) -> int:
+    """Default of --max-running-requests for passes of `width` tokens for each request."""
+    return max(FEWEST_REQUESTS, min(RUNNING_REQUESTS, PASS_ROWS // max(1, width)))
+
+
+def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
+    """Place the sidecar, and return the `mem_fraction_static` that leaves room for it."""
+    from sglang_qspec.engine.sidecar import placement
+
+    fraction: float = view.mem_fraction_static
+    path = view.speculative_draft_model_path
+    if path is None or settings.endpoint or _kind(view) not in ("cpu", "cuda"):
+        return fraction
+    weights = placement.weight_bytes(path)
+    decision = placement.decide(
+        settings,
+        on_cpu=_kind(view) == "cpu",
+        held=placement.held_gpus(view),
+        gpus=placement.visible_gpus(),
+        weights=weights,
+        claim=placement.claim,
+    )
+    placed = decision.placement
+    placement.check_sidecar(decision, weights)
+    config.place(placed)
+    if not placed.shared:
+        return fraction
+    target = placement.weight_bytes(view.model_path)
+    ranks = view.tp_size * view.pp_size
+    left = placement.target_fraction(
+        decision, fraction, None if target is None else target // ranks, given=given
+    )
+    logger.info(
+        "The sidecar shares %s with the target and takes %g of its memory; the target's "
+        "mem_fraction_static is %g.",
+        placed.device,
+        placed.mem_fraction,
+        left,
+    )
+    return left
+
+
+def _kind(args: Any) -> str:
+    return str(args.device).split(":")[0]
+
+
 def _stop(error: QSpecError) -> None:
     """Raise the error for a caller of `sgl.Engine`; on a command line print only its message."""
     if _started_from_command_line:
@@ -151,7 +239,7 @@ def _check_acceptance(args: Any, settings: QSpecConfig) -> None:
 
 def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
     """(refused, setting, value, allowed) for each setting of SGLang that QSPEC restricts."""
-    device = str(args.device).split(":")[0]
+    device = _kind(args)
     return [
         (device not in ("cpu", "cuda"), "--device", args.device, "cpu and cuda"),
         (args.tp_size != 1, "--tp-size", args.tp_size, "1"),
@@ -237,6 +325,10 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
         raise ConfigError(
             f"--speculative-draft-model-path is {path!r}, but there is no such folder"
         )
+    placed = config.placement()
+    if placed is not None and placed.device != "cpu":
+        quantization = getattr(args, "speculative_draft_model_quantization", None)
+        kernels.check_checkpoint(Path(path).expanduser(), quantization=quantization)
     target = compat.describe_model(
         args.model_path, args.tokenizer_path, args.trust_remote_code, args.revision
     )
@@ -270,7 +362,7 @@ def apply_defaults(args: Any) -> None:
     last pass.
     """
     if args.speculative_num_draft_tokens is None:
-        args.speculative_num_draft_tokens = DRAFT_TOKENS[str(args.device).split(":")[0]]
+        args.speculative_num_draft_tokens = DRAFT_TOKENS[_kind(args)]
     args.speculative_num_steps = 1
     args.speculative_eagle_topk = min(10, args.speculative_num_draft_tokens)
     args.disable_overlap_schedule = True

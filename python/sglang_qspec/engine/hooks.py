@@ -137,6 +137,7 @@ def scheduler() -> tuple[Hook, ...]:
         lifecycle,
         publishing,
     )
+    from sglang_qspec.engine.sidecar import startup
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -145,6 +146,13 @@ def scheduler() -> tuple[Hook, ...]:
         Hook(
             _SCHEDULER + "._add_request_to_queue",
             lifecycle.enqueued,
+            AFTER,
+            OnError.END_SPECULATION,
+        ),
+        # Ends speculation if the sidecar cannot start, as the link would wait for it for ever.
+        Hook(
+            _SCHEDULER + ".init_model_worker",
+            startup.start_waiting,
             AFTER,
             OnError.END_SPECULATION,
         ),

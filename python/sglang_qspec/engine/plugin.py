@@ -38,6 +38,7 @@ def _hook_front() -> None:
 
     from sglang_qspec.engine import arguments, hooks
 
+    register_resolution_hook("handle_gpu_memory_settings")(arguments.resolve_memory)
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
     _register(hooks.front())
 

@@ -28,7 +28,10 @@ _IMPORTED = {
     "sglang.srt.entrypoints.openai.serving_responses": (
         "OpenAIServingResponses.create_error_response",
     ),
-    "sglang.srt.environ": ("envs.SGLANG_RUST_SERVER",),
+    "sglang.srt.environ": (
+        "envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+        "envs.SGLANG_RUST_SERVER",
+    ),
     "sglang.srt.layers.activation": ("SiluAndMul",),
     "sglang.srt.layers.attention.attention_registry": ("register_attention_backend",),
     "sglang.srt.layers.attention.torch_native_backend": ("TorchNativeAttnBackend",),
@@ -82,6 +85,7 @@ _IMPORTED = {
     "sglang.srt.managers.tp_worker": ("TpModelWorker",),
     "sglang.srt.managers.utils": ("is_health_check_generate_req",),
     "sglang.srt.mem_cache.allocation_sizing": ("get_alloc_reserve_per_decode",),
+    "sglang.srt.mem_cache.kv_cache_configurator": ("KVCacheConfigurator._profile_available_bytes",),
     "sglang.srt.mem_cache.memory_pool": ("KVWriteLoc", "MHATokenToKVPool"),
     "sglang.srt.model_executor.forward_batch_info": (
         "CaptureHiddenMode",
@@ -109,6 +113,7 @@ _IMPORTED = {
         "get_device",
         "get_model",
         "get_parallel",
+        "get_platform",
         "get_serving",
         "get_spec",
         "publish",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.models.cache import Recipe, cached, sha256
-from sglang_qspec.models.quantize import quantize
+from sglang_qspec.models.quantize import quantize, rounded
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +33,19 @@ class DemoModels:
     target: Path
     """The model in bfloat16."""
     draft: Path
-    """The model in int8, one scale per output channel, in GPTQ layout."""
+    """The model in int8, one scale per output channel: in GPTQ layout, or for CUDA in bfloat16."""
 
 
-def demo_models() -> DemoModels:
+def demo_models(*, on_cuda: bool = False) -> DemoModels:
     """Return the demo models; the first call builds them (under a minute on one core).
 
-    Raises QSpecError if the package with the weights is not installed or its file is damaged.
+    With `on_cuda` the draft model has its int8 weights in bfloat16, because SGLang's int8 kernel on
+    CUDA, Marlin, does not take the shapes of this model. Raises QSpecError if the package with the
+    weights is not installed or its file is damaged.
     """
     target = demo_target()
-    return DemoModels(target=target, draft=demo_draft(8))
+    draft = demo_draft(8)
+    return DemoModels(target=target, draft=rounded(draft, target) if on_cuda else draft)
 
 
 def demo_target() -> Path:

@@ -1,5 +1,8 @@
 """Quantized draft models of a local checkpoint, written by auto-round in GPTQ layout.
 
+On CUDA such a model needs layers of certain shapes (`models.kernels`). `rounded` writes a model
+with the same rounded weights in bfloat16, which runs on every device.
+
 auto-round rounds the weights of the linear layers to nearest, on symmetric integer grids. It needs
 no calibration data, no network and no GPU. Embeddings, norms and the LM head stay the same, bit for
 bit. So do the tokenizer's files, since a draft model needs the tokenizer of its target.
@@ -15,10 +18,14 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_qspec.errors import ConfigError, QSpecError
-from sglang_qspec.models.cache import Recipe, build_folder, cached, sha256
+from sglang_qspec.models import kernels
+from sglang_qspec.models.cache import MANIFEST, Recipe, build_folder, cached, sha256
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +52,22 @@ _SHARED_FILES = (
 
 
 def quantize(
-    model: Path, bits: int, group_size: GroupSize | None = None, output: Path | None = None
+    model: Path,
+    bits: int,
+    group_size: GroupSize | None = None,
+    output: Path | None = None,
+    *,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Path:
     """Return a folder with `model` quantized to `bits`, built if it does not exist.
 
     The default group size is `channel` for 8 bits. For 4 bits it is the largest of 128, 64 and 32
     that divides the model's widths. The folder is `output`, or by default one in the cache.
+    `device` is the kind of device that will run it.
 
-    Raises ConfigError if `bits`, `group_size` or the model folder is not allowed. Raises QSpecError
-    if auto-round is not installed or `output` exists and is not empty.
+    Raises ConfigError if `bits`, `group_size` or the model folder is not allowed, or if a kernel of
+    `device` does not take the shape of a layer. Raises QSpecError if auto-round is not installed or
+    `output` exists and is not empty.
     """
     if bits not in BITS:
         raise ConfigError(f"bits is {bits}, but must be 4 or 8")
@@ -61,6 +75,8 @@ def quantize(
     if "quantization_config" in config:
         raise ConfigError(f"{model} is quantized already; give the unquantized checkpoint")
     group = _group(config, bits, group_size)
+    if device == "cuda":
+        kernels.check_writable(model, config, -1 if group == "channel" else group)
 
     def build(folder: Path) -> None:
         _round_to_nearest(model, bits, group, folder)
@@ -76,6 +92,54 @@ def quantize(
         "method": METHOD,
     }
     return cached(f"{model.absolute().name}-w{bits}-{group}", recipe, build)
+
+
+def rounded(quantized: Path, source: Path) -> Path:
+    """Return a folder in the cache with `quantized`, a model in GPTQ layout, in bfloat16.
+
+    `source` is the model that it was made from. Each weight is the nearest bfloat16 number to that
+    of `quantized`. The model is as large and as fast as `source`, and drafts like `quantized`.
+    """
+
+    def build(folder: Path) -> None:
+        _dequantize(quantized, source, folder)
+
+    recipe: Recipe = {"quantized": _fingerprint(quantized), "method": METHOD}
+    return cached(f"{quantized.name}-in-bf16", recipe, build)
+
+
+def _dequantize(quantized: Path, source: Path, folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.is_file() and path.name != MANIFEST:
+            shutil.copyfile(path, folder / path.name)
+    bits = _config(quantized)["quantization_config"]["bits"]
+    weights = {}
+    for path in sorted(quantized.glob("*.safetensors")):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            layer, _, kind = name.rpartition(".")
+            if kind == "qweight":
+                weights[f"{layer}.weight"] = unpacked(tensor, tensors[f"{layer}.scales"], bits)
+            elif kind not in ("scales", "qzeros", "g_idx"):
+                weights[name] = tensor
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def unpacked(packed: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    """The weights of a symmetric GPTQ layer in input order: bfloat16 [out, in].
+
+    `packed` is int32 [in * bits / 32, out], with the first inputs in the lowest bits. `scales` is
+    [groups, out].
+    """
+    import torch
+
+    places = torch.arange(0, 32, bits, dtype=torch.int32)
+    unsigned = (packed[:, None, :] >> places[None, :, None]) & (2**bits - 1)
+    signed = unsigned.reshape(-1, packed.shape[1]) - 2 ** (bits - 1)
+    steps = scales.float().repeat_interleave(len(signed) // len(scales), 0)
+    return (signed * steps).T.contiguous().bfloat16()
 
 
 def _config(model: Path) -> dict[str, Any]:

@@ -15,15 +15,20 @@ import sys
 import threading
 import time
 
-from sglang_qspec.config import MAX_SERVER_TOKENS, QSpecConfig, parse_cores
+from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig, parse_cores
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
+from sglang_qspec.sidecar.process import UNUSABLE
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 
 
 def main(argv: list[str]) -> int:
-    """Run until SIGTERM, SIGINT or the parent's end. Returns 0, or 1 after a QSpecError."""
+    """Run until SIGTERM, SIGINT or the parent's end.
+
+    Returns 0; UNUSABLE if the settings or the draft model cannot work; or 1 after another
+    QSpecError, where a new start may help.
+    """
     options = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.WARNING, format="[%(asctime)s] sidecar: %(message)s", datefmt="%H:%M:%S"
@@ -40,10 +45,19 @@ def main(argv: list[str]) -> int:
         _settle_cores(options.cores)
         if kind == "cpu" and options.parent_pid is not None and not options.cores:
             _yield_cores()
+        if kind != "cpu" and options.parent_pid is not None:
+            _yield_gpu()
         return _run(options, kind)
     except QSpecError as error:
         logger.error("%s", error)
-        return 1
+        return UNUSABLE if _is_final(error) else 1
+
+
+def _is_final(error: QSpecError) -> bool:
+    """Whether a new start would fail like this one."""
+    from sglang_qspec.sidecar.draft_model import LoadError
+
+    return isinstance(error, ConfigError) or (isinstance(error, LoadError) and error.is_final)
 
 
 def _run(options: argparse.Namespace, kind: str | None) -> int:
@@ -63,10 +77,11 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
             quantization=options.quantization,
             dtype=options.dtype,
             device=kind,
-            mem_fraction=options.mem_fraction,
+            mem_fraction=options.mem_fraction or None,
             max_total_tokens=options.max_total_tokens,
             context_len=options.context_length,
             batch=options.slots,
+            prefill_tokens=options.prefill_tokens,
             trust_remote_code=options.trust_remote_code,
         )
     )
@@ -77,7 +92,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         model,
         slots=options.slots,
         max_completion_tokens=options.max_completion_tokens,
-        prefill_tokens=options.prefill_tokens or model.prefill_tokens,
+        prefill_tokens=model.prefill_tokens,
         apart=model.device.startswith("cpu"),
         share=options.share_between_servers,
         max_server_tokens=options.max_server_tokens,
@@ -149,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mem-fraction",
         type=float,
         default=default.mem_fraction,
-        help="fraction of the device's memory for weights and KV (default: %(default)s)",
+        help="fraction of the device's memory for the sidecar; 0, the default, means all that is "
+        f"free on a GPU, and {SHARED_FRACTION} on a CPU",
     )
     add(
         "--max-total-tokens",
@@ -245,6 +261,15 @@ def _yield_cores() -> None:
     """Run at the lowest priority, with half the threads, on the CPUs of the starting server."""
     os.nice(19)
     os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def _yield_gpu() -> None:
+    """Let kernels of the server go first where both share a GPU by way of CUDA MPS.
+
+    CUDA reads the variable when the process initializes it; 1 is "below normal". Without MPS the
+    GPU switches between the two processes, whatever their priorities are.
+    """
+    os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
 
 
 def _clear_socket(endpoint: str, parent_pid: int | None) -> None:

@@ -21,6 +21,9 @@ LOOK_S = 0.25
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before consecutive restart attempts, in seconds. The sidecar is not restarted after the
 failure that follows the last wait."""
+UNUSABLE = 78
+"""Exit code of a sidecar whose settings or draft model cannot work, EX_CONFIG of sysexits.h. It is
+not restarted."""
 SETTLED_S = 120.0
 """Run time, in seconds, after which a failure no longer counts as consecutive."""
 
@@ -42,12 +45,15 @@ class SidecarProcess:
         quantization: str | None,
         endpoint: str,
         device: str,
+        mem_fraction: float | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs visible to this process.
 
+        `mem_fraction` is the sidecar's fraction of the device's memory; 0 stands for its default,
+        and None for that of `settings`.
         `revision` is the branch, tag or commit of a model on a hub; None is the hub's default.
         """
         self.command = [
@@ -59,7 +65,7 @@ class SidecarProcess:
             f"--device={device}",
             f"--dtype={settings.dtype}",
             f"--cores={settings.cores}",
-            f"--mem-fraction={settings.mem_fraction}",
+            f"--mem-fraction={settings.mem_fraction if mem_fraction is None else mem_fraction}",
             f"--slots={settings.draft_slots}",
             f"--max-completion-tokens={settings.max_completion_tokens}",
             f"--parent-pid={os.getpid()}",
@@ -147,6 +153,14 @@ class SidecarProcess:
             if now - self._started_at >= SETTLED_S:
                 self._failures = 0
             self._failures += 1
+            if self.exit_code == UNUSABLE:
+                self._wanted = False
+                logger.error(
+                    "the sidecar cannot run with these settings and this draft model, as its last "
+                    "message says, and will not be started again; the server runs without its "
+                    "drafts"
+                )
+                return
             if self._failures > len(BACKOFF_S):
                 logger.error(
                     "the sidecar %s %d times in a row and will not be started again",

@@ -1,4 +1,7 @@
-"""Samples draft tokens from the logits of a batch, quickly on a CPU and reproducibly.
+"""Samples draft tokens from the logits of a batch, on their device, quickly and reproducibly.
+
+Only the tokens and the candidates of step drafts are copied to the host: once for the tokens of a
+batch, and once for its candidates.
 
 A completion needs no exact distribution, so sampling covers only a part of the vocabulary. One pass
 over the logits finds the maximum of each block of tokens, and the blocks with the largest maxima
@@ -18,7 +21,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,42 +112,66 @@ def choose(
             drawn[i] = sampling
         else:
             greedy.append(i)
-    tokens = [0] * len(samplings)
+    rows: list[int] = []
+    picked: list[torch.Tensor] = []
     if greedy or drawn:
         blocks = _blocks(logits)
         maxima = blocks.amax(-1)
     if greedy:
-        for i, token in zip(greedy, _likeliest(blocks, maxima, greedy).tolist(), strict=True):
-            tokens[i] = token
+        rows += greedy
+        picked.append(_likeliest(blocks, maxima, greedy))
     if drawn:
+        rows += drawn
         uniform = uniforms([seeds[i] for i in drawn], [positions[i] for i in drawn])
-        picked = _draw(blocks, maxima, list(drawn), list(drawn.values()), uniform)
+        places = _draw(blocks, maxima, list(drawn), list(drawn.values()), uniform)
         # A row of NaN selects the last position, which may be padding of the last block.
-        picked = picked.clamp(max=logits.shape[1] - 1)
-        for i, token in zip(drawn, picked.tolist(), strict=True):
-            tokens[i] = token
+        picked.append(places.clamp(max=logits.shape[1] - 1))
     if seeded:
-        picked = _draw_seeded(
-            logits[list(seeded)], list(seeded.values()), [positions[i] for i in seeded]
+        rows += seeded
+        picked.append(
+            _draw_seeded(
+                _rows(logits, list(seeded)),
+                list(seeded.values()),
+                [positions[i] for i in seeded],
+            )
         )
-        for i, token in zip(seeded, picked.tolist(), strict=True):
+    tokens = [0] * len(samplings)
+    if picked:
+        for i, token in zip(rows, _on_host(torch.cat(picked)).tolist(), strict=True):
             tokens[i] = token
     candidates: dict[int, Candidates] = {}
     if rejection:
-        draws = _draw_candidates(logits[list(rejection)], list(rejection.values()))
+        draws = _draw_candidates(_rows(logits, list(rejection)), list(rejection.values()))
         for i, (token, candidates[i]) in zip(rejection, draws, strict=True):
             tokens[i] = token
     return Choices(tokens, candidates)
+
+
+def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The given rows of `logits`, float [len(rows), vocab]; all of them without a copy."""
+    return logits if rows == list(range(len(logits))) else logits[_put(torch.tensor(rows), logits)]
+
+
+def _put(values: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    """`values`, a tensor of the host, on the device of `beside`, without a wait for the copy."""
+    return values.to(beside.device, non_blocking=True)
+
+
+def _on_host(values: torch.Tensor) -> NDArray[Any]:
+    """`values` as an array of the host. This waits for the device; nothing else here does."""
+    return values.cpu().numpy()
 
 
 def _draw_seeded(
     logits: torch.Tensor, seeded: list[SeededSampling], positions: list[int]
 ) -> torch.Tensor:
     """Sample from `logits`, float [n, vocab], as the target samples from its own: int64 [n]."""
-    seeds = _column(seeded, "seed", torch.int64)
-    draws = _filters(seeded)._replace(seeds=seeds, positions=torch.tensor(positions))
-    temperatures = _temperatures([each.temperature for each in seeded])
-    return sample_targets(logits.cpu(), temperatures, draws)
+    draws = _filters(seeded, logits)._replace(
+        seeds=_put(_column(seeded, "seed", torch.int64), logits),
+        positions=_put(torch.tensor(positions), logits),
+    )
+    temperatures = _put(_temperatures([each.temperature for each in seeded]), logits)
+    return sample_targets(logits, temperatures, draws)
 
 
 def _draw_candidates(
@@ -154,11 +181,13 @@ def _draw_candidates(
 
     Returns the token and the candidates of each row: the most likely tokens that pass the filters.
     """
-    temperatures = _temperatures([each.temperature for each in seeded])
-    probs = torch.softmax(logits.cpu().float() / temperatures.view(-1, 1), dim=-1)
-    token_ids, left = likeliest_left(probs, _filters(seeded), MAX_CANDIDATES)
-    left[(left > 0).sum(1) == 0, 0] = 1.0  # a row of NaN has no weight above 0
-    rows = zip(token_ids.numpy(), left.double().numpy(), strict=True)
+    temperatures = _put(_temperatures([each.temperature for each in seeded]), logits)
+    probs = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
+    token_ids, left = likeliest_left(probs, _filters(seeded, logits), MAX_CANDIDATES)
+    # One copy for both; float64 holds token ids exactly.
+    ids, weights = _on_host(torch.stack((token_ids.double(), left.double())))
+    weights[~(weights > 0).any(1), 0] = 1.0  # a row of NaN has no weight above 0
+    rows = zip(ids.astype(np.int64), weights, strict=True)
     return [_draw_from(ids[weights > 0], weights[weights > 0]) for ids, weights in rows]
 
 
@@ -173,11 +202,12 @@ def _draw_from(
     return int(token_ids[place]), Candidates(token_ids.tolist(), probs.tolist())
 
 
-def _filters(seeded: list[SeededSampling]) -> Draws:
+def _filters(seeded: list[SeededSampling], logits: torch.Tensor) -> Draws:
+    """The filters of each row, on the device of `logits`."""
     return Draws(
-        _column(seeded, "top_k", torch.int64),
-        _column(seeded, "top_p", torch.float32),
-        _column(seeded, "min_p", torch.float32),
+        _put(_column(seeded, "top_k", torch.int64), logits),
+        _put(_column(seeded, "top_p", torch.float32), logits),
+        _put(_column(seeded, "min_p", torch.float32), logits),
     )
 
 
@@ -192,7 +222,7 @@ def _temperatures(wanted: Sequence[float]) -> torch.Tensor:
 
 def _likeliest(blocks: torch.Tensor, maxima: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The argmax of each of `rows`: int64 [len(rows)]; 50 times faster on a CPU than torch's."""
-    at = torch.tensor(rows, device=blocks.device)
+    at = _put(torch.tensor(rows), blocks)
     best = maxima[at].argmax(-1)
     return best * BLOCK + blocks[at, best].argmax(-1)
 
@@ -210,31 +240,31 @@ def _draw(
     [len(rows)] in [0, 1). Returns token ids, int64 [len(rows)].
     """
     scale = _temperatures([sampling.temperature for sampling in samplings])
-    top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32)
-    at = torch.tensor(rows, device=blocks.device)[:, None]
+    at = _put(torch.tensor(rows), blocks)[:, None]
     chosen = maxima[at[:, 0]].topk(min(BLOCKS, maxima.shape[1]), sorted=True).indices
     candidates = blocks[at, chosen].flatten(1)
     weights = candidates.sub_(candidates[:, :BLOCK].amax(-1, keepdim=True))
-    weights = weights.div_(scale.to(weights.device)[:, None]).exp_()
-    if any(sampling.top_p < 1 for sampling in samplings):
-        _keep_nucleus(weights, top_p.to(weights.device))
+    weights = weights.div_(_put(scale, weights)[:, None]).exp_()
+    cut = [i for i, sampling in enumerate(samplings) if np.float32(sampling.top_p) < 1]
+    if cut:
+        top_p = torch.tensor([samplings[i].top_p for i in cut], dtype=torch.float32)
+        _keep_nucleus(weights, _put(torch.tensor(cut), weights), _put(top_p, weights))
     cumulative = weights.cumsum(-1)
-    drawn = uniform.to(weights.device).float()[:, None] * cumulative[:, -1:]
+    drawn = _put(uniform, weights).float()[:, None] * cumulative[:, -1:]
     place = torch.searchsorted(cumulative, drawn, right=True).clamp_(max=cumulative.shape[1] - 1)
     return (chosen.gather(1, place // BLOCK) * BLOCK + place % BLOCK)[:, 0]
 
 
-def _keep_nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Set the weights outside the nucleus of each row to 0, in place.
+def _keep_nucleus(weights: torch.Tensor, cut: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Set the weights outside the nucleus of the rows `cut` to 0, in place.
 
-    `weights` is [n, candidates] and `top_p` [n]. The nucleus always contains the largest weight,
-    and with a `top_p` of 1 or more the whole row.
+    `weights` is [n, candidates], `cut` int64 [m] and `top_p`, below 1, [m]. The nucleus always
+    contains the largest weight.
     """
-    cut = (top_p < 1).nonzero()[:, 0]
     part = weights[cut]
     ordered, order = part.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    outside = before >= top_p[cut, None] * ordered.sum(-1, keepdim=True)
+    outside = before >= top_p[:, None] * ordered.sum(-1, keepdim=True)
     outside[:, 0] = False
     weights[cut] = part.masked_fill(outside.scatter(-1, order, outside), 0.0)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_model, get_serving, get_spec
 
-from sglang_qspec.config import QSpecConfig, flag
+from sglang_qspec.config import SHARED_FRACTION, Placement, QSpecConfig, flag, placement
 from sglang_qspec.engine import compat
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
@@ -79,29 +80,50 @@ def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
 def _start_own(
     settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int
 ) -> tuple[SidecarLink, SidecarProcess]:
-    """Start a sidecar as a child of this process; it loads its weights while the target does."""
+    """Start a sidecar as a child of this process.
+
+    A sidecar on the target's GPU starts in `start_waiting`, once the target has sized its KV.
+    Otherwise the target's KV would depend on how much the sidecar has taken by then.
+    """
+    global _waiting
     sweep_abandoned()
     private = private_endpoint()
     spec = get_spec()
     explicit = spec._speculative_draft_quantization_explicitly_set
+    placed = placement() or _default_placement(settings, gpu_id)
     process = SidecarProcess(
         settings,
         model_path=draft_model,
         quantization=spec.speculative_draft_model_quantization if explicit else None,
         endpoint=private.address,
-        device=settings.draft_device or _default_device(gpu_id),
+        device=placed.device,
+        mem_fraction=placed.mem_fraction,
         revision=spec.speculative_draft_model_revision,
         trust_remote_code=get_model().trust_remote_code,
     )
-    process.start()
+    if placed.shared:
+        _waiting = process
+    else:
+        process.start()
     atexit.register(private.close)
     atexit.register(process.stop)
     return SidecarLink(private.address, hello), process
 
 
-def _default_device(gpu_id: int) -> str:
-    """The last GPU, so that with two GPUs each model has one; `cpu` without a GPU."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    last = torch.cuda.device_count() - 1
-    return f"cuda:{last if last != gpu_id else gpu_id}"
+_waiting: SidecarProcess | None = None
+"""A sidecar that shares the target's GPU and has not started yet."""
+
+
+def start_waiting(result: None, *args: Any, **kwargs: Any) -> None:
+    """After `Scheduler.init_model_worker`: start the sidecar that waited for the target's KV."""
+    global _waiting
+    process, _waiting = _waiting, None
+    if process is not None:
+        process.start()
+
+
+def _default_placement(settings: QSpecConfig, gpu_id: int) -> Placement:
+    """The placement in a process whose arguments nobody resolved, as some tools have it."""
+    shared = f"cuda:{gpu_id}" if torch.cuda.is_available() else "cpu"
+    device = settings.draft_device or shared
+    return Placement(device, device == shared != "cpu", settings.mem_fraction or SHARED_FRACTION)

@@ -1,0 +1,32 @@
+"""Divides the memory that a sidecar is given into weights, working memory and KV."""
+
+from __future__ import annotations
+
+from sglang_qspec.errors import DraftModelError
+
+GIB = 1 << 30
+RUNTIME_BYTES = 2 * GIB
+"""Memory of a sidecar on a GPU besides weights and KV, in bytes. An estimate for 2048 prompt tokens
+and 64 rows in a pass, not measured on a GPU yet: 0.5 GiB for the CUDA context, 0.5 for the
+attention backend, 0.6 for graphs, and 0.4 for activations, logits and the table of rows."""
+
+
+def kv_bytes(total: int, fraction: float, weights: int, runtime: int) -> int:
+    """Bytes left for KV of `fraction` of a device with `total` bytes.
+
+    `weights` and `runtime` are the bytes of the weights and of the working memory. Raises
+    DraftModelError if nothing is left. The result does not depend on what happens to be free.
+    """
+    left = int(total * fraction) - weights - runtime
+    if left <= 0:
+        raise DraftModelError(
+            f"{fraction:g} of the device's {gib(total)} is too little for a draft model with "
+            f"{gib(weights)} of weights and {gib(runtime)} of working memory: give it more than "
+            f"{(weights + runtime) / total:.2f} (--mem-fraction, --speculative-qspec-mem-fraction)"
+        )
+    return left
+
+
+def gib(size: float) -> str:
+    """`size` in bytes as text in GiB."""
+    return f"{size / GIB:.1f} GiB"

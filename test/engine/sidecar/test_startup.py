@@ -1,0 +1,70 @@
+"""The start of the server's own sidecar, at once or after the target has sized its KV."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from sglang_qspec import config
+from sglang_qspec.config import Placement, QSpecConfig
+from sglang_qspec.engine.sidecar import startup
+from sglang_qspec.link import SidecarLink
+from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.sidecar.process import SidecarProcess
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines of the sidecars that have started; none of them really starts."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(SidecarProcess, "start", lambda process: commands.append(process.command))
+    spec = SimpleNamespace(
+        _speculative_draft_quantization_explicitly_set=False, speculative_draft_model_revision=None
+    )
+    monkeypatch.setattr(startup, "get_spec", lambda: spec)
+    monkeypatch.setattr(startup, "get_model", lambda: SimpleNamespace(trust_remote_code=False))
+    monkeypatch.setattr("atexit.register", mock.Mock())
+    monkeypatch.setattr(startup, "_waiting", None)
+    monkeypatch.delenv("SGLANG_QSPEC_PLACEMENT", raising=False)
+    return commands
+
+
+def start(gpu_id: int = 0, **settings: Any) -> SidecarLink:
+    link, _ = startup._start_own(QSpecConfig(**settings), "/m", Hello(PROTOCOL, 1, "f"), gpu_id)
+    return link
+
+
+def test_a_sidecar_on_the_targets_gpu_starts_after_the_target_has_sized_its_kv(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")  # restored at the end
+    config.place(Placement("cuda:0", True, 0.2))
+    start().close()
+    assert not started
+    startup.start_waiting(None)
+    assert {"--device=cuda:0", "--mem-fraction=0.2"} <= set(started[0])
+    startup.start_waiting(None)
+    assert len(started) == 1
+
+
+def test_a_sidecar_on_a_device_of_its_own_starts_at_once(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")
+    config.place(Placement("cuda:1"))
+    start().close()
+    assert {"--device=cuda:1", "--mem-fraction=0.0"} <= set(started[0])
+
+
+def test_without_a_placement_the_sidecar_is_on_the_targets_device(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start().close()
+    assert {"--device=cpu", "--mem-fraction=0.15"} <= set(started[0])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    start(3).close()
+    startup.start_waiting(None)
+    assert "--device=cuda:3" in started[1]
+    start(3, draft_device="cuda:1", mem_fraction=0.4).close()
+    assert {"--device=cuda:1", "--mem-fraction=0.4"} <= set(started[2])

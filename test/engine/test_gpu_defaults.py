@@ -1,0 +1,187 @@
+"""SGLang's own resolution of the arguments, on mocked GPUs of four generations."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import override_platform
+from sglang.srt.server_args import ServerArgs
+
+from sglang_qspec import config
+from sglang_qspec.config import Placement
+from sglang_qspec.engine import arguments
+from sglang_qspec.engine.sidecar import placement
+from sglang_qspec.engine.sidecar.placement import Gpu
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.models import DemoModels
+from sglang_qspec.sidecar.draft_model import DraftModelOptions, _server_args
+from sglang_qspec.sidecar.memory import GIB
+
+GENERATIONS: dict[int, dict[str, bool]] = {
+    80: {},
+    89: {},
+    90: {"is_hopper_with_cuda_12_3": True, "is_sm90": True},
+    100: {"is_sm100": True, "is_blackwell": True, "is_sm100_or_sm110": True},
+}
+"""SGLang's facts about a platform by compute capability; those not named are false."""
+
+
+@contextmanager
+def cuda(sm: int = 90, gpus: int = 1) -> Iterator[None]:
+    """A machine with GPUs of 80 GiB and compute capability `sm`, for SGLang and for us."""
+    facts: dict[str, Any] = dict.fromkeys({name for each in GENERATIONS.values() for name in each})
+    facts = {name: bool(value) for name, value in facts.items()} | GENERATIONS[sm]
+    capability = divmod(sm, 10)
+    with ExitStack() as stack:
+        stack.enter_context(
+            override_platform(
+                is_cuda=True,
+                has_flashinfer=True,
+                device_sm=sm,
+                device_capability=capability,
+                **facts,
+            )
+        )
+        found = [Gpu(index, f"GPU-{index}", 80 * GIB, 0) for index in range(gpus)]
+        for target, value in (
+            ("torch.cuda.is_available", True),
+            ("torch.cuda.device_count", gpus),
+            ("torch.cuda.get_device_capability", capability),
+            ("sglang.srt.arg_groups.memory_hook.get_device_memory_capacity", 80 * 1024),
+        ):
+            stack.enter_context(mock.patch(target, return_value=value))
+        stack.enter_context(mock.patch.object(placement, "visible_gpus", return_value=found))
+        stack.enter_context(mock.patch.object(placement, "claim", return_value=True))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin() -> None:
+    load_plugins()
+
+
+@pytest.fixture(autouse=True)
+def no_placement() -> Iterator[None]:
+    yield
+    config.place(None)
+
+
+def resolved(args: ServerArgs) -> Any:
+    args.resolve_once()
+    return resolving_view(args)
+
+
+def server(models: DemoModels, **changes: Any) -> Any:
+    """The resolved arguments of a server with QSPEC and the demo models."""
+    return resolved(
+        ServerArgs(
+            **{
+                "model_path": str(models.target),
+                "device": "cuda",
+                "speculative_algorithm": "QSPEC",
+                "speculative_draft_model_path": str(models.target),
+                **changes,
+            }
+        )
+    )
+
+
+@pytest.mark.parametrize(("sm", "backend"), [(80, "flashinfer"), (89, "flashinfer"), (90, "fa3")])
+def test_before_blackwell_sglangs_default_backend_reads_pages_of_one_token(
+    models: DemoModels, sm: int, backend: str
+) -> None:
+    with cuda(sm):
+        options = DraftModelOptions(str(models.target), device="cuda")
+        for view in (server(models), resolved(_server_args(options))):
+            assert (view.attention_backend, view.page_size) == (backend, 1)
+
+
+def test_on_blackwell_server_and_sidecar_have_a_backend_for_pages_of_one_token(
+    models: DemoModels,
+) -> None:
+    options = DraftModelOptions(str(models.target), device="cuda")
+    with cuda(100):
+        for view in (server(models), resolved(_server_args(options))):
+            assert (view.attention_backend, view.page_size) == ("flashinfer", 1)
+        plain = resolved(ServerArgs(model_path=str(models.target), device="cuda", page_size=1))
+        assert (plain.attention_backend, plain.page_size) == ("trtllm_mha", 64)
+
+
+def test_a_given_attention_backend_of_the_sidecar_wins(models: DemoModels) -> None:
+    options = DraftModelOptions(str(models.target), device="cuda", attention_backend="triton")
+    with cuda(100):
+        assert resolved(_server_args(options)).attention_backend == "triton"
+
+
+def test_the_sidecar_captures_graphs_only_for_passes_that_it_runs(models: DemoModels) -> None:
+    for prefill_tokens, most in ((None, 2048), (512, 512)):
+        options = DraftModelOptions(
+            str(models.target), device="cuda", batch=32, prefill_tokens=prefill_tokens
+        )
+        with cuda():
+            graphs = resolved(_server_args(options)).cuda_graph_config
+        assert (graphs.prefill.bs[-1], graphs.decode.bs[-1]) == (most, 32)
+
+
+def test_on_one_gpu_the_targets_fraction_falls_by_the_sidecars(models: DemoModels) -> None:
+    with cuda():
+        without = server(models, speculative_draft_model_path=None).mem_fraction_static
+        assert config.placement() is None
+        shared = server(models).mem_fraction_static
+    assert 0.15 <= without - shared <= 0.155
+    assert config.placement() == Placement("cuda:0", True, 0.15)
+
+
+def test_on_two_gpus_the_target_keeps_its_fraction(models: DemoModels) -> None:
+    with cuda(gpus=2):
+        without = server(models, speculative_draft_model_path=None).mem_fraction_static
+        assert server(models).mem_fraction_static == without
+        assert config.placement() == Placement("cuda:1")
+        assert server(models, base_gpu_id=1).mem_fraction_static == without
+        assert config.placement() == Placement("cuda:0")
+
+
+def test_a_given_fraction_of_the_target_is_kept_or_refused(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    with cuda():
+        assert server(models, mem_fraction_static=0.6).mem_fraction_static == 0.6
+        with pytest.raises(ConfigError, match=r"--mem-fraction-static is 0\.9"):
+            server(models, mem_fraction_static=0.9)
+
+
+def test_the_reserve_also_covers_a_kv_that_sglang_sizes_after_capture(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
+    with cuda():
+        without = server(models, speculative_draft_model_path=None).mem_fraction_static
+        assert 0.15 <= without - server(models).mem_fraction_static <= 0.155
+
+
+def test_a_server_with_another_algorithm_has_no_placement_and_keeps_its_fraction(
+    models: DemoModels,
+) -> None:
+    config.place(Placement("cuda:7"))
+    with cuda():
+        stock = server(models, speculative_algorithm=None, speculative_draft_model_path=None)
+        qspec = server(models, speculative_draft_model_path=None)
+    assert config.placement() is None
+    # SGLang reserves at least 10 GiB for more running requests too.
+    assert stock.max_running_requests is None
+    assert qspec.max_running_requests == 48
+
+
+@pytest.mark.parametrize(("width", "most"), [(None, 48), (16, 48), (32, 24), (64, 12)])
+def test_a_wide_pass_lowers_the_default_of_running_requests_and_its_graphs(
+    models: DemoModels, width: int | None, most: int
+) -> None:
+    with cuda():
+        view = server(models, speculative_num_draft_tokens=width)
+        assert (view.max_running_requests, view.cuda_graph_config.decode.bs[-1]) == (most, most)
+        assert server(models, max_running_requests=200).max_running_requests == 200

@@ -1,0 +1,118 @@
+"""Sampling on a GPU, with fake tensors: no mixed devices, and few and small copies to the host.
+
+`FakeTensorMode` computes shapes and devices without data, and refuses operators that mix devices or
+read data. Sampling as the target does is replaced, because `verify` has tests of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
+from sglang_qspec.sidecar import sampling
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling
+from sglang_qspec.verify.sample import Draws
+
+VOCAB = 128_000
+ROWS = 64
+SEEDED = SeededSampling(7, 0.9, top_p=0.9)
+REJECTION = SeededSampling(7, 0.9, probabilities=True)
+
+
+class OnDevice(TorchDispatchMode):
+    """Fails if an operator copies from the device to the host, or indexes across devices."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            assert result.is_cuda or not args[0].is_cuda, "a copy from the device to the host"
+        if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):
+            places = {place.device for place in args[1] if place is not None}
+            assert places <= {args[0].device}, f"{func} mixes devices"
+        return result
+
+
+@dataclass
+class Copies:
+    """Sizes of the copies to the host, in bytes."""
+
+    sizes: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
+    """A mode with fake CUDA tensors, which counts the copies to the host."""
+    found = Copies()
+
+    def on_host(values: torch.Tensor) -> Any:
+        assert values.is_cuda
+        found.sizes.append(values.numel() * values.element_size())
+        return np.ones(tuple(values.shape), dtype=np.dtype(str(values.dtype)[len("torch.") :]))
+
+    def sample_targets(
+        logits: torch.Tensor, temperatures: torch.Tensor, draws: Draws
+    ) -> torch.Tensor:
+        given = (temperatures, draws.top_ks, draws.top_ps, draws.min_ps)
+        for values in (logits, *given, draws.seeds, draws.positions):
+            assert values is not None
+            assert values.is_cuda
+            assert len(values) == len(logits)
+        return logits.argmax(-1)
+
+    def likeliest_left(probs: torch.Tensor, draws: Draws, count: int) -> tuple[Any, Any]:
+        for values in (probs, draws.top_ks, draws.top_ps, draws.min_ps):
+            assert values is not None
+            assert values.is_cuda
+        weights, token_ids = probs.topk(count, dim=-1)
+        return token_ids, weights
+
+    monkeypatch.setattr(sampling, "_on_host", on_host)
+    monkeypatch.setattr(sampling, "sample_targets", sample_targets)
+    monkeypatch.setattr(sampling, "likeliest_left", likeliest_left)
+    with FakeTensorMode(allow_non_fake_inputs=True), OnDevice():
+        yield found
+
+
+def choose(samplings: Sequence[Sampling | SeededSampling]) -> sampling.Choices:
+    logits = torch.empty(len(samplings), VOCAB, dtype=torch.bfloat16, device="cuda")
+    count = len(samplings)
+    return sampling.choose(logits, samplings, range(count), [5] * count)
+
+
+@pytest.mark.parametrize(
+    "samplings",
+    [
+        [GREEDY] * ROWS,
+        [Sampling(0.7)] * ROWS,
+        [Sampling(0.7, 0.9)] * ROWS,
+        [SEEDED] * ROWS,
+        [GREEDY, Sampling(0.7), Sampling(0.7, 0.9), SEEDED] * (ROWS // 4),
+    ],
+    ids=["greedy", "drawn", "nucleus", "seeded", "mixed"],
+)
+def test_the_tokens_of_a_batch_are_copied_to_the_host_once_and_logits_never(
+    copies: Copies, samplings: list[Sampling | SeededSampling]
+) -> None:
+    assert choose(samplings).token_ids == [1] * ROWS
+    assert copies.sizes == [8 * ROWS]
+
+
+def test_candidates_are_copied_once_for_all_rows_and_logits_never(copies: Copies) -> None:
+    chosen = choose([REJECTION, GREEDY, SEEDED, REJECTION])
+    assert sorted(chosen.candidates) == [0, 3]
+    assert copies.sizes == [2 * 8, 2 * 2 * MAX_CANDIDATES * 8]
