@@ -68,7 +68,9 @@ def test_a_server_runs_from_the_wheel_that_the_sdist_gives(
     with server:
         until(lambda: state(server)["sidecar"] == "ready", 120)
         programs = {Path(process.cmdline()[0]) for process in server.processes}
-        assert programs <= {python, Path("sglang::scheduler"), Path("sglang::detokenizer")}, programs
+        assert programs <= {python, Path("sglang::scheduler"), Path("sglang::detokenizer")}, (
+            programs
+        )
         text = "The sun is a star because"
         plain = generate(server, text, custom_params={"qspec_enabled": False})
         guessed = generate(server, tagged(text, plain["text"]))
