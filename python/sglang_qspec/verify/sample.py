@@ -187,9 +187,9 @@ def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     without a filter may lose tokens.
     """
     vocab = probs.shape[1]
-    limit = draws.rank_limit
-    limited = limit is not None and limit <= _SHORTLIST
-    ranked, tokens = probs.topk(min(limit if limited else _SHORTLIST, vocab), dim=-1)
+    limit = _SHORTLIST + 1 if draws.rank_limit is None else draws.rank_limit
+    limited = limit <= _SHORTLIST
+    ranked, tokens = probs.topk(min(limit, _SHORTLIST, vocab), dim=-1)
     kept, beyond = _filter(ranked, draws)
     if limited or ranked.shape[1] == vocab:
         return tokens, kept

@@ -63,8 +63,17 @@ def batch_penalties(reqs: Sequence[Any], device: torch.device) -> BatchPenalties
     )
     at, min_new_tokens, output_lens, slots, used = numbers
     output_ids, output_counts = counts.write(slots, entries, used, int(changes.used.max()))
+    frequency, presence, repetition = factors
     return BatchPenalties(
-        at, *factors, min_new_tokens, stops, output_lens, output_ids, output_counts
+        at,
+        frequency,
+        presence,
+        repetition,
+        min_new_tokens,
+        stops,
+        output_lens,
+        output_ids,
+        output_counts,
     )
 
 
