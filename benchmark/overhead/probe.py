@@ -52,9 +52,9 @@ PARTS = {
     (_WORKER, "verify_input_of"): "layout",
     (_WORKER, "QSpecWorker._slots"): "slots",
     (_WORKER, "_finished"): "finish",
-    (_WORKER, "cpu_eagle_sample"): "sample",
+    (_WORKER, "sample_and_accept"): "sample",
     (_WORKER, "move_accept_tokens_to_target_kvcache"): "move",
-    (_WORKER, "_accepted_nodes"): "nodes",
+    (_WORKER, "Outcome.read"): "nodes",
     ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
     (_RUNNER, "ModelRunner.sample"): "sample",
 }

@@ -196,8 +196,7 @@ class QSpecConfig:
         _one_of("match", "reject"),
         "how the target accepts step drafts of sampled requests: match (sidecar and target sample "
         "with the same seed, and equal tokens are accepted) or reject (rejection sampling with the "
-        "draft probabilities); requests with a sampling_seed always use match; on a GPU only match "
-        "is allowed",
+        "draft probabilities); requests with a sampling_seed always use match",
     )
     max_completion_tokens: int = _setting(
         512, _whole(1, 65536), "maximum length of a drafted completion, in tokens"

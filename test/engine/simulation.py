@@ -54,7 +54,7 @@ class Simulation:
         runtime_settings = RuntimeSettings.of(config, self.width, graphs=False)
         self.accounting = PassAccounting(self.active, runtime_settings, self.clock)
         self.proposer = Proposer(
-            self.active, runtime_settings, self.accounting.times, on_cpu=True, clock=self.clock
+            self.active, runtime_settings, self.accounting.times, clock=self.clock
         )
         self.rows = 0
         """Tokens in the inputs of all passes."""

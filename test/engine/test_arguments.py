@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.config import QSpecConfig, from_environment
+from sglang_qspec.config import QSpecConfig, from_environment, variable
 from sglang_qspec.engine import arguments, compat, hooks, touched
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.models import DemoModels
@@ -76,12 +76,15 @@ def test_sglangs_rust_server_is_refused_because_it_bypasses_the_checks_of_reques
     assert refused[1:] == ("SGLANG_RUST_SERVER", True, "false")
 
 
-def test_rejection_sampling_is_refused_only_on_a_gpu() -> None:
-    rejecting = QSpecConfig(acceptance="reject")
-    arguments._check_acceptance(server_args(), rejecting)
-    arguments._check_acceptance(server_args(device="cuda"), QSpecConfig())
-    with pytest.raises(ConfigError, match="acceptance is reject.*only match on a GPU"):
-        arguments._check_acceptance(server_args(device="cuda"), rejecting)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_rejection_sampling_is_accepted_on_every_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable("acceptance"), "reject")
+    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
+    args = server_args(device=device, **{f"speculative_{name}": None for name in unset})
+    assert arguments.check(args).acceptance == "reject"
 
 
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_a_flood_of_empty_step_drafts_does_not_delay_a_pass(pipeline: str) -> No
     enqueue(active, max_new_tokens=100)
     poll(active)
     runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
-    proposer = Proposer(active, runtime_settings, PassTimes(), on_cpu=True)
+    proposer = Proposer(active, runtime_settings, PassTimes())
     # All that a proposer reads of SGLang's batch.
     req = SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)
     batch: Any = SimpleNamespace(reqs=[req], sampling_info=SAMPLING)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
-from sglang_qspec.verify.penalties import Penalty, penalize
+from sglang_qspec.verify.penalties import BatchPenalties, Penalty, penalize
 
 VOCAB = 9
 PENALTIES = [
@@ -47,6 +47,35 @@ def tree_mask(width: int) -> torch.Tensor:
     return torch.from_numpy(DraftTrees.of([tree], width).lay_out().mask[0])
 
 
+def of_batch(penalties: list[Penalty], outputs: list[list[int]], rows: list[int]) -> BatchPenalties:
+    """The penalties of the requests at `rows`, with padding as the engine makes it."""
+    most = max(1, *(len(set(output)) for output in outputs))
+    stops = max(len(penalty.stop_ids) for penalty in penalties)
+    ids, counts, stop_ids = [], [], []
+    for penalty, output in zip(penalties, outputs, strict=True):
+        own = sorted(set(output)) or [0]
+        own += own[:1] * (most - len(own))
+        ids.append(own)
+        counts.append([float(output.count(token)) for token in own])
+        stop_ids.append((list(penalty.stop_ids) or [0]) * stops)
+    return BatchPenalties(
+        torch.tensor(rows),
+        *(torch.tensor([penalty[field] for penalty in penalties]) for field in range(3)),
+        torch.tensor([penalty.min_new_tokens for penalty in penalties]),
+        torch.tensor([each[:stops] for each in stop_ids], dtype=torch.int64).view(len(rows), stops),
+        torch.tensor([len(output) for output in outputs]),
+        torch.tensor(ids),
+        torch.tensor(counts),
+    )
+
+
+def penalize_one(
+    logits: torch.Tensor, penalty: Penalty, output: list[int], tokens: list[int], mask: torch.Tensor
+) -> None:
+    batch = of_batch([penalty], [output], [0])
+    penalize(logits.unsqueeze(0), batch, torch.tensor([tokens]), mask.unsqueeze(0))
+
+
 @pytest.mark.parametrize("output", [[4], [4, 4, 1, 2, 4]])
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_every_node_is_penalized_like_plain_decoding_after_its_path(
@@ -56,16 +85,14 @@ def test_every_node_is_penalized_like_plain_decoding_after_its_path(
     expected = [
         plainly(row, penalty, output + path(node)) for node, row in enumerate(logits.tolist())
     ]
-    draft_ids = torch.tensor(TOKENS[1:])
-    penalize(logits, penalty, torch.tensor(output), draft_ids, tree_mask(len(TOKENS)))
+    penalize_one(logits, penalty, output, list(TOKENS), tree_mask(len(TOKENS)))
     assert torch.allclose(logits, torch.tensor(expected), atol=1e-5)
 
 
 def test_an_empty_output_is_penalized_by_its_length_alone() -> None:
     logits = torch.zeros(1, VOCAB)
-    nothing = torch.empty(0, dtype=torch.int64)
     penalty = Penalty(1.0, 1.0, 2.0, min_new_tokens=1, stop_ids=(3,))
-    penalize(logits, penalty, nothing, nothing, torch.ones(1, 1, dtype=torch.bool))
+    penalize_one(logits, penalty, [], [0], torch.ones(1, 1, dtype=torch.bool))
     assert logits[0].tolist() == [0.0, 0.0, 0.0, float("-inf"), *[0.0] * 5]
 
 
@@ -73,8 +100,23 @@ def test_padding_does_not_change_the_penalties_of_a_tree() -> None:
     width, size = len(TOKENS) + 3, len(TOKENS)
     logits = torch.randn(width, VOCAB, generator=torch.Generator().manual_seed(4))
     alone = logits[:size].clone()
-    output, penalty = torch.tensor([4]), Penalty(0.3, 0.2, 1.4)
-    padded = torch.tensor(TOKENS[1:] + TOKENS[-1:] * 3)
-    penalize(logits, penalty, output, padded, tree_mask(width))
-    penalize(alone, penalty, output, padded[: size - 1], tree_mask(size))
+    penalty, padded = Penalty(0.3, 0.2, 1.4), [*TOKENS, *TOKENS[-1:] * 3]
+    penalize_one(logits, penalty, [4], padded, tree_mask(width))
+    penalize_one(alone, penalty, [4], padded[:size], tree_mask(size))
     assert torch.equal(logits[:size], alone)
+
+
+def test_the_penalties_of_a_batch_are_those_of_each_request_alone() -> None:
+    """The requests differ in the number of distinct tokens and of stop tokens."""
+    size, outputs = len(TOKENS), [[4, 4, 1, 2, 4], [], [0, 4], [4], [7, 0, 0, 4], [2, 2, 2]]
+    logits = torch.randn(8, size, VOCAB, generator=torch.Generator().manual_seed(4)) * 3
+    expected, rows = logits.clone(), [6, 0, 3, 1, 7, 4]
+    for row, penalty, output in zip(rows, PENALTIES, outputs, strict=True):
+        penalize_one(expected[row], penalty, output, list(TOKENS), tree_mask(size))
+    before = logits.clone()
+    batch = of_batch(PENALTIES, outputs, rows)
+    token_ids = torch.tensor(TOKENS).expand(8, -1)
+    penalize(logits, batch, token_ids, tree_mask(size).expand(8, -1, -1))
+    assert torch.equal(logits, expected)
+    assert torch.equal(logits[[2, 5]], before[[2, 5]])
+    assert not torch.equal(logits[rows], before[rows])

@@ -225,16 +225,8 @@ def check(args: Any) -> QSpecConfig:
         raise ConfigError(
             f"{config.flag('key_file')} is {settings.key_file!r}, but there is no such file"
         )
-    _check_acceptance(args, settings)
     _check_draft_model(args, settings)
     return settings
-
-
-def _check_acceptance(args: Any, settings: QSpecConfig) -> None:
-    if settings.acceptance == "reject" and str(args.device).split(":")[0] != "cpu":
-        raise ConfigError(
-            f"{config.flag('acceptance')} is reject, but QSPEC supports only match on a GPU"
-        )
 
 
 def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:

@@ -1,9 +1,12 @@
-"""Seeded draws from a whole vocabulary, fast on a CPU.
+"""Seeded draws from a whole vocabulary: the arg max of log weight plus hashed Gumbel noise.
 
 The arg max of log(weight) + Gumbel noise is the column with the largest value weight / E, where
 E = -log(u) for the hashed uniform number u of a column. As E >= 1 - u, the value is at most
 weight / (1 - u). A column where this bound is below the value of the likeliest column is not the
 arg max. The bound takes a few vectorised operations, and few columns remain that need a logarithm.
+
+`gumbel_argmax` is an operator of torch with one implementation for each kind of device: numpy on a
+CPU, and one fused Triton kernel on a GPU (`gumbel_triton`).
 """
 
 from __future__ import annotations
@@ -23,20 +26,44 @@ _SLACK = np.float32(1 - 1e-5)
 
 
 def gumbel_argmax(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Draw one column for each row of `weights` float32 [n, m] >= 0, on a CPU: int64 [n].
+    """Draw one column for each row of `weights` float [n, m] >= 0: int64 [n].
 
     `multinomial_with_seed` of SGLang's sampler draws the same columns from the same weights, with
-    the same `seeds` and `positions` int [n].
+    the same `seeds` and `positions` int [n]. All tensors are on one device.
     """
+    drawn: Tensor = torch.ops.sglang_qspec.gumbel_argmax(
+        weights.float(), hash_state(seeds, positions), likeliest(weights)
+    )
+    return drawn
+
+
+def _search_on_cpu(weights: Tensor, states: Tensor, guesses: Tensor) -> Tensor:
     rows: NDArray[np.float32] = weights.numpy()
-    states = hash_state(seeds, positions).numpy().astype(np.uint32)
-    guesses = likeliest(weights).tolist()
     search = _Search(rows.shape[1])
     columns = [
         search.run(row, state, guess)
-        for row, state, guess in zip(rows, states, guesses, strict=True)
+        for row, state, guess in zip(
+            rows, states.numpy().astype(np.uint32), guesses.tolist(), strict=True
+        )
     ]
     return torch.tensor(columns, dtype=torch.int64)
+
+
+def _search_on_cuda(weights: Tensor, states: Tensor, guesses: Tensor) -> Tensor:
+    from sglang_qspec.verify import gumbel_triton  # needs Triton, which a CPU does not
+
+    return gumbel_triton.search(weights, states, guesses)
+
+
+def _shape(_weights: Tensor, _states: Tensor, guesses: Tensor) -> Tensor:
+    return torch.empty_like(guesses)
+
+
+_LIBRARY = torch.library.Library("sglang_qspec", "DEF")
+_LIBRARY.define("gumbel_argmax(Tensor weights, Tensor states, Tensor guesses) -> Tensor")
+_LIBRARY.impl("gumbel_argmax", _search_on_cpu, "CPU")
+_LIBRARY.impl("gumbel_argmax", _search_on_cuda, "CUDA")
+torch.library.register_fake("sglang_qspec::gumbel_argmax", _shape, lib=_LIBRARY)
 
 
 class _Search:

@@ -1,13 +1,22 @@
-"""Draws by inverting the cumulative distribution, with numbers from torch's global generator."""
+"""Draws with numbers from torch's global generator.
+
+A CPU inverts the cumulative distribution. Other devices take the Gumbel maximum with random seeds,
+which needs no cumulative sums of whole vocabularies in float64.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
+
 
 def draw_columns(weights: Tensor) -> Tensor:
     """Draw a column of each row of `weights` [N, R] >= 0, in proportion to them: int64 [N]."""
+    if weights.device.type != "cpu":
+        seeds = torch.randint(2**63 - 1, (len(weights),), device=weights.device)
+        return gumbel_argmax(weights, seeds, torch.zeros_like(seeds))
     # float64, because uniform numbers in float32 have only 2**24 values.
     sums = weights.double().cumsum(-1)
     total = sums[:, -1:]

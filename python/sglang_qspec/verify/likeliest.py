@@ -1,4 +1,4 @@
-"""The likeliest token of each row of logits, on a CPU."""
+"""The likeliest token of each row of logits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def likeliest(logits: Tensor) -> Tensor:
     On a CPU torch vectorises the maximum but not the argmax. So this takes the maximum of each
     block of ids, and the argmax over the blocks and within the best block only.
     """
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
     logits = logits.float()  # the maximum of bfloat16 is not vectorised
     missing = -logits.shape[1] % BLOCK
     if missing:

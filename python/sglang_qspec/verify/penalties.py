@@ -28,27 +28,62 @@ class Penalty(NamedTuple):
     stop_ids: tuple[int, ...] = ()
 
 
-def penalize(
-    logits: Tensor, penalty: Penalty, output_ids: Tensor, draft_ids: Tensor, mask: Tensor
-) -> None:
-    """Apply the penalties to `logits` float [D, V] of one request's tree, in place.
+class BatchPenalties(NamedTuple):
+    """The penalties of n requests with their committed output, on the device of the logits."""
 
-    `output_ids` int64 [n] are the committed output tokens, the root's token included. `draft_ids`
-    int64 [D - 1] are the tokens of the other nodes. `mask` bool [D, D] is true at [i, j] if node j
-    is node i or an ancestor of it.
+    rows: Tensor
+    """int64 [n]: places of the requests in the batch."""
+    frequency: Tensor
+    """float32 [n]"""
+    presence: Tensor
+    """float32 [n]"""
+    repetition: Tensor
+    """float32 [n]"""
+    min_new_tokens: Tensor
+    """int64 [n]"""
+    stop_ids: Tensor
+    """int64 [n, S]: a shorter list is padded with its own ids. A request without ids has any id and
+    0 as `min_new_tokens`."""
+    output_lens: Tensor
+    """int64 [n]: number of committed output tokens, the root's token included."""
+    output_ids: Tensor
+    """int64 [n, K > 0]: the distinct output tokens. A shorter list is padded with an id of its own,
+    or with any id if the output is empty."""
+    output_counts: Tensor
+    """float32 [n, K]: how often the output contains each of `output_ids`; padding has the count of
+    its id."""
+
+
+def penalize(logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask: Tensor) -> None:
+    """Apply the penalties to `logits` float [bs, D, V] of a batch's trees, in place.
+
+    `token_ids` int64 [bs, D] are the tokens of the nodes. `mask` bool [bs, D, D] is true at
+    [b, i, j] if node j is node i or an ancestor of it. Nothing synchronises the host.
     """
-    behind = mask[:, 1:].float()
-    lengths = len(output_ids) + behind.sum(1)
-    if len(output_ids) + len(draft_ids):
-        ids, places = torch.cat((output_ids, draft_ids)).unique(return_inverse=True)
-        committed = places[: len(output_ids)].bincount(minlength=len(ids))
-        counts = committed.float().repeat(len(logits), 1)
-        counts.scatter_add_(1, places[len(output_ids) :].expand_as(behind), behind)
-        said = counts > 0
-        part = logits[:, ids].float()
-        part = part - (counts * penalty.frequency + said * penalty.presence)
-        scaled = where(part < 0, part * penalty.repetition, part / penalty.repetition)
-        logits[:, ids] = where(said, scaled, part).to(logits.dtype)
-    early = (lengths < penalty.min_new_tokens).nonzero()
-    if len(early) and penalty.stop_ids:
-        logits[early, torch.tensor(penalty.stop_ids)] = float("-inf")
+    width = token_ids.shape[1]
+    draft_ids = token_ids[penalties.rows, 1:]
+    behind = mask[penalties.rows, :, 1:].float()
+    ids = torch.cat((penalties.output_ids, draft_ids), 1)
+    same = (draft_ids.unsqueeze(2) == ids.unsqueeze(1)).float()
+    known = same[:, :, : penalties.output_ids.shape[1]] * penalties.output_counts.unsqueeze(1)
+    committed = torch.cat((penalties.output_counts, known.amax(2)), 1)
+    counts = committed.unsqueeze(1) + behind @ same
+
+    def per_node(values: Tensor) -> Tensor:
+        return values.view(-1, 1, 1)
+
+    rows, nodes = per_node(penalties.rows), torch.arange(width, device=logits.device).view(-1, 1)
+    # An id may occur twice in `ids`. Its entries have equal counts, so they write equal logits.
+    at = rows, nodes, ids.unsqueeze(1)
+    part = logits[at].float()
+    said = counts > 0
+    additive = counts * per_node(penalties.frequency) + said * per_node(penalties.presence)
+    repetition = per_node(penalties.repetition)
+    reduced = part - additive
+    scaled = where(reduced < 0, reduced * repetition, reduced / repetition)
+    logits[at] = where(said, scaled, part).to(logits.dtype)
+    if penalties.stop_ids.shape[1]:
+        lengths = penalties.output_lens.unsqueeze(1) + behind.sum(2)
+        early = lengths < penalties.min_new_tokens.unsqueeze(1)
+        at = rows, nodes, penalties.stop_ids.unsqueeze(1)
+        logits[at] = logits[at].masked_fill(early.unsqueeze(2), float("-inf"))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, where
 
 from sglang_qspec.verify.inverse import draw_columns
+from sglang_qspec.verify.rows import Rows, fill
 
 
 class Proposals(NamedTuple):
@@ -37,8 +38,8 @@ class Proposals(NamedTuple):
     candidate_probs: Tensor
     """float [N, M]: their probabilities, which sum to 1; 0 for padding."""
 
-    def of(self, rows: Tensor) -> Proposals:
-        """The proposals of the nodes with these indices, or where a mask is true."""
+    def of(self, rows: Rows) -> Proposals:
+        """The proposals of the nodes with these indices."""
         return Proposals(*(values[rows] for values in self))
 
 
@@ -52,12 +53,12 @@ def sample_near(probs: Tensor, proposals: Proposals) -> Tensor:
     wanted = probs.gather(1, where(known, token_ids, 0).unsqueeze(1)).squeeze(1)
     offered = (candidate_probs * (ids == token_ids.unsqueeze(1))).sum(1)
     kept = known & (torch.rand(len(probs), device=probs.device) * offered < wanted)
-    drawn = where(kept, token_ids, 0)
-    rest = (~kept).nonzero()[:, 0]
-    if len(rest):
-        offers = candidate_probs[rest] * known[rest].unsqueeze(1)
-        drawn[rest] = draw_columns(_left_over(probs[rest], ids[rest], offers))
-    return drawn
+
+    def draw_anew(rows: Rows) -> Tensor:
+        offers = candidate_probs[rows] * known[rows].unsqueeze(1)
+        return draw_columns(_left_over(probs[rows], ids[rows], offers))
+
+    return fill(token_ids, ~kept, draw_anew)
 
 
 def _left_over(probs: Tensor, ids: Tensor, offers: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """Draws the target's token at every node of the draft trees.
 
+All tensors are on one device. On a GPU the host waits for the device at most once, to learn whether
+the filters need more than a shortlist of tokens. With `Draws.rank_limit` it does not wait.
+
 The filters are SGLang's, in its order: temperature, softmax, top-k, top-p without renormalising in
 between, then min-p relative to the likeliest token. The draws have the target's distribution, so
 `sglang_qspec.verify.accept` over them is lossless.
@@ -12,6 +15,7 @@ drafter-invariant speculative decoding" (arXiv:2408.07978).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,6 +25,7 @@ from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 from sglang_qspec.verify.inverse import draw_columns
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.rejection import Proposals, sample_near
+from sglang_qspec.verify.rows import Rows, fill
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _SHORTLIST = 1024
@@ -43,9 +48,11 @@ class Draws(NamedTuple):
     """int [N]: position of the drawn token in the text."""
     proposals: Proposals | None = None
     """Drafted tokens: rows with a known one are drawn by `sglang_qspec.verify.rejection`."""
+    rank_limit: int | None = None
+    """No filtered row keeps more than this number of tokens, by its top-k; None if unknown."""
 
-    def of(self, rows: Tensor) -> Draws:
-        """The parameters of the rows with these indices, or where a mask is true."""
+    def of(self, rows: Rows) -> Draws:
+        """The parameters of the rows with these indices."""
 
         def some(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows]
@@ -57,6 +64,7 @@ class Draws(NamedTuple):
             some(self.seeds),
             some(self.positions),
             None if self.proposals is None else self.proposals.of(rows),
+            self.rank_limit,
         )
 
 
@@ -64,11 +72,11 @@ def sample_targets(logits: Tensor, temperatures: Tensor, draws: Draws) -> Tensor
     """Draw one token per row of `logits` float [N, V] at `temperatures` float [N]: int64 [N]."""
     if draws.top_ks is None:
         return sample_probs(_softmax(logits, temperatures), draws)
-    drawn = likeliest(logits)
-    rows = (draws.top_ks != 1).nonzero()[:, 0]
-    if len(rows):
-        drawn[rows] = sample_probs(_softmax(logits[rows], temperatures[rows]), draws.of(rows))
-    return drawn
+
+    def draw(rows: Rows) -> Tensor:
+        return sample_probs(_softmax(logits[rows], temperatures[rows]), draws.of(rows))
+
+    return fill(likeliest(logits), draws.top_ks != 1, draw)
 
 
 def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
@@ -78,29 +86,59 @@ def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
     row has a filter, SGLang hashes by rank.)
     """
     filtered = _filtered(probs, draws)
-    near = torch.zeros_like(filtered) if draws.proposals is None else draws.proposals.known
-    alone = ~(filtered | near)
-    if alone.all():
+    near = None if draws.proposals is None else draws.proposals.known
+    taken = [mask for mask in (filtered, near) if mask is not None]
+    if not taken:
         return _draw(probs, draws)
-    drawn = torch.empty(len(probs), dtype=torch.int64)
-    ways = ((near, _draw_near), (filtered & ~near, _draw_filtered), (alone, _draw))
-    for rows, draw in ways:
-        index = rows.nonzero()[:, 0]
-        if len(index):
-            drawn[index] = draw(probs[index], draws.of(index))
+
+    shared: list[tuple[Tensor, Tensor]] = []
+
+    def left(rows: Rows) -> tuple[Tensor, Tensor]:
+        if not isinstance(rows, slice):
+            return _left(probs[rows], draws.of(rows))
+        if not shared:  # two ways of drawing may need the ranks of all rows
+            shared.append(_left(probs, draws))
+        return shared[0]
+
+    def draw_near(rows: Rows) -> Tensor:
+        if isinstance(rows, slice):
+            distribution = _distributions(probs, draws, left)
+        else:
+            distribution = distributions(probs[rows], draws.of(rows))
+        assert draws.proposals is not None
+        return sample_near(distribution, draws.proposals.of(rows))
+
+    drawn = torch.zeros(len(probs), dtype=torch.int64, device=probs.device)
+    drawn = fill(drawn, ~torch.stack(taken).any(0), lambda rows: _draw(probs[rows], draws.of(rows)))
+    if filtered is not None:
+        drawn = fill(
+            drawn,
+            filtered if near is None else filtered & ~near,
+            lambda rows: _draw_left(*left(rows), probs.shape[1], draws.of(rows)),
+        )
+    if near is not None:
+        drawn = fill(drawn, near, draw_near)
     return drawn
 
 
 def distributions(probs: Tensor, draws: Draws) -> Tensor:
     """`probs` [N, V] after the filters, renormalised: float [N, V]."""
-    rows = _filtered(probs, draws).nonzero()[:, 0]
-    if not len(rows):
+    return _distributions(probs, draws, lambda rows: _left(probs[rows], draws.of(rows)))
+
+
+def _distributions(
+    probs: Tensor, draws: Draws, left: Callable[[Rows], tuple[Tensor, Tensor]]
+) -> Tensor:
+    filtered = _filtered(probs, draws)
+    if filtered is None:
         return probs
-    tokens, kept = _left(probs[rows], draws.of(rows))
-    kept /= kept.sum(1, keepdim=True)
-    left = probs.clone()
-    left[rows] = probs.new_zeros(len(rows), probs.shape[1]).scatter_(1, tokens, kept)
-    return left
+
+    def renormalised(rows: Rows) -> Tensor:
+        tokens, kept = left(rows)
+        kept = kept / kept.sum(1, keepdim=True)
+        return torch.zeros_like(probs[rows]).scatter_(1, tokens, kept)
+
+    return fill(probs, filtered, renormalised)
 
 
 def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
@@ -118,27 +156,22 @@ def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
     return torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
 
 
-def _filtered(probs: Tensor, draws: Draws) -> Tensor:
-    """Whether any filter may drop tokens of the row: bool [N]."""
-    filtered = torch.zeros(len(probs), dtype=torch.bool)
-    if draws.top_ks is not None:
-        filtered |= draws.top_ks < probs.shape[1]
-    if draws.top_ps is not None:
-        filtered |= draws.top_ps < 1
-    if draws.min_ps is not None:
-        filtered |= draws.min_ps > 0
-    return filtered
+def _filtered(probs: Tensor, draws: Draws) -> Tensor | None:
+    """Whether any filter may drop tokens of the row: bool [N]; None if no row has a filter."""
+    filters = [
+        None if draws.top_ks is None else draws.top_ks < probs.shape[1],
+        None if draws.top_ps is None else draws.top_ps < 1,
+        None if draws.min_ps is None else draws.min_ps > 0,
+    ]
+    given = [rows for rows in filters if rows is not None]
+    return torch.stack(given).any(0) if given else None
 
 
-def _draw_near(probs: Tensor, draws: Draws) -> Tensor:
-    assert draws.proposals is not None
-    return sample_near(distributions(probs, draws), draws.proposals)
-
-
-def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
-    tokens, kept = _left(probs, draws)
+def _draw_left(tokens: Tensor, kept: Tensor, vocab: int, draws: Draws) -> Tensor:
+    """Draw one of the ranked `tokens` [N, R] of each row by their weights `kept` [N, R]."""
     if kept.shape[1] > _SHORTLIST:
-        return _draw(torch.zeros_like(probs).scatter_(1, tokens, kept), draws)
+        weights = torch.zeros(len(kept), vocab, dtype=kept.dtype, device=kept.device)
+        return _draw(weights.scatter_(1, tokens, kept), draws)
     if draws.seeds is None or draws.positions is None:
         rank = _draw(kept, draws)
     else:
@@ -150,26 +183,34 @@ def _draw_filtered(probs: Tensor, draws: Draws) -> Tensor:
 def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """Return the ranked token ids [N, R] of each row, and their weights [N, R] after the filters.
 
-    R is `_SHORTLIST`, or the size of the vocabulary if the filters keep more tokens.
+    R is at most `_SHORTLIST`, or the size of the vocabulary if the filters keep more tokens. Rows
+    without a filter may lose tokens.
     """
     vocab = probs.shape[1]
-    ranked, tokens = probs.topk(min(_SHORTLIST, vocab), dim=-1)
-    kept, complete = _filter(ranked, draws)
-    if not complete and ranked.shape[1] < vocab:
+    limit = _SHORTLIST + 1 if draws.rank_limit is None else draws.rank_limit
+    limited = limit <= _SHORTLIST
+    ranked, tokens = probs.topk(min(limit, _SHORTLIST, vocab), dim=-1)
+    kept, beyond = _filter(ranked, draws)
+    if limited or ranked.shape[1] == vocab:
+        return tokens, kept
+    filtered = _filtered(probs, draws)
+    complete = beyond if filtered is None else beyond | ~filtered
+    if not complete.all():
         ranked, tokens = probs.sort(dim=-1, descending=True)
         kept, _ = _filter(ranked, draws)
     return tokens, kept
 
 
-def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
+def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """Set dropped tokens of `ranked` [N, R] to 0; each row is in falling order.
 
-    Also returns whether the filters drop all tokens beyond the R ranks.
+    Also returns whether the filters of a row drop all tokens beyond the R ranks: bool [N].
     """
+    ranks = torch.arange(ranked.shape[1], device=ranked.device)
     dropped = torch.zeros_like(ranked, dtype=torch.bool)
-    beyond = torch.zeros(ranked.shape[0], dtype=torch.bool)
+    beyond = torch.zeros(len(ranked), dtype=torch.bool, device=ranked.device)
     if draws.top_ks is not None:
-        dropped |= torch.arange(ranked.shape[1]) >= draws.top_ks.view(-1, 1)
+        dropped |= ranks >= draws.top_ks.view(-1, 1)
         beyond |= draws.top_ks <= ranked.shape[1]
     kept = ranked.masked_fill(dropped, 0.0)
     if draws.top_ps is not None:
@@ -182,7 +223,7 @@ def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, bool]:
         dropped |= kept < floor
         beyond |= ranked[:, -1] < floor.squeeze(1)
         kept = ranked.masked_fill(dropped, 0.0)
-    return kept, bool(beyond.all())
+    return kept, beyond
 
 
 def _draw(weights: Tensor, draws: Draws) -> Tensor:

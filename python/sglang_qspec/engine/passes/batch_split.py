@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+from sglang_qspec.engine.passes.staging import stage
 
 
 def can_split(batch: ScheduleBatch) -> bool:
@@ -57,7 +60,6 @@ def join(
 
     The result has the width of the widest part; the tokens of the others are padded.
     """
-    order = torch.tensor([row for part in rows for row in part]).argsort()
     width = max(result.speculative_num_draft_tokens for result in results)
     tokens = torch.cat(
         [
@@ -66,7 +68,7 @@ def join(
             for ids in [result.next_token_ids.view(-1, result.speculative_num_draft_tokens)]
         ]
     )
-    order = order.to(tokens.device)
+    (order,) = stage(tokens.device, np.array([row for part in rows for row in part]).argsort())
     accept_lens = torch.cat([result.accept_lens for result in results])[order]
     return finished(
         LogitsProcessorOutput(next_token_logits=None),

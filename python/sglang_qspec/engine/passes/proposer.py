@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.engine.passes.accounting import Proposal
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
@@ -39,12 +38,10 @@ class Proposer:
         runtime_settings: RuntimeSettings,
         times: PassTimes,
         *,
-        on_cpu: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._speculator = active
         self._runtime = runtime_settings
-        self._on_cpu = on_cpu
         self._clock = clock
         self._width = WidthPolicy(runtime_settings.draft_token_num, times=times)
         self._budget = WaitBudget()
@@ -71,11 +68,8 @@ class Proposer:
             self._width.limit(self._runtime.draft_token_num)
         self._width.fixed = self._runtime.fixed_width
         widest = min(self._width.max_width, plan.width)
-        if not self._runtime.enabled or widest == 1 or self._needs_plain_decode(batch):
+        if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):
             return Proposal(self._speculator.propose(rids, outputs, 1, drafts=False))
-        if not self._on_cpu and _is_penalized(batch):
-            trees = self._speculator.propose(rids, outputs, widest, drafts=False)
-            return Proposal(trees.best(self._width.choose(trees.scores).width))
         factors = self._speculator.factors(rids)
         size, left, waited = 0, math.inf, 0.0
         while True:
@@ -128,35 +122,11 @@ class Proposer:
         measured = self._speculator.sidecar.step_times
         return Curve.through(measured)(requests) if measured else None
 
-    def _needs_plain_decode(self, batch: ScheduleBatch) -> bool:
-        """Whether tree verification would ignore a sampling parameter or an image of this batch."""
-        info = batch.sampling_info
-        # Only SGLang's decode pass computes the positions of images.
-        has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
-        if info.has_watermark_candidates or has_images:
-            return True
-        return not self._on_cpu and bool(
-            info.has_custom_logit_processor
-            or info.need_min_p_sampling
-            or any(_cuts_twice(req.sampling_params) for req in batch.reqs)
-        )
 
+def _needs_plain_decode(batch: ScheduleBatch) -> bool:
+    """Whether the batch has images or watermarks, which tree verification would ignore.
 
-def _cuts_twice(params: Any) -> bool:
-    """Whether top-k and top-p apply together.
-
-    SGLang's tree verification applies top-p to the tokens that top-k leaves, but SGLang's sampler
-    applies it to all tokens.
+    Only SGLang's decode pass computes the positions of images, and marks tokens.
     """
-    return bool(1 < params.top_k < TOP_K_ALL and params.top_p < 1)
-
-
-def _is_penalized(batch: ScheduleBatch) -> bool:
-    """Whether the batch has penalties.
-
-    SGLang's tree verification applies the penalties of the committed text to every node. Without
-    drafts the target would also penalize the draft tokens before a node, as `engine.cpu.penalties`
-    does.
-    """
-    info = batch.sampling_info
-    return info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
+    has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
+    return bool(batch.sampling_info.has_watermark_candidates or has_images)

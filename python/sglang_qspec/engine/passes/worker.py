@@ -19,9 +19,7 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_device, get_spec
-from sglang.srt.speculative import eagle_utils
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import (
     GrammarTree,
     build_grammar_vocab_mask,
@@ -31,16 +29,17 @@ from sglang.srt.speculative.spec_utils import (
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import compat, hooks, speculator
-from sglang_qspec.engine.cpu import sampling_seeds
-from sglang_qspec.engine.cpu.penalties import read_outputs
-from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import batch_split
+from sglang_qspec.engine.passes import batch_split, sampling_seeds, tree_attention
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.outcome import Outcome
+from sglang_qspec.engine.passes.penalties import read_outputs
 from sglang_qspec.engine.passes.proposer import Proposer
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.sample import sample_and_accept
+from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.sidecar.startup import open_link
 from sglang_qspec.engine.speculator import Speculator
@@ -60,20 +59,20 @@ class QSpecWorker(BaseSpecWorker):
         super().__init__()
         compat.check_hooks(hooks.scheduler())
         self._target_worker = target_worker
-        self._on_cpu = str(get_device().device).startswith("cpu")
+        self._device = str(get_device().device)
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
-        self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=not self._on_cpu)
+        one_width = tree_attention.has_one_width(self._device)
+        self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=one_width)
         self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._accounting = PassAccounting(self._speculator, self._runtime)
         times = self._accounting.times
-        self._proposer = Proposer(self._speculator, self._runtime, times, on_cpu=self._on_cpu)
+        self._proposer = Proposer(self._speculator, self._runtime, times)
         self._selector = PipelineSelector(times)
         self._halves = Halves()
         speculator.activate(self._speculator)
-        if self._on_cpu:
-            sampling_seeds.install(reject=settings.acceptance == "reject")
+        sampling_seeds.install(reject=settings.acceptance == "reject")
 
     # The methods that SGLang calls on its NGRAM worker.
 
@@ -158,14 +157,18 @@ class QSpecWorker(BaseSpecWorker):
     def _pass(self, batch: ScheduleBatch, plan: PipelinePlan) -> GenerationBatchResult:
         """Run one pass of the target over a decoding batch, and record its result."""
         proposal: Proposal | None = None
-        verify_input: NgramVerifyInput | None = None
+        verify_input: TreeVerifyInput | None = None
         if self._speculates:
             with guarded("proposing drafts"):
                 self._accounting.begin()
                 proposal = self._proposer.propose(batch, plan)
                 if proposal.trees.width > 1:
                     verify_input = verify_input_of(
-                        proposal.trees, batch.seq_lens, batch.device, full_mask=not self._on_cpu
+                        proposal.trees,
+                        batch.seq_lens,
+                        batch.device,
+                        full_mask=tree_attention.reads_full_mask(self._device),
+                        total_len=_total_len(batch),
                     )
         trees = proposal.trees if proposal is not None else None
         if trees is None or verify_input is None:
@@ -190,8 +193,7 @@ class QSpecWorker(BaseSpecWorker):
                 self._accounting.interrupt()
                 for req in batch.reqs:
                     self._speculator.admit(req.rid)
-        if self._on_cpu:
-            read_outputs(batch)
+        read_outputs(batch)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         with guarded("recording token provenance"):
@@ -201,9 +203,8 @@ class QSpecWorker(BaseSpecWorker):
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Run an ordinary decode pass, which gives one token for each request."""
         bs = len(batch.reqs)
-        batch.input_ids = torch.tensor(
-            [_last_id(req) for req in batch.reqs], dtype=torch.int64, device=batch.device
-        )
+        last_ids = np.array([_last_id(req) for req in batch.reqs], np.int64)
+        (batch.input_ids,) = stage(batch.device, last_ids)
         batch.out_cache_loc = self._slots(batch, 1)
         batch.spec_info = None
         batch.seq_lens = batch.seq_lens + 1
@@ -211,8 +212,7 @@ class QSpecWorker(BaseSpecWorker):
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.orig_seq_lens = batch.orig_seq_lens + 1
         batch.seq_lens_sum = None
-        if self._on_cpu:
-            read_outputs(batch)
+        read_outputs(batch)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
             result = self._target_worker.forward_batch_generation(batch)
         logits = result.logits_output
@@ -221,7 +221,7 @@ class QSpecWorker(BaseSpecWorker):
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
 
     def _verify(
-        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
+        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
     ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
         """Run a verify pass. Also returns each request's accepted nodes and bonus token."""
         width = trees.width
@@ -230,13 +230,13 @@ class QSpecWorker(BaseSpecWorker):
         batch.out_cache_loc = self._slots(batch, width)
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
-        sample = cpu_eagle_sample if self._on_cpu else eagle_utils.eagle_sample
         grammar_mask = self._grammar_mask(batch, trees, verify_input)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
-            predict, accept_lens, accept_index = sample(
+            predict, accept_lens, accept_index = sample_and_accept(
                 verify_input, batch, result.logits_output, grammar_mask
             )
-        if not (self._on_cpu and _is_prefix(accept_index)):
+        outcome = Outcome.read(predict, accept_lens, accept_index)
+        if not outcome.is_prefix:
             move_accept_tokens_to_target_kvcache(
                 batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
             )
@@ -248,9 +248,7 @@ class QSpecWorker(BaseSpecWorker):
             result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
         tokens = predict[accept_index].flatten()
         finished = _finished(result, tokens, accept_lens, batch.seq_lens + accept_lens, width)
-        last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).flatten()
-        bonus_ids: list[int] = predict[last].tolist()
-        return finished, _accepted_nodes(accept_index, accept_lens, width), bonus_ids
+        return finished, outcome.accepted_nodes, outcome.bonus_ids
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
         """Proposals at each node of a pass, for rejection sampling; without trees, at each root."""
@@ -271,7 +269,7 @@ class QSpecWorker(BaseSpecWorker):
         return slots.flatten().to(torch.int64)
 
     def _grammar_mask(
-        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: NgramVerifyInput
+        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
     ) -> Any:
         if not batch.has_grammar:
             return None
@@ -327,22 +325,13 @@ def _ones(batch: ScheduleBatch) -> torch.Tensor:
     return torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
 
 
+def _total_len(batch: ScheduleBatch) -> int | None:
+    """The sum of the requests' lengths, without a synchronisation; None if only the device has it.
+
+    Between passes SGLang keeps a copy of the lengths on the host.
+    """
+    return None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())
+
+
 def _last_id(req: Any) -> int:
     return int(req.output_ids[-1] if req.output_ids else req.origin_input_ids[-1])
-
-
-def _accepted_nodes(
-    accept_index: torch.Tensor, accept_lens: torch.Tensor, width: int
-) -> list[list[int]]:
-    """The accepted draft nodes of each request in order, without the root."""
-    rows = accept_index.tolist()
-    return [
-        [index - row * width for index in indices[1:length]]
-        for row, (indices, length) in enumerate(zip(rows, accept_lens.tolist(), strict=True))
-    ]
-
-
-def _is_prefix(accept_index: torch.Tensor) -> bool:
-    """Whether each accepted path is the first nodes of its tree, so that its KV is in place."""
-    front = torch.arange(accept_index.numel(), dtype=accept_index.dtype).view_as(accept_index)
-    return bool(((accept_index == front) | (accept_index < 0)).all())

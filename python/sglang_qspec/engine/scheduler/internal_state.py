@@ -10,6 +10,7 @@ from typing import Any
 from sglang_qspec import config
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.passes import tree_attention
 from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.errors import RequestError
 
@@ -51,7 +52,7 @@ def _validate(name: str, value: float) -> None:
             {name: value},
             active.settings,
             get_spec().speculative_num_draft_tokens,
-            graphs=not str(get_device().device).startswith("cpu"),
+            graphs=tree_attention.has_one_width(str(get_device().device)),
         )
     except RequestError as error:
         raise UpdateRejected(str(error)) from None
@@ -72,7 +73,7 @@ def check_update(manager: Any, obj: Any) -> None:
     args = manager.server_args
     if (args.speculative_algorithm or "").upper() != "QSPEC":
         return
-    fixed = not str(args.device).startswith("cpu")
+    fixed = tree_attention.has_one_width(str(args.device))
     settings, widest = config.from_environment(), get_spec().speculative_num_draft_tokens
     try:
         runtime_settings.check(obj.server_args, settings, widest, graphs=fixed)

@@ -12,9 +12,9 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.cpu.sampling_seeds import seeded_of
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes.sampling_seeds import seeded_of
 from sglang_qspec.engine.requests.live_request import Tally
 
 

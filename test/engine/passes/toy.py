@@ -26,9 +26,9 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
-from sglang_qspec.engine.cpu import sampling_seeds
-from sglang_qspec.engine.cpu.penalties import read_outputs
-from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
+from sglang_qspec.engine.passes import sampling_seeds
+from sglang_qspec.engine.passes.penalties import read_outputs
+from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.messages import Candidates, Drafted
@@ -203,7 +203,7 @@ def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
     logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.draft_token])
     with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch, trees)):
-        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)
+        predict, accept_lens, accept_index = sample_and_accept(verify_input, batch, logits)
     tokens = predict[accept_index.clamp(min=0)].tolist()
     _commit(batch, [row[:n] for row, n in zip(tokens, accept_lens.tolist(), strict=True)])
 

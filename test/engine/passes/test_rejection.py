@@ -1,7 +1,7 @@
 """Under rejection sampling, text from tree and plain passes has the target's distribution.
 
 The tests follow two tokens through whole passes: draft messages, trees that depend on the drafts,
-`cpu_eagle_sample` and SGLang's sampler.
+`sample_and_accept` and SGLang's sampler.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
-from sglang_qspec.engine.cpu import sampling_seeds
-from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
+from sglang_qspec.engine.passes import sampling_seeds
+from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.messages import Candidates, Drafted
@@ -124,7 +124,7 @@ def info_of(count: int, top_k: int) -> SamplingBatchInfo:
 def verified(
     reqs: list[Req], trees: DraftTrees, proposals: Proposals | None, top_k: int
 ) -> list[list[int]]:
-    """The tokens that `cpu_eagle_sample` accepts for each request, with the bonus token."""
+    """The tokens that `sample_and_accept` accepts for each request, with the bonus token."""
     seq_lens = torch.full((len(trees),), 9)
     verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch: Any = SimpleNamespace(
@@ -136,7 +136,7 @@ def verified(
     logits: Any = SimpleNamespace(next_token_logits=TABLE[verify_input.draft_token])
     group = SimpleNamespace(world_size=1)
     with sampling_seeds.seeded_draws(batch, proposals), get_parallel().override(tp_group=group):
-        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)
+        predict, accept_lens, accept_index = sample_and_accept(verify_input, batch, logits)
     tokens = predict[accept_index.clamp(min=0)].tolist()
     return [row[:length] for row, length in zip(tokens, accept_lens.tolist(), strict=True)]
 

@@ -1,4 +1,4 @@
-"""Gives each sampled request on a CPU a seed: its own `sampling_seed`, or a secret random one.
+"""Gives each sampled request a seed: its own `sampling_seed`, or a secret random one.
 
 The random numbers of each sampled token depend only on the seed and the position
 (`verify.seeded`). So a drafter with the same seed often samples the same token, and a request with
@@ -11,17 +11,19 @@ draft tokens by their draft probabilities (`engine.requests.step_proposals`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
+from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, sample_probs
@@ -35,6 +37,8 @@ _rejecting = False
 """Whether the target accepts step drafts by rejection sampling."""
 _proposals: Proposals | None = None
 """Proposals at the nodes of the present pass."""
+_rank_limit: int | None = None
+"""Largest number of tokens that a filtered request of the present pass keeps; None if unknown."""
 
 
 def install(*, reject: bool = False) -> None:
@@ -83,9 +87,10 @@ def seeded_of(req: Any) -> SeededSampling | None:
 def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
     """Within this context a pass over `batch` samples with the seeds of its requests.
 
-    `proposals` has the step-draft token at each node of the pass, for rejection sampling.
+    `proposals` has the step-draft token at each node of the pass, for rejection sampling; it is on
+    the host. Seeds and proposals take one transfer.
     """
-    global _proposals
+    global _proposals, _rank_limit
     info = batch.sampling_info
     if (
         not _seeded
@@ -95,14 +100,20 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
     ):
         yield
         return
-    info.sampling_seed = torch.tensor([_seed_of(req) for req in batch.reqs], dtype=torch.int64)
-    _proposals = proposals
+    before = info.sampling_seed
+    seeds = np.array([_seed_of(req) for req in batch.reqs], np.int64)
+    drafted = () if proposals is None else proposals
+    info.sampling_seed, *staged = stage(
+        info.temperatures.device, seeds, *(values.numpy() for values in drafted)
+    )
+    _proposals = Proposals(*staged) if staged else None
+    _rank_limit = _rank_limit_of(batch.reqs)
     try:
         yield
     finally:
-        _proposals = None
+        _proposals = _rank_limit = None
         # SGLang would merge a batch with seeds and a batch without.
-        info.sampling_seed = None
+        info.sampling_seed = before
 
 
 def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -> Draws:
@@ -119,7 +130,19 @@ def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -
         None if info.sampling_seed is None else per_node(info.sampling_seed),
         positions,
         _proposals,
+        _rank_limit,
     )
+
+
+def _rank_limit_of(reqs: Iterable[Any]) -> int | None:
+    """The largest top-k of requests with a filter; None if one of them has no top-k."""
+    filtered = [
+        params.top_k
+        for params in (req.sampling_params for req in reqs)
+        if params.top_k < TOP_K_ALL or params.top_p < 1 or params.min_p > 0
+    ]
+    limit = max(filtered, default=TOP_K_ALL)
+    return limit if limit < TOP_K_ALL else None
 
 
 def _seed_of(req: Any) -> int:

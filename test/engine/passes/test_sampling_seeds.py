@@ -14,8 +14,8 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-from sglang_qspec.engine.cpu import sampling_seeds
-from sglang_qspec.engine.cpu.sample import cpu_eagle_sample
+from sglang_qspec.engine.passes import sampling_seeds
+from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -171,14 +171,14 @@ def test_without_seeds_sglangs_own_sampler_draws_as_before() -> None:
 
 
 def verify(reqs: list[Req], tree: DraftTree, committed: int) -> list[list[int]]:
-    """The tokens that `cpu_eagle_sample` accepts for each request, with the bonus token."""
+    """The tokens that `sample_and_accept` accepts for each request, with the bonus token."""
     trees = DraftTrees.of([tree] * len(reqs), len(tree))
     seq_lens = torch.full((len(reqs),), committed - 1)
     verify_input = verify_input_of(trees, seq_lens, "cpu", full_mask=False)
     batch = batch_of(reqs, forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=seq_lens)
     logits = SimpleNamespace(next_token_logits=TABLE[verify_input.draft_token])
     with sampling_seeds.seeded_draws(batch), get_parallel_of_one():
-        predict, accept_lens, accept_index = cpu_eagle_sample(verify_input, batch, logits)
+        predict, accept_lens, accept_index = sample_and_accept(verify_input, batch, logits)
     return [
         predict[indices[:length].long()].tolist()
         for indices, length in zip(accept_index, accept_lens.tolist(), strict=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_qspec.engine.cpu.penalties import penalize_trees, read_outputs
+from sglang_qspec.engine.passes.penalties import penalize_trees, read_outputs
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
-from test.engine.cpu import toy
-from test.engine.cpu.toy import FIRST, STOP, VOCAB, Batch, Request
+from test.engine.passes import toy
+from test.engine.passes.toy import FIRST, STOP, VOCAB, Batch, Request
 
 PARAMS: list[dict[str, Any]] = [
     {"frequency_penalty": 0.3, "presence_penalty": -0.4},

@@ -17,11 +17,11 @@ import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from torch import Tensor
 
-from sglang_qspec.engine.cpu.sampling_seeds import draws_of
-from sglang_qspec.verify.penalties import Penalty, penalize
+from sglang_qspec.engine.passes.sampling_seeds import draws_of
+from sglang_qspec.verify.penalties import BatchPenalties, penalize
 from sglang_qspec.verify.rejection import Proposals, sample_near
-from test.engine.cpu import toy
-from test.engine.cpu.toy import Case, decode_with_sglang, distribution, speculate
+from test.engine.passes import toy
+from test.engine.passes.toy import Case, decode_with_sglang, distribution, speculate
 from test.verify.chi_square import Fit, fit
 
 LEVEL = 1e-5
@@ -185,13 +185,11 @@ def first_child_wins(**arguments: Any) -> None:
     verify_tree_greedy_func(**arguments)
 
 
-def root_alone(
-    logits: Tensor, penalty: Penalty, output_ids: Tensor, draft_ids: Tensor, mask: Tensor
-) -> None:
+def root_alone(logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask: Tensor) -> None:
     """All nodes have the root's penalties, as in SGLang's trees."""
     path = mask.clone()
-    path[:, 1:] = False
-    penalize(logits, penalty, output_ids, draft_ids, path)
+    path[:, :, 1:] = False
+    penalize(logits, penalties, token_ids, path)
 
 
 def seeds_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
@@ -206,10 +204,10 @@ def seeds_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
         ("verify.sample.sample_near", twice_as_ready, "reject"),
         ("verify.sample.sample_near", always_ready, "reject"),
         ("verify.rejection._left_over", nothing_taken_off, "reject"),
-        ("engine.cpu.sample.verify_tree_greedy_func", first_child_wins, "match"),
-        ("engine.cpu.sample.draws_of", seeds_of_the_root, "match"),
-        ("engine.cpu.penalties.penalize", root_alone, "match"),
-        ("engine.cpu.penalties.penalize", root_alone, "reject"),
+        ("engine.passes.sample.verify_tree_greedy_func", first_child_wins, "match"),
+        ("engine.passes.sample.draws_of", seeds_of_the_root, "match"),
+        ("engine.passes.penalties.penalize", root_alone, "match"),
+        ("engine.passes.penalties.penalize", root_alone, "reject"),
     ],
 )
 def test_the_check_fails_if_a_rule_is_broken(

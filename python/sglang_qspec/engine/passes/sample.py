@@ -1,7 +1,11 @@
-"""Replaces `eagle_sample` on the CPU, where SGLang's function takes the argmax at any temperature.
+"""Samples the target's tokens at the nodes of draft trees, and accepts draft tokens.
 
-SGLang's function is also slow: with many rows of logits, torch's argmax takes longer than all the
-rest of the sampling.
+This replaces SGLang's `eagle_sample` on every device. There, trees get the penalties of their roots
+only, joint filters differ from plain decoding, and drafts of sampled requests need their
+probabilities. On a CPU it takes the argmax at any temperature.
+
+SGLang's kernel for greedy trees accepts: it compares draft tokens with the sampled tokens. No GPU
+has run this module yet; the tests run it on a CPU and on fake CUDA tensors.
 """
 
 from __future__ import annotations
@@ -15,21 +19,22 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
-from sglang_qspec.engine.cpu.penalties import penalize_trees
-from sglang_qspec.engine.cpu.sampling_seeds import draws_of
+from sglang_qspec.engine.passes.penalties import penalize_trees
+from sglang_qspec.engine.passes.sampling_seeds import draws_of
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.sample import sample_targets
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import ScheduleBatch
-    from sglang.srt.speculative.ngram_info import NgramVerifyInput
     from sglang.srt.speculative.spec_utils import GrammarMask
     from torch import Tensor
 
+    from sglang_qspec.engine.passes.verify_input import TreeVerifyInput
 
-def cpu_eagle_sample(
-    verify_input: NgramVerifyInput,
+
+def sample_and_accept(
+    verify_input: TreeVerifyInput,
     batch: ScheduleBatch,
     logits_output: LogitsProcessorOutput,
     grammar_mask: GrammarMask | None = None,
@@ -53,9 +58,12 @@ def cpu_eagle_sample(
         targets = sample_targets(logits, temperatures, draws)
 
     bs = len(batch.seq_lens)
-    predict = torch.zeros(bs * width, dtype=torch.int32)
-    accept_index = torch.full((bs, verify_input.max_tree_depth), -1, dtype=torch.int32)
-    correct = torch.empty(bs, dtype=torch.int32)
+    device = logits.device
+    predict = torch.zeros(bs * width, dtype=torch.int32, device=device)
+    accept_index = torch.full(
+        (bs, verify_input.max_tree_depth), -1, dtype=torch.int32, device=device
+    )
+    correct = torch.empty(bs, dtype=torch.int32, device=device)
     verify_tree_greedy_func(
         predicts=predict,
         accept_index=accept_index,
@@ -77,7 +85,7 @@ def cpu_eagle_sample(
 def _shape_logits(
     logits: Tensor,
     batch: ScheduleBatch,
-    verify_input: NgramVerifyInput,
+    verify_input: TreeVerifyInput,
     grammar_mask: GrammarMask | None,
 ) -> None:
     """Apply custom processors, penalties, bias and grammar to the logits in place, at each node.
@@ -91,7 +99,7 @@ def _shape_logits(
         apply_custom_logit_processor(logits.view(bs, width, logits.shape[-1])[:, 0], info)
     sanitize_nan_logits(logits, "verify: target model logits")
     token_ids = verify_input.draft_token.view(bs, width)
-    penalize_trees(logits, batch.reqs, token_ids, verify_input.custom_mask.view(bs, width, width))
+    penalize_trees(logits, batch.reqs, token_ids, verify_input.tree_mask)
     if info.logit_bias is not None:
         logits.add_(info.logit_bias.repeat_interleave(width, dim=0))
     if grammar_mask is not None:

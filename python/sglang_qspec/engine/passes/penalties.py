@@ -1,0 +1,132 @@
+"""Applies penalties by a request's whole output, in verify passes and in plain ones.
+
+SGLang adds only the last token of each pass to a penalty's state, and loses the state in a
+retraction. So this module derives the counts from the outputs of the requests (`output_counts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_qspec.engine.passes.output_counts import OutputCounts
+from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.verify.penalties import BatchPenalties, Penalty, penalize
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+def penalize_trees(logits: Tensor, reqs: Sequence[Any], token_ids: Tensor, mask: Tensor) -> None:
+    """Apply penalties to `logits` float [bs * D, V] at all nodes of the requests' trees, in place.
+
+    `token_ids` is int64 [bs, D]; `mask` is bool [bs, D, D], as in `trie.TreeLayout`.
+    """
+    penalties = batch_penalties(reqs, logits.device)
+    if penalties is not None:
+        nodes = logits.view(*token_ids.shape, logits.shape[-1])
+        penalize(nodes, penalties, token_ids, mask)
+
+
+def batch_penalties(reqs: Sequence[Any], device: torch.device) -> BatchPenalties | None:
+    """The penalties of the requests that have some; None if no request has any."""
+    found = [(row, req, penalty_of(req)) for row, req in enumerate(reqs)]
+    penalized = [(row, req, penalty) for row, req, penalty in found if penalty is not None]
+    if not penalized:
+        return None
+    rows, owners, penalties = zip(*penalized, strict=True)
+    counts = _counts_on(device)
+    changes = counts.read(owners)
+    lists = [penalty.stop_ids for penalty in penalties]
+    longest = max(map(len, lists))
+    stop_ids = [list(ids) + (list(ids[:1]) or [0]) * (longest - len(ids)) for ids in lists]
+    numbers, factors, stops, entries = stage(
+        device,
+        np.array(
+            [
+                rows,
+                [penalty.min_new_tokens if penalty.stop_ids else 0 for penalty in penalties],
+                [len(req.output_ids) for req in owners],
+                changes.slots,
+                changes.used,
+            ],
+            np.int64,
+        ),
+        np.array([penalty[:3] for penalty in penalties], np.float32).T,
+        np.array(stop_ids, np.int64).reshape(len(lists), longest),
+        changes.entries,
+    )
+    at, min_new_tokens, output_lens, slots, used = numbers
+    output_ids, output_counts = counts.write(slots, entries, used, int(changes.used.max()))
+    frequency, presence, repetition = factors
+    return BatchPenalties(
+        at,
+        frequency,
+        presence,
+        repetition,
+        min_new_tokens,
+        stops,
+        output_lens,
+        output_ids,
+        output_counts,
+    )
+
+
+@cache
+def _counts_on(device: torch.device) -> OutputCounts:
+    """The counts of all requests of this process."""
+    return OutputCounts(device)
+
+
+def read_outputs(batch: ScheduleBatch) -> None:
+    """Make the plain pass over `batch` apply the penalties of the whole outputs.
+
+    `batch.sampling_info` is a copy for this pass, so nothing has to be restored.
+    """
+    info = batch.sampling_info
+    if info.acc_additive_penalties is None and info.acc_scaling_penalties is None:
+        return
+    info.acc_additive_penalties = info.acc_scaling_penalties = None
+    info.penalizer_orchestrator = _OutputPenalties(batch.reqs)
+
+
+class _OutputPenalties:
+    """The part of `BatchedPenalizerOrchestrator` that SGLang's sampler calls, for one pass."""
+
+    is_required = True
+
+    def __init__(self, reqs: Sequence[Any]) -> None:
+        self._reqs = reqs
+
+    def apply(self, logits: Tensor) -> None:
+        """Apply the penalties to `logits` float [bs, V], in place."""
+        roots = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
+        penalize_trees(
+            logits, self._reqs, roots, torch.ones_like(roots, dtype=torch.bool)[..., None]
+        )
+
+
+def penalty_of(req: Any) -> Penalty | None:
+    """Return the penalties of a request; None if it has none."""
+    params = req.sampling_params
+    penalty = Penalty(params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
+    if params.min_new_tokens > len(req.output_ids):
+        penalty = penalty._replace(min_new_tokens=params.min_new_tokens, stop_ids=_stop_ids(req))
+    return None if penalty == Penalty() else penalty
+
+
+def _stop_ids(req: Any) -> tuple[int, ...]:
+    """Return the stop tokens that `BatchedMinNewTokensPenalizer` would exclude."""
+    tokenizer = req.tokenizer
+    ids = {
+        *(req.sampling_params.stop_token_ids or ()),
+        *(req.eos_token_ids or ()),
+        *(tokenizer.additional_stop_token_ids or ()),
+        tokenizer.eos_token_id,
+    }
+    return tuple(sorted(ids - {None}))

@@ -1,0 +1,215 @@
+"""What a verify pass costs the host on CUDA: transfers, their bytes, and synchronisations.
+
+Fake CUDA tensors have shapes and devices, but no values (`test.verify.fake_cuda`). SGLang's kernel
+that accepts is replaced, because it cannot run without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sglang_qspec.engine.passes import output_counts, penalties, sample, sampling_seeds
+from sglang_qspec.engine.passes.outcome import Outcome
+from sglang_qspec.engine.passes.penalties import read_outputs
+from sglang_qspec.engine.passes.sample import sample_and_accept
+from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.trie import DraftTrees, Source
+from sglang_qspec.verify.rejection import Proposals
+from test.verify.fake_cuda import CUDA, Costs, fake_cuda, new_fakes
+
+WIDTH, VOCAB, LONG = 8, 2000, 32_768
+PENALIZED = {"frequency_penalty": 0.5, "repetition_penalty": 1.2}
+
+
+class Req:
+    """The part of SGLang's request that a pass reads."""
+
+    eos_token_ids = frozenset({5})
+    tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=None)
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.sampling_params = SamplingParams(**params)
+        self.sampling_params.normalize(self.tokenizer)
+        self.output_ids = [1, 2, 3]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sampling seeds as on a server, and doubles for the kernels that need a real GPU."""
+    sample_from_probs = Sampler._sample_from_probs
+    sampling_seeds.install()
+    monkeypatch.setattr(sample, "verify_tree_greedy_func", lambda **_tensors: None)
+    monkeypatch.setattr(sample, "sanitize_nan_logits", lambda *_: None)
+    yield
+    Sampler._sample_from_probs = sample_from_probs
+    sampling_seeds._seeded = sampling_seeds._rejecting = False
+    penalties._counts_on.cache_clear()
+
+
+def trees_of(count: int) -> DraftTrees:
+    """Chains of different sizes."""
+    shape = (count, WIDTH)
+    chain = np.maximum(np.arange(WIDTH, dtype=np.int32) - 1, 0)
+    return DraftTrees(
+        np.full(shape, 7, np.int32),
+        np.broadcast_to(chain, shape).copy(),
+        np.full(shape, Source.STEP, np.uint8),
+        np.ones(shape, np.float32),
+        (1 + np.arange(count, dtype=np.int32) % WIDTH),
+    )
+
+
+def info_of(reqs: list[Req]) -> SamplingBatchInfo:
+    """The parameters on the device, as SGLang uploads them when the batch changes."""
+    count, params = len(reqs), [req.sampling_params for req in reqs]
+    return SamplingBatchInfo(
+        temperatures=torch.ones(count, 1, device=CUDA),
+        top_ps=torch.ones(count, device=CUDA),
+        top_ks=torch.ones(count, dtype=torch.int32, device=CUDA),
+        min_ps=torch.zeros(count, device=CUDA),
+        is_all_greedy=all(p.top_k == 1 for p in params),
+        is_any_greedy=any(p.top_k == 1 for p in params),
+        need_top_p_sampling=any(p.top_p < 1 for p in params),
+        need_top_k_sampling=any(p.top_k != TOP_K_ALL for p in params),
+        need_min_p_sampling=any(p.min_p > 0 for p in params),
+        vocab_size=VOCAB,
+        return_sampling_masks=[False] * count,
+    )
+
+
+def verify(
+    reqs: list[Req],
+    *,
+    length: int = 100,
+    full_mask: bool = True,
+    rejecting: bool = False,
+    fakes: FakeTensorMode | None = None,
+) -> Costs:
+    """The costs of a verify pass without the model: from the trees to the accepted tokens."""
+    count = len(reqs)
+    trees = trees_of(count)
+    known = torch.ones(count * WIDTH, dtype=torch.bool)
+    offered = torch.zeros(count * WIDTH, 4, dtype=torch.int64)
+    proposals = Proposals(known, offered[:, 0].clone(), offered, torch.ones(count * WIDTH, 4))
+    # The host reads True where the pass asks whether the shortlist suffices.
+    with fake_cuda(True, fakes) as costs:
+        info, seq_lens = info_of(reqs), torch.zeros(count, dtype=torch.int64, device=CUDA)
+        batch: Any = SimpleNamespace(
+            reqs=reqs, sampling_info=info, forward_mode=ForwardMode.DECODE, seq_lens=seq_lens
+        )
+        verify_input = verify_input_of(
+            trees, seq_lens, CUDA, full_mask=full_mask, total_len=count * length
+        )
+        assert {verify_input.custom_mask.device, verify_input.positions.device} == {CUDA}
+        columns = length + WIDTH if full_mask else WIDTH
+        assert verify_input.custom_mask.shape == (count * WIDTH * columns,)
+        logits = torch.rand(count * WIDTH, VOCAB, device=CUDA)
+        output: Any = SimpleNamespace(next_token_logits=logits)
+        given = proposals if rejecting else None
+        group = SimpleNamespace(world_size=1)
+        with sampling_seeds.seeded_draws(batch, given), get_parallel().override(tp_group=group):
+            result = sample_and_accept(verify_input, batch, output)
+        assert {values.device for values in result} == {CUDA}
+        # The accepted tokens; their values are fake too.
+        flat = torch.cat([values.flatten() for values in result]).cpu()
+        assert flat.shape == (count * (2 * WIDTH + 1),)
+    return costs
+
+
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("rejecting", [False, True])
+@pytest.mark.parametrize("full_mask", [True, False])
+@pytest.mark.parametrize("params", SAMPLED)
+def test_a_pass_has_two_transfers_and_at_most_two_synchronisations(
+    params: dict[str, Any], full_mask: bool, rejecting: bool
+) -> None:
+    costs = verify([Req(params) for _ in range(3)], full_mask=full_mask, rejecting=rejecting)
+    assert len(costs.uploads) == (1 if params["temperature"] == 0 else 2)
+    assert costs.pinned == len(costs.uploads)
+    assert len(costs.synchronisations) <= 2
+
+
+def test_a_mixed_batch_with_penalties_has_three_transfers() -> None:
+    reqs = [Req({**params, **PENALIZED}) for params in SAMPLED[:3]] + [Req({"min_new_tokens": 9})]
+    costs = verify(reqs)
+    assert len(costs.uploads) == 3
+    assert len(costs.synchronisations) == 1
+
+
+def test_the_bytes_of_a_pass_do_not_grow_with_the_texts() -> None:
+    reqs = [Req({"temperature": 1.0, **PENALIZED}) for _ in range(64)]
+    for req in reqs:
+        req.output_ids = list(range(VOCAB)) * (LONG // VOCAB)
+    fakes = new_fakes()  # the device keeps the counts of the outputs
+    first = sum(verify(reqs, length=LONG, fakes=fakes).uploads)
+    for req in reqs:
+        req.output_ids += [9] * WIDTH
+    later = sum(verify(reqs, length=LONG, fakes=fakes).uploads)
+    assert later < 64 * 1024
+    # The first pass after a start sends each distinct output token once.
+    assert first < 64 * VOCAB * 32 + 64 * 1024
+
+
+def test_a_plain_pass_with_penalties_stays_on_the_device() -> None:
+    with fake_cuda() as costs:
+        reqs = [Req(PENALIZED), Req({})]
+        info: Any = SimpleNamespace(acc_additive_penalties=object(), acc_scaling_penalties=None)
+        batch: Any = SimpleNamespace(reqs=reqs, sampling_info=info)
+        read_outputs(batch)
+        info.penalizer_orchestrator.apply(torch.rand(2, VOCAB, device=CUDA))
+    assert len(costs.uploads) == 1
+    assert not costs.synchronisations
+
+
+def test_the_sampler_of_plain_passes_draws_on_the_device() -> None:
+    reqs = [Req({"temperature": 1.0, "top_k": 20, "top_p": 0.95}) for _ in range(3)]
+    with fake_cuda() as costs:
+        info = info_of(reqs)
+        batch: Any = SimpleNamespace(reqs=reqs, sampling_info=info)
+        with sampling_seeds.seeded_draws(batch):
+            positions = torch.zeros(3, dtype=torch.int64, device=CUDA)
+            drawn: Tensor
+            probs = torch.rand(3, VOCAB, device=CUDA)
+            drawn, _ = Sampler._sample_from_probs(None, probs, info, positions, False)
+        assert drawn.device == CUDA
+    assert len(costs.uploads) == 1
+    assert not costs.synchronisations
+
+
+def test_an_outcome_is_read_with_one_synchronisation() -> None:
+    with fake_cuda() as costs:
+        numbers = torch.zeros(6, dtype=torch.int32, device=CUDA)
+        with pytest.raises(RuntimeError, match=r"\.numpy\(\) is not supported"):
+            Outcome.read(numbers, numbers[:2], numbers.view(2, 3))
+    assert len(costs.synchronisations) == 1
+
+
+def test_the_counts_of_outputs_stay_on_the_device() -> None:
+    with fake_cuda() as costs:
+        counts = output_counts.OutputCounts(CUDA)
+        changes = counts.read([Req({})])
+        arrays = (changes.slots, changes.entries, changes.used)
+        found = counts.write(*(torch.from_numpy(a).to(CUDA) for a in arrays), 3)
+        assert {values.device for values in found} == {CUDA}
+    assert not costs.synchronisations

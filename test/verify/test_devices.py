@@ -1,0 +1,122 @@
+"""Draws and penalties stay on the device of their inputs, and do not make the host wait for it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_qspec.verify import rows as picking
+from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
+from sglang_qspec.verify.likeliest import likeliest
+from sglang_qspec.verify.penalties import BatchPenalties, penalize
+from sglang_qspec.verify.rejection import Proposals, sample_near
+from sglang_qspec.verify.sample import (
+    Draws,
+    distributions,
+    likeliest_left,
+    sample_probs,
+    sample_targets,
+)
+from test.verify.fake_cuda import CUDA, fake_cuda
+
+ROWS, VOCAB = 6, 3000
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.rand(*shape, device=CUDA)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int64, device=CUDA)
+
+
+def proposals() -> Proposals:
+    known = torch.ones(ROWS, dtype=torch.bool, device=CUDA)
+    return Proposals(known, numbers(ROWS), numbers(ROWS, 4), floats(ROWS, 4))
+
+
+def draws_of(filters: str, *, seeded: bool, near: bool, rank_limit: int | None) -> Draws:
+    return Draws(
+        numbers(ROWS).int() if "k" in filters else None,
+        floats(ROWS) if "p" in filters else None,
+        floats(ROWS) if "m" in filters else None,
+        numbers(ROWS) if seeded else None,
+        numbers(ROWS),
+        proposals() if near else None,
+        rank_limit,
+    )
+
+
+@pytest.mark.parametrize("rank_limit", [20, None])
+@pytest.mark.parametrize("filters", ["", "k", "p", "kpm"])
+@pytest.mark.parametrize(("seeded", "near"), list(itertools.product([False, True], repeat=2)))
+def test_draws_stay_on_the_device_and_wait_for_it_only_if_the_ranks_are_unknown(
+    filters: str, seeded: bool, near: bool, rank_limit: int | None
+) -> None:
+    # A filter without a limit asks whether the shortlist suffices.
+    asked = 0 if not filters or rank_limit else 1
+    for complete in (True, False):
+        with fake_cuda(scalar=complete) as costs:
+            draws = draws_of(filters, seeded=seeded, near=near, rank_limit=rank_limit)
+            drawn = sample_targets(floats(ROWS, VOCAB), floats(ROWS), draws)
+            assert (drawn.device, drawn.dtype, drawn.shape) == (CUDA, torch.int64, (ROWS,))
+        assert len(costs.synchronisations) == asked
+        assert not costs.uploads
+
+
+def test_no_draw_without_filters_waits_for_the_device() -> None:
+    with fake_cuda() as costs:
+        draws = draws_of("", seeded=True, near=True, rank_limit=None)
+        drawn = [
+            sample_probs(floats(ROWS, VOCAB), draws),
+            sample_near(floats(ROWS, VOCAB), proposals()),
+            likeliest(floats(ROWS, VOCAB)),
+            gumbel_argmax(floats(ROWS, VOCAB), numbers(ROWS), numbers(ROWS)),
+            distributions(floats(ROWS, VOCAB), draws),
+            *likeliest_left(floats(ROWS, VOCAB), draws, 5),
+        ]
+        assert {values.device for values in drawn} == {CUDA}
+    assert not costs.synchronisations
+    assert not costs.uploads
+
+
+def test_penalties_stay_on_the_device() -> None:
+    with fake_cuda() as costs:
+        logits, mask = floats(3, 4, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
+        penalties = BatchPenalties(
+            numbers(2), *(floats(2) for _ in range(3)), numbers(2), numbers(2, 1), numbers(2),
+            numbers(2, 7), floats(2, 7),
+        )  # fmt: skip
+        penalize(logits, penalties, numbers(3, 4), mask)
+    assert not costs.synchronisations
+    assert not costs.uploads
+
+
+def test_both_ways_to_treat_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other devices compute all rows and choose by mask; a CPU picks rows out."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(60, VOCAB, generator=generator) * 3
+    near = Proposals(
+        torch.arange(60) % 4 == 3,
+        torch.full((60,), 2),
+        torch.full((60, 1), 2),
+        torch.ones(60, 1),  # certain, so that no random number decides
+    )
+    logits[3::4, 2] = 60.0
+    draws = Draws(
+        torch.tensor([1, VOCAB, 7]).repeat(20),
+        torch.tensor([1.0, 0.9, 1.0, 1.0]).repeat(15),
+        torch.tensor([0.0, 0.0, 0.0, 0.0, 0.05]).repeat(12),
+        torch.arange(60),
+        torch.arange(60),
+        near,
+    )
+    chosen = []
+    for picks in (True, False):
+        monkeypatch.setattr(picking, "picks", lambda _mask, picks=picks: picks)
+        chosen.append(sample_targets(logits, torch.ones(60), draws))
+    assert torch.equal(*chosen)
+    assert len(set(chosen[0].tolist())) > 5
