@@ -203,9 +203,11 @@ DEVICE_HOMES = (
     # Which device a process takes, and the defaults of settings for it.
     "config.py",
     "engine/arguments.py",
+    "engine/sidecar/placement.py",
     "engine/sidecar/startup.py",
     "models/",
     "sidecar/",
+    "__main__.py",
 )
 ASKS = re.compile(
     r"on_cpu|is_cpu\b|is_cuda\b|device\.type\b|is_available\(\)"
