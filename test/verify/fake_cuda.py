@@ -31,7 +31,7 @@ class Costs(TorchDispatchMode):
     """Counts copies and synchronisations of the operators on fake CUDA tensors."""
 
     def __init__(self, scalar: bool | int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.synchronisations: list[str] = []
         """Operators that wait for the device."""
         self.uploads: list[int] = []

@@ -87,9 +87,16 @@ def test_penalties_stay_on_the_device() -> None:
     with fake_cuda() as costs:
         logits, mask = floats(3, 4, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
         penalties = BatchPenalties(
-            numbers(2), *(floats(2) for _ in range(3)), numbers(2), numbers(2, 1), numbers(2),
-            numbers(2, 7), floats(2, 7),
-        )  # fmt: skip
+            rows=numbers(2),
+            frequency=floats(2),
+            presence=floats(2),
+            repetition=floats(2),
+            min_new_tokens=numbers(2),
+            stop_ids=numbers(2, 1),
+            output_lens=numbers(2),
+            output_ids=numbers(2, 7),
+            output_counts=floats(2, 7),
+        )
         penalize(logits, penalties, numbers(3, 4), mask)
     assert not costs.synchronisations
     assert not costs.uploads

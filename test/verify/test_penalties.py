@@ -60,7 +60,9 @@ def of_batch(penalties: list[Penalty], outputs: list[list[int]], rows: list[int]
         stop_ids.append((list(penalty.stop_ids) or [0]) * stops)
     return BatchPenalties(
         torch.tensor(rows),
-        *(torch.tensor([penalty[field] for penalty in penalties]) for field in range(3)),
+        torch.tensor([penalty.frequency for penalty in penalties]),
+        torch.tensor([penalty.presence for penalty in penalties]),
+        torch.tensor([penalty.repetition for penalty in penalties]),
         torch.tensor([penalty.min_new_tokens for penalty in penalties]),
         torch.tensor([each[:stops] for each in stop_ids], dtype=torch.int64).view(len(rows), stops),
         torch.tensor([len(output) for output in outputs]),

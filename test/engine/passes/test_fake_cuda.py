@@ -209,7 +209,8 @@ def test_the_counts_of_outputs_stay_on_the_device() -> None:
     with fake_cuda() as costs:
         counts = output_counts.OutputCounts(CUDA)
         changes = counts.read([Req({})])
-        arrays = (changes.slots, changes.entries, changes.used)
-        found = counts.write(*(torch.from_numpy(a).to(CUDA) for a in arrays), 3)
+        slots, entries = torch.from_numpy(changes.slots), torch.from_numpy(changes.entries)
+        used = torch.from_numpy(changes.used)
+        found = counts.write(slots.to(CUDA), entries.to(CUDA), used.to(CUDA), 3)
         assert {values.device for values in found} == {CUDA}
     assert not costs.synchronisations

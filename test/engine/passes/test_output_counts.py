@@ -20,8 +20,9 @@ class Req:
 def counted(counts: OutputCounts, reqs: list[Req]) -> tuple[list[dict[int, int]], int]:
     """The counts of each request, and how many entries were sent."""
     changes = counts.read(reqs)
-    arrays = (changes.slots, changes.entries, changes.used)
-    ids, numbers = counts.write(*map(torch.from_numpy, arrays), int(changes.used.max()))
+    slots, entries = torch.from_numpy(changes.slots), torch.from_numpy(changes.entries)
+    used = torch.from_numpy(changes.used)
+    ids, numbers = counts.write(slots, entries, used, int(changes.used.max()))
     rows = zip(ids.tolist(), numbers.tolist(), strict=True)
     found = [dict(zip(tokens, map(int, times), strict=True)) for tokens, times in rows]
     return found, changes.entries.shape[1]
