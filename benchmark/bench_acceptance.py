@@ -7,7 +7,7 @@ token both distributions are known, and with them the chance that a draft of thi
 - `match`: the draft is drawn with the target's sampling seed; it must equal the target's draw.
 - `match, N blocks`: the same, drawn from a shortlist, the N blocks of 64 ids with the best tokens.
 - `reject`: the draft is drawn from its own distribution, and kept with the chance min(1, p / q).
-- `reject, N ids`: the same, drawn only from the N likeliest tokens, whose probabilities fit into
+- `reject, N ids`: the same, drawn only from the N likeliest tokens. Their probabilities fit into
   the message.
 
     python -m benchmark.bench_acceptance

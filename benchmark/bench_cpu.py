@@ -113,7 +113,8 @@ def serve(kind: str, options: argparse.Namespace) -> Callable[[str], float]:
 def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[], float]]:
     import torch
 
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+    from sglang_qspec.sidecar.draft_model import DraftModel
+    from sglang_qspec.sidecar.loading import DraftModelOptions
 
     class Target(DraftModel):
         """A draft model with verify passes."""

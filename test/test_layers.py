@@ -42,7 +42,7 @@ START = {"plugin", "algorithm", "arguments", "compat", "hooks", "touched"}
 
 # The only places that import each third-party package, as paths below the package.
 HOMES = {
-    "sglang": ("engine/", "sidecar/draft_model.py"),
+    "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
     "prometheus_client": ("engine/telemetry/metrics.py",),
     "triton": ("verify/gumbel_triton.py",),

@@ -27,7 +27,8 @@ def pin(cores: str) -> None:
 
 def draft_model(path: str, **options: Any) -> Any:
     """A DraftModel of this process; `options` are those of DraftModelOptions."""
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+    from sglang_qspec.sidecar.draft_model import DraftModel
+    from sglang_qspec.sidecar.loading import DraftModelOptions
 
     return DraftModel(DraftModelOptions(path, **options))
 

@@ -30,7 +30,7 @@ FIGURES = (
     "width",
     "others_share",
 )
-"""Figures of Run whose medians the JSON line has."""
+"""The JSON line has the median of each of these figures of a Run."""
 
 
 class Point(NamedTuple):

@@ -29,7 +29,7 @@ PANELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "tokens": {"in tries": ("trie_tokens",), "in the sidecar's KV": ("sidecar_kv_tokens",)},
     "sidecar": {"prompts": ("sidecar_texts",), "KV rows": ("sidecar_rows",)},
 }
-"""By panel and line: the columns whose sum is drawn."""
+"""Columns of the journal that make up each line of each panel; their sum is drawn."""
 
 
 def figure(rows: list[Row], kills: Sequence[float]) -> Figure | None:

@@ -53,7 +53,7 @@ class Template:
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters, by their names in `/generate`."""
     number: int | None = None
-    """Place in the pool; None for a sampled request without a seed, whose answer varies."""
+    """Place in the pool. None for a sampled request without a seed, because its answer varies."""
 
     @property
     def answers(self) -> int:
@@ -102,7 +102,7 @@ def pool(size: int) -> list[Template]:
 
 
 def unseeded(rng: random.Random) -> Template:
-    """A sampled request without a seed, whose answer varies."""
+    """A sampled request without a seed. Its answer varies, so it is not compared."""
     sampling = seeded(rng, 0)
     del sampling["sampling_seed"]
     return Template(rng.choice(PATHS), prompt(rng), {**sampling, **shape(rng)})

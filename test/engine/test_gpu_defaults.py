@@ -18,7 +18,7 @@ from sglang_qspec.engine.sidecar import placement
 from sglang_qspec.engine.sidecar.placement import Gpu
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.models import DemoModels
-from sglang_qspec.sidecar.draft_model import DraftModelOptions, _server_args
+from sglang_qspec.sidecar.loading import DraftModelOptions, server_args
 from sglang_qspec.sidecar.memory import GIB
 
 GENERATIONS: dict[int, dict[str, bool]] = {
@@ -96,7 +96,7 @@ def test_before_blackwell_sglangs_default_backend_reads_pages_of_one_token(
 ) -> None:
     with cuda(sm):
         options = DraftModelOptions(str(models.target), device="cuda")
-        for view in (server(models), resolved(_server_args(options))):
+        for view in (server(models), resolved(server_args(options))):
             assert (view.attention_backend, view.page_size) == (backend, 1)
 
 
@@ -105,7 +105,7 @@ def test_on_blackwell_server_and_sidecar_have_a_backend_for_pages_of_one_token(
 ) -> None:
     options = DraftModelOptions(str(models.target), device="cuda")
     with cuda(100):
-        for view in (server(models), resolved(_server_args(options))):
+        for view in (server(models), resolved(server_args(options))):
             assert (view.attention_backend, view.page_size) == ("flashinfer", 1)
         plain = resolved(ServerArgs(model_path=str(models.target), device="cuda", page_size=1))
         assert (plain.attention_backend, plain.page_size) == ("trtllm_mha", 64)
@@ -114,7 +114,7 @@ def test_on_blackwell_server_and_sidecar_have_a_backend_for_pages_of_one_token(
 def test_a_given_attention_backend_of_the_sidecar_wins(models: DemoModels) -> None:
     options = DraftModelOptions(str(models.target), device="cuda", attention_backend="triton")
     with cuda(100):
-        assert resolved(_server_args(options)).attention_backend == "triton"
+        assert resolved(server_args(options)).attention_backend == "triton"
 
 
 def test_the_sidecar_captures_graphs_only_for_passes_that_it_runs(models: DemoModels) -> None:
@@ -123,7 +123,7 @@ def test_the_sidecar_captures_graphs_only_for_passes_that_it_runs(models: DemoMo
             str(models.target), device="cuda", batch=32, prefill_tokens=prefill_tokens
         )
         with cuda():
-            graphs = resolved(_server_args(options)).cuda_graph_config
+            graphs = resolved(server_args(options)).cuda_graph_config
         assert (graphs.prefill.bs[-1], graphs.decode.bs[-1]) == (most, 32)
 
 

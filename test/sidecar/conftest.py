@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from sglang_qspec.models import DemoModels
-from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+from sglang_qspec.sidecar.draft_model import DraftModel
+from sglang_qspec.sidecar.loading import DraftModelOptions
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
 from sglang_qspec.errors import ConfigError, DraftModelError, QSpecError
 from sglang_qspec.sidecar import __main__ as program
-from sglang_qspec.sidecar import draft_model
-from sglang_qspec.sidecar.draft_model import DraftModelOptions, LoadError
+from sglang_qspec.sidecar import loading
+from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES
 from sglang_qspec.sidecar.process import UNUSABLE
 
@@ -40,7 +40,7 @@ def test_any_error_of_sglang_becomes_one_line_that_names_the_draft_model(
     error: Exception, words: str, final: bool
 ) -> None:
     message = f"^draft model /models/draft: .*{words}"
-    with pytest.raises(LoadError, match=message) as caught, draft_model._as_load_error(OPTIONS):
+    with pytest.raises(LoadError, match=message) as caught, loading.as_load_error(OPTIONS):
         raise error
     assert "\n" not in str(caught.value)
     assert caught.value.is_final is final
@@ -69,7 +69,7 @@ def test_the_exit_code_says_whether_a_new_start_would_help(
 def test_on_a_cpu_kv_gets_what_the_weights_leave_of_the_fraction_of_all_memory() -> None:
     original = KVCacheConfigurator._profile_available_bytes
     options = DraftModelOptions("m", device="cpu", mem_fraction=0.25)
-    with draft_model._fixed_kv(options, LAYERS):
+    with loading.fixed_kv(options, LAYERS):
         left = KVCacheConfigurator._profile_available_bytes(None, 1)
     assert left == int(psutil.virtual_memory().total * 0.25) - 4_000_000
     assert KVCacheConfigurator._profile_available_bytes is original
@@ -92,7 +92,7 @@ def test_on_a_gpu_kv_does_not_depend_on_what_other_processes_have_taken(
     options = DraftModelOptions("m", device="cuda", mem_fraction=0.15)
     for free in (10 * GIB, 70 * GIB):
         gpu["free"] = free
-        with draft_model._fixed_kv(options, LAYERS):
+        with loading.fixed_kv(options, LAYERS):
             assert KVCacheConfigurator._profile_available_bytes(None, 1) == (
                 int(80 * GIB * 0.15) - 6 * GIB - RUNTIME_BYTES
             )
@@ -101,7 +101,7 @@ def test_on_a_gpu_kv_does_not_depend_on_what_other_processes_have_taken(
 @pytest.mark.usefixtures("gpu")
 def test_on_a_gpu_without_a_fraction_sglang_takes_what_is_free() -> None:
     original = KVCacheConfigurator._profile_available_bytes
-    with draft_model._fixed_kv(DraftModelOptions("m", device="cuda"), LAYERS):
+    with loading.fixed_kv(DraftModelOptions("m", device="cuda"), LAYERS):
         assert KVCacheConfigurator._profile_available_bytes is original
 
 
@@ -109,7 +109,7 @@ def test_on_a_gpu_without_a_fraction_sglang_takes_what_is_free() -> None:
 def test_a_fraction_too_small_for_the_weights_stops_the_load() -> None:
     options = DraftModelOptions("m", device="cuda", mem_fraction=0.05)
     with pytest.raises(DraftModelError, match=r"6\.0 GiB of weights"):
-        draft_model._fixed_kv(options, LAYERS).__enter__()
+        loading.fixed_kv(options, LAYERS).__enter__()
 
 
 def test_a_sidecar_of_a_server_lets_the_servers_kernels_go_first_under_mps(
@@ -131,6 +131,6 @@ def test_quantized_layers_that_no_kernel_takes_are_refused_before_anything_loads
         '"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": true}}'
     )
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(draft_model, "_server_args", lambda _: pytest.fail("SGLang was asked"))
+    monkeypatch.setattr(loading, "server_args", lambda _: pytest.fail("SGLang was asked"))
     with pytest.raises(ConfigError, match="do not run on CUDA"):
-        draft_model._load(DraftModelOptions(str(tmp_path), device="cuda"))
+        loading.load(DraftModelOptions(str(tmp_path), device="cuda"))

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 def _is_final(error: QSpecError) -> bool:
     """Whether a new start would fail like this one."""
-    from sglang_qspec.sidecar.draft_model import LoadError
+    from sglang_qspec.sidecar.loading import LoadError
 
     return isinstance(error, ConfigError) or (isinstance(error, LoadError) and error.is_final)
 
@@ -64,8 +64,9 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
     # These import torch, so they follow the settings of CPUs and device.
     from sglang_qspec.link import LinkServer, keys
     from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
-    from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+    from sglang_qspec.sidecar.draft_model import DraftModel
     from sglang_qspec.sidecar.drafter import Drafter
+    from sglang_qspec.sidecar.loading import DraftModelOptions
     from sglang_qspec.sidecar.loop import serve
 
     began = time.monotonic()

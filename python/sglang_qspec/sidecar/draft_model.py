@@ -1,70 +1,20 @@
 """The draft model with its KV rows, run by SGLang's model runner without SGLang's scheduler.
 
-No other file of the sidecar imports sglang. SGLang has one configuration per process, so a process
-can load only one DraftModel.
+Of the sidecar only this file and `sidecar.loading` import sglang.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import psutil
 import torch
 
-from sglang_qspec.config import SHARED_FRACTION
 from sglang_qspec.cpu.native import use_for_drafts
-from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link.fingerprint import fingerprint
-from sglang_qspec.models import kernels
 from sglang_qspec.sidecar.kv_rows import KVRows
-from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes
-
-
-class LoadError(DraftModelError):
-    """The draft model cannot be loaded."""
-
-    def __init__(self, message: str, *, is_final: bool = True) -> None:
-        super().__init__(message)
-        self.is_final = is_final
-        """Whether another attempt would fail too."""
-
-
-@dataclass(frozen=True)
-class DraftModelOptions:
-    """Options for loading a draft model. None stands for SGLang's default."""
-
-    model_path: str
-    """Local checkpoint, or name of a model on a hub."""
-    revision: str | None = None
-    """Branch, tag or commit of the model's weights, code and tokenizer on a hub."""
-    quantization: str | None = None
-    """SGLang's quantization method; None selects that of the checkpoint."""
-    dtype: str = "auto"
-    """Data type of the activations."""
-    device: str | None = None
-    """`cpu`, or `cuda` for the first GPU that this process sees."""
-    mem_fraction: float | None = None
-    """Fraction of the device's memory for weights, KV and, on a GPU, working memory. None means
-    all that is free on a GPU, and SHARED_FRACTION on a CPU."""
-    max_total_tokens: int | None = None
-    """Maximum number of KV slots, even if `mem_fraction` allows more."""
-    context_len: int | None = None
-    """Maximum length of prompt and completion, in tokens; None selects that of the model."""
-    rows: int = 256
-    """Maximum number of open rows."""
-    batch: int = 64
-    """Maximum number of rows in a decode pass. CUDA graphs are captured up to this batch size."""
-    prefill_tokens: int | None = None
-    """Maximum number of prompt tokens in a pass; None means 256 on a CPU, otherwise 2048."""
-    attention_backend: str | None = None
-    """Name of an attention backend of SGLang; None selects one that can read pages of one token."""
-    trust_remote_code: bool = False
-    """Whether to run code that the model ships."""
+from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens
 
 
 class DraftModel:
@@ -78,7 +28,7 @@ class DraftModel:
         not take the shape of its quantized layers.
         """
         use_for_drafts()
-        runner = _load(options)
+        runner = load(options)
         pool = runner.req_to_token_pool
         allocator = runner.token_to_kv_pool_allocator
         if allocator.page_size != 1 or not hasattr(allocator, "free_pages"):
@@ -128,7 +78,7 @@ class DraftModel:
     @property
     def prefill_tokens(self) -> int:
         """Maximum number of prompt tokens in a pass; a pass delays all completions."""
-        return _prefill_tokens(self._options)
+        return prefill_tokens(self._options)
 
     @property
     def free_rows(self) -> int:
@@ -267,158 +217,3 @@ def _modes() -> Any:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     return ForwardMode
-
-
-def _load(options: DraftModelOptions) -> Any:
-    """Load the model into an SGLang ModelRunner.
-
-    The steps are those of sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
-    """
-    # Plugins load first, because the QSPEC plugin may supply kernels that sglang's modules import.
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-
-    from sglang.srt.arg_groups.overrides import resolving_view
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.distributed import bootstrap
-    from sglang.srt.environ import envs
-    from sglang.srt.layers.moe import initialize_moe_config
-    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
-    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.runtime_context import SpawnRanks, get_device, publish, spawn_world_rank
-    from sglang.srt.server_args import PortArgs
-
-    if not _on_cpu(options):
-        kernels.check_checkpoint(Path(options.model_path), quantization=options.quantization)
-    # With it SGLang would make a pool of no slots, and size it after all that we do here.
-    envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.set(False)
-    args = _server_args(options)
-    with _as_load_error(options):
-        args.resolve_once()
-    rank = spawn_world_rank(args, tp_rank=0, pp_rank=0)
-    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
-    initialize_moe_config()
-    initialize_fp8_gemm_config()
-    initialize_bf16_gemm_config()
-    initialize_fp4_gemm_config()
-
-    port = PortArgs.init_new(args).nccl_port
-    with _as_load_error(options):
-        model_config = ModelConfig.from_server_args(args)
-        bootstrap.init_parallel_runtime(
-            server_args=args, device=get_device().device, dist_port=port
-        )
-        bootstrap.init_layer_runtime(model_config=model_config)
-        runner = ModelRunner(
-            model_config=model_config,
-            mem_fraction_static=resolving_view(args).mem_fraction_static,
-            gpu_id=0,
-            nccl_port=port,
-            server_args=args,
-        )
-        with _fixed_kv(options, runner.model):
-            runner.alloc_memory_pool()
-        runner.init_attention_backends()
-        runner.init_cuda_graphs()
-    return runner
-
-
-@contextlib.contextmanager
-def _as_load_error(options: DraftModelOptions) -> Iterator[None]:
-    """Turn any exception of SGLang into a LoadError with the first line of its message.
-
-    SGLang raises a plain Exception if it cannot capture a CUDA graph, for example because a kernel
-    does not take the shape of a layer. Too little memory or an unreachable file may pass.
-    """
-    try:
-        yield
-    except DraftModelError as error:
-        raise LoadError(f"draft model {options.model_path}: {error}") from error
-    except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        passing = "out of memory" in str(error) or isinstance(error, OSError)
-        raise LoadError(
-            f"draft model {options.model_path}: {reason}", is_final=not passing
-        ) from error
-
-
-@contextlib.contextmanager
-def _fixed_kv(options: DraftModelOptions, model: torch.nn.Module) -> Iterator[None]:
-    """Let SGLang size the KV by `mem_fraction` of the whole device.
-
-    SGLang takes a fraction of what is free, which depends on the other processes of the device.
-    """
-    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
-
-    on_cpu = _on_cpu(options)
-    fraction = options.mem_fraction or (SHARED_FRACTION if on_cpu else None)
-    if fraction is None:
-        yield
-        return
-    if on_cpu:
-        total, runtime = psutil.virtual_memory().total, 0
-        weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    else:
-        total, runtime = torch.cuda.mem_get_info(0)[1], RUNTIME_BYTES
-        torch.cuda.empty_cache()
-        weights = torch.cuda.memory_reserved(0)
-    left = kv_bytes(total, fraction, weights, runtime)
-    original = KVCacheConfigurator._profile_available_bytes
-    KVCacheConfigurator._profile_available_bytes = lambda *_: left
-    try:
-        yield
-    finally:
-        KVCacheConfigurator._profile_available_bytes = original
-
-
-def _on_cpu(options: DraftModelOptions) -> bool:
-    return options.device == "cpu" or not torch.cuda.is_available()
-
-
-def _prefill_tokens(options: DraftModelOptions) -> int:
-    return options.prefill_tokens or (256 if _on_cpu(options) else 2048)
-
-
-def _attention_backend(options: DraftModelOptions) -> str | None:
-    """An attention backend for pages of one token; None where SGLang's default is one.
-
-    On Blackwell (sm100) SGLang's default needs larger pages: trtllm_mha, or trtllm_mla.
-    """
-    from sglang.srt.runtime_context import get_platform
-
-    if options.attention_backend is not None or _on_cpu(options) or not get_platform().is_sm100:
-        return options.attention_backend
-    return "flashinfer" if get_platform().has_flashinfer else "triton"
-
-
-def _server_args(options: DraftModelOptions) -> Any:
-    """SGLang's arguments for a model without scheduler features."""
-    from sglang.srt.server_args import ServerArgs
-
-    given = {
-        "revision": options.revision,
-        "quantization": options.quantization,
-        "device": options.device,
-        "mem_fraction_static": options.mem_fraction,
-        "max_total_tokens": options.max_total_tokens,
-        "context_length": options.context_len,
-        "attention_backend": _attention_backend(options),
-    }
-    return ServerArgs(
-        model_path=options.model_path,
-        dtype=options.dtype,
-        trust_remote_code=options.trust_remote_code,
-        page_size=1,
-        max_running_requests=options.rows,
-        cuda_graph_max_bs_decode=options.batch,
-        cuda_graph_max_bs_prefill=_prefill_tokens(options),
-        chunked_prefill_size=_prefill_tokens(options),
-        disable_radix_cache=True,
-        disable_overlap_schedule=True,
-        skip_tokenizer_init=True,
-        log_level="warning",
-        **{name: value for name, value in given.items() if value is not None},
-    )

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(native() is None, reason="no AVX-512 with VNNI")
 
 PROGRAM = """
 import json, sys
-from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+from sglang_qspec.sidecar.draft_model import DraftModel
+from sglang_qspec.sidecar.loading import DraftModelOptions
 
 path, prompts = json.load(sys.stdin)
 model = DraftModel(

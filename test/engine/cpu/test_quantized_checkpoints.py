@@ -18,7 +18,8 @@ from test.random_llama import write_random_llama
 
 PROGRAM = """
 import json, sys
-from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+from sglang_qspec.sidecar.draft_model import DraftModel
+from sglang_qspec.sidecar.loading import DraftModelOptions
 
 asked = json.load(sys.stdin)
 model = DraftModel(

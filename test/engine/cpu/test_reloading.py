@@ -14,7 +14,8 @@ from test.random_llama import write_random_llama
 
 PROGRAM = """
 import json, sys
-from sglang_qspec.sidecar.draft_model import DraftModel, DraftModelOptions
+from sglang_qspec.sidecar.draft_model import DraftModel
+from sglang_qspec.sidecar.loading import DraftModelOptions
 
 first, second, prompt, dtype = json.load(sys.stdin)
 model = DraftModel(
