@@ -137,4 +137,5 @@ _IMPORTED = {
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)
-"""Names that QSPEC calls, subclasses or, on a CPU, patches, also in the sidecar's `draft_model` and `loading`."""
+"""Names that QSPEC calls, subclasses or, on a CPU, patches. The sidecar's `draft_model` and `loading`
+use some of them too."""
