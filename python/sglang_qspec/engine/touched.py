@@ -137,5 +137,5 @@ _IMPORTED = {
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)
-"""Names that QSPEC calls, subclasses or, on a CPU, patches. The sidecar's `draft_model` and `loading`
-use some of them too."""
+"""Names that QSPEC calls, subclasses or, on a CPU, patches. `draft_model` and `loading` of the
+sidecar use some of them too."""
