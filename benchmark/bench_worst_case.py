@@ -106,7 +106,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--widths", nargs="+", type=positive, default=[2, 4, 8, 16], help=widths)
     add("--rounds", type=positive, default=3, help="figures are medians over rounds (default: 3)")
     add("--max-new-tokens", type=positive, default=96, help="output tokens (default: 96)")
-    add("--context", type=positive, default=3072, help="tokens of a long prompt (default: 3072)")
+    add(
+        "--context",
+        type=positive,
+        default=2560,
+        help="tokens of a long prompt, at most those of worst/document.txt (default: 2560)",
+    )
     add_run(parser, "bfloat16")
     options = parsed(parser, argv)
     if options.cases is None:

@@ -12,7 +12,8 @@ from benchmark.harness.dataset import of_round, render
 from benchmark.prompts import PROMPTS
 from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 
-DOCUMENTS = ("README.md", "docs/design.md", "docs/theory.md", "docs/results.md")
+DOCUMENT = Path(__file__).with_name("document.txt")
+"""The text that long prompts begin with."""
 RANDOM_PROMPT_TOKENS = 64
 GUESS_TOKENS = 4096
 """Maximum guess tokens of a request; the default of a server."""
@@ -43,7 +44,7 @@ class Loads:
         self._spec_bench = [tuple(tokenizer(text).input_ids) for text in spec_bench]
         own = [f"{text} (Variant {n}.)" for n in range(1, 4) for text in PROMPTS]
         self._own = [tuple(tokenizer(text).input_ids) for text in render(model, own)]
-        self._document = tuple(tokenizer(_documents()).input_ids)[:context]
+        self._document = tuple(tokenizer(DOCUMENT.read_text(encoding="utf-8")).input_ids)[:context]
         self._questions = [
             tuple(tokenizer(f"\n\nIn other words, part {n} of this says that").input_ids)
             for n in range(1, 65)
@@ -69,12 +70,6 @@ class Loads:
 
     def _load(self, prompts: Sequence[tuple[int, ...]], shared: int = 0) -> Load:
         return Load(tuple(prompts), self._tokens, shared)
-
-
-def _documents() -> str:
-    """Real text: the repository's own documents."""
-    root = Path(__file__).parents[2]
-    return "\n".join((root / name).read_text(encoding="utf-8") for name in DOCUMENTS)
 
 
 def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
