@@ -4,9 +4,10 @@ from typing import Any
 import torch
 
 from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
-from sglang_qspec.sidecar.sampling import GREEDY, Sampling, choose, seed_of, uniforms
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling, _draw_seeded, choose, seed_of, uniforms
 from sglang_qspec.verify.sample import Draws, sample_targets
 from test.verify.chi_square import chi_square
+from test.verify.fake_cuda import CUDA, fake_cuda
 
 
 def tokens_of(
@@ -163,3 +164,11 @@ def test_rows_with_probabilities_mix_with_others_and_nan_logits_give_a_token() -
     assert chosen.token_ids[2] == tokens_of(logits[2:3], [SeededSampling(7, 0.9)], [0], [9])[0]
     assert chosen.candidates[3].probs == [1.0]
     assert chosen.candidates[3].token_ids == [chosen.token_ids[3]]
+
+
+def test_seeded_rows_with_a_top_k_are_drawn_without_a_wait_for_the_device() -> None:
+    seeded = [SeededSampling(7, 0.9, top_k=5, top_p=0.8), SeededSampling(8, 1.0)]
+    with fake_cuda() as costs:
+        drawn = _draw_seeded(torch.randn(2, 5000, device=CUDA), seeded, [40, 41])
+    assert drawn.device == CUDA
+    assert not costs.synchronisations

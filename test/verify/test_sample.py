@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from sglang_qspec.cpu.tree_links import links_from_parents
+from sglang_qspec.messages import SeededSampling
 from sglang_qspec.verify.accept import accept
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 from sglang_qspec.verify.rejection import Proposals
-from sglang_qspec.verify.sample import Draws, distributions, sample_targets
+from sglang_qspec.verify.sample import Draws, distributions, rank_limit_of, sample_targets
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 from test.verify.chi_square import chi_square
 
@@ -268,3 +269,12 @@ def test_filtered_distributions_extend_beyond_the_shortlist() -> None:
     assert left.sum(1).tolist() == pytest.approx([1.0, 1.0])
     assert int((left > 0).sum(1)[0]) == pytest.approx(2700, abs=2)
     assert torch.equal(left[1], probs[1])
+
+
+def test_the_rank_limit_is_the_largest_top_k_of_the_requests_with_a_filter() -> None:
+    plain = SeededSampling(0, 1.0)
+    narrow, wide = (SeededSampling(0, 1.0, top_k=top_k) for top_k in (5, 40))
+    assert rank_limit_of([plain, narrow, wide]) == 40
+    assert rank_limit_of([plain]) is None
+    assert rank_limit_of([narrow, SeededSampling(0, 1.0, top_p=0.9)]) is None
+    assert rank_limit_of([narrow, SeededSampling(0, 1.0, min_p=0.1)]) is None

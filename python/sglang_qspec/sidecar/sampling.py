@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_qspec.messages import MAX_CANDIDATES, Candidates, SeededSampling
-from sglang_qspec.verify.sample import Draws, likeliest_left, sample_targets
+from sglang_qspec.verify.sample import Draws, likeliest_left, rank_limit_of, sample_targets
 
 BLOCK = 64
 """Number of tokens in a block."""
@@ -208,6 +208,7 @@ def _filters(seeded: list[SeededSampling], logits: torch.Tensor) -> Draws:
         _put(_column(seeded, "top_k", torch.int64), logits),
         _put(_column(seeded, "top_p", torch.float32), logits),
         _put(_column(seeded, "min_p", torch.float32), logits),
+        rank_limit=rank_limit_of(seeded),
     )
 
 

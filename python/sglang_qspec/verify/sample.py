@@ -15,8 +15,8 @@ drafter-invariant speculative decoding" (arXiv:2408.07978).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,19 @@ from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _SHORTLIST = 1024
 """Number of tokens that are ranked first; the whole vocabulary only if the filters need more."""
+ALL_RANKS = 1 << 30
+"""A top-k that keeps all tokens, as in SGLang."""
+
+
+class Filters(Protocol):
+    """The filters of one request."""
+
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
 
 
 class Draws(NamedTuple):
@@ -66,6 +79,17 @@ class Draws(NamedTuple):
             None if self.proposals is None else self.proposals.of(rows),
             self.rank_limit,
         )
+
+
+def rank_limit_of(requests: Iterable[Filters]) -> int | None:
+    """The largest top-k of the requests with a filter; None if one of them has no top-k."""
+    filtered = [
+        request.top_k
+        for request in requests
+        if request.top_k < ALL_RANKS or request.top_p < 1 or request.min_p > 0
+    ]
+    limit = max(filtered, default=ALL_RANKS)
+    return limit if limit < ALL_RANKS else None
 
 
 def sample_targets(logits: Tensor, temperatures: Tensor, draws: Draws) -> Tensor:

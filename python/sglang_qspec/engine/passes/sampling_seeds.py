@@ -11,7 +11,7 @@ draft tokens by their draft probabilities (`engine.requests.step_proposals`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,7 +26,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.verify.rejection import Proposals
-from sglang_qspec.verify.sample import Draws, sample_probs
+from sglang_qspec.verify.sample import Draws, rank_limit_of, sample_probs
 
 _seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Secret seeds by SGLang's request objects, which survive a retraction. A rid is no key: a client
@@ -107,7 +107,7 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
         info.temperatures.device, seeds, *(values.numpy() for values in drafted)
     )
     _proposals = Proposals(*staged) if staged else None
-    _rank_limit = _rank_limit_of(batch.reqs)
+    _rank_limit = rank_limit_of(req.sampling_params for req in batch.reqs)
     try:
         yield
     finally:
@@ -132,17 +132,6 @@ def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -
         _proposals,
         _rank_limit,
     )
-
-
-def _rank_limit_of(reqs: Iterable[Any]) -> int | None:
-    """The largest top-k of requests with a filter; None if one of them has no top-k."""
-    filtered = [
-        params.top_k
-        for params in (req.sampling_params for req in reqs)
-        if params.top_k < TOP_K_ALL or params.top_p < 1 or params.min_p > 0
-    ]
-    limit = max(filtered, default=TOP_K_ALL)
-    return limit if limit < TOP_K_ALL else None
 
 
 def _seed_of(req: Any) -> int:
