@@ -344,6 +344,8 @@ class Placement:
     """Whether the target runs on the same GPU."""
     mem_fraction: float = 0.0
     """Fraction of the device's memory for the sidecar; 0 means all that is free."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES where `device` counts. SGLang may change it in scheduler processes."""
 
 
 def place(placement: Placement | None) -> None:

@@ -31,13 +31,14 @@ def clock() -> Clock:
     return Clock()
 
 
-def program(clock: Clock, code: str) -> SidecarProcess:
+def program(clock: Clock, code: str, visible: str | None = None) -> SidecarProcess:
     process = SidecarProcess(
         QSpecConfig(),
         model_path="m",
         quantization=None,
         endpoint="ipc:///nowhere",
         device="cpu",
+        visible=visible,
         clock=clock,
     )
     process.command[:] = [sys.executable, "-c", code]
@@ -195,3 +196,18 @@ def test_a_dismissed_sidecar_that_does_not_end_is_killed(clock: Clock, tmp_path:
     process.stop(grace_s=60.0)  # the server may end meanwhile and then calls stop
     assert process.exit_code == -signal.SIGKILL
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("visible", ["0,1", None])
+def test_the_sidecar_sees_all_gpus_of_the_server_although_the_scheduler_sees_one(
+    visible: str | None, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS", "1")
+    seen = tmp_path / "seen"
+    names = "'CUDA_VISIBLE_DEVICES', 'SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS'"
+    code = f"import os; open({str(seen)!r}, 'w').write(repr([*map(os.environ.get, [{names}])]))"
+    process = program(clock, code, visible)
+    process.start()
+    until(lambda: not process.alive)
+    assert seen.read_text() == repr([visible, None])

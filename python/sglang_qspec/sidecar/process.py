@@ -46,12 +46,14 @@ class SidecarProcess:
         endpoint: str,
         device: str,
         mem_fraction: float | None = None,
+        visible: str | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs visible to this process.
+        """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
 
+        `visible` is the sidecar's CUDA_VISIBLE_DEVICES; None leaves it unset.
         `mem_fraction` is the sidecar's fraction of the device's memory; 0 stands for its default,
         and None for that of `settings`.
         `revision` is the branch, tag or commit of a model on a hub; None is the hub's default.
@@ -78,6 +80,7 @@ class SidecarProcess:
             self.command.append(f"--key-file={settings.key_file}")
         if trust_remote_code:
             self.command.append("--trust-remote-code")
+        self._visible = visible
         self.restarts = 0
         """Number of restarts after the sidecar had died or could not be started."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,11 +131,24 @@ class SidecarProcess:
                 # Ctrl-C in a terminal must reach only the server. A new session would do that too,
                 # but the kernel divides CPU time between sessions first, then by niceness.
                 process_group=0,
+                env=self._environment(),
             )
         except OSError as error:
             self._start_error = error
         else:
             logger.info("started the sidecar as process %d", self._process.pid)
+
+    def _environment(self) -> dict[str, str]:
+        """This process's environment, but with all GPUs that the server sees.
+
+        With SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS this process sees only its own GPU.
+        """
+        environment = dict(os.environ)
+        for name in ("CUDA_VISIBLE_DEVICES", "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"):
+            environment.pop(name, None)
+        if self._visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self._visible
+        return environment
 
     def keep_alive(self) -> None:
         """Restart the sidecar if it has died or could not be started.

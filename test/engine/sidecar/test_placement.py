@@ -52,6 +52,14 @@ def test_with_two_gpus_it_gets_all_memory_of_the_one_that_the_target_does_not_ho
     assert place(machine(0, 0), 1) == Placement("cuda:0")
 
 
+def test_the_placement_names_the_gpus_among_which_its_device_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert place(machine(0, 0), 0) == Placement("cuda:1", visible="4,6")
+    assert place(machine(0, 0), 0, draft_device="cpu").visible == "4,6"
+
+
 def test_it_leaves_out_every_gpu_that_a_rank_holds() -> None:
     assert place(machine(*[0] * 8), 0, 1, 6, 7) == Placement("cuda:5")
 

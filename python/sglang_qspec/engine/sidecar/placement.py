@@ -139,7 +139,8 @@ def decide(
 
 
 def _on_cpu(settings: QSpecConfig) -> Decision:
-    return Decision(Placement("cpu", mem_fraction=settings.mem_fraction or SHARED_FRACTION))
+    fraction = settings.mem_fraction or SHARED_FRACTION
+    return Decision(Placement("cpu", mem_fraction=fraction, visible=_visible()))
 
 
 def _placed(
@@ -154,7 +155,11 @@ def _placed(
     fraction = settings.mem_fraction
     if not fraction and not alone:
         fraction = default_fraction(gpu, weights)
-    return Decision(Placement(f"cuda:{index}", shared, fraction), gpu)
+    return Decision(Placement(f"cuda:{index}", shared, fraction, _visible()), gpu)
+
+
+def _visible() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def default_fraction(gpu: Gpu | None, weights: int | None) -> float:

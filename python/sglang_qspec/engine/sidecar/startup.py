@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import time
 from typing import Any
 
@@ -98,6 +99,7 @@ def _start_own(
         endpoint=private.address,
         device=placed.device,
         mem_fraction=placed.mem_fraction,
+        visible=placed.visible,
         revision=spec.speculative_draft_model_revision,
         trust_remote_code=get_model().trust_remote_code,
     )
@@ -126,4 +128,9 @@ def _default_placement(settings: QSpecConfig, gpu_id: int) -> Placement:
     """The placement in a process whose arguments nobody resolved, as some tools have it."""
     shared = f"cuda:{gpu_id}" if torch.cuda.is_available() else "cpu"
     device = settings.draft_device or shared
-    return Placement(device, device == shared != "cpu", settings.mem_fraction or SHARED_FRACTION)
+    return Placement(
+        device,
+        device == shared != "cpu",
+        settings.mem_fraction or SHARED_FRACTION,
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
