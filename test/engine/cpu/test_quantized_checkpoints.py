@@ -4,38 +4,18 @@ The models are small and random, so every weight matters. A wrong layout, a zero
 by one or a shifted group gives logits that are unrelated to the source's.
 """
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from sglang_qspec.models import DemoModels
-from test.random_llama import write_random_llama
-
-PROGRAM = """
-import json, sys
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
+from test.forked import run
+from test.random_llama import write_random_llama
 
-asked = json.load(sys.stdin)
-model = DraftModel(
-    DraftModelOptions(
-        asked["path"],
-        quantization=asked["quantization"],
-        dtype="float32",
-        device="cpu",
-        max_total_tokens=512,
-        context_len=128,
-        rows=4,
-    )
-)
-rows = [model.open() for _ in asked["tokens"]]
-print(json.dumps(model.extend(rows, asked["tokens"]).tolist()))
-"""
 TOKENS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [7]]
 
 
@@ -85,16 +65,26 @@ def exported(source: Path, folder: Path, layout: str, bits: int, group: int, sym
 
 def relative_error(path: Path, quantization: str | None, expected: torch.Tensor) -> float:
     """Relative error of the logits, from a separate process: SGLang keeps one model per process."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps({"path": str(path), "quantization": quantization, "tokens": TOKENS}),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    values = torch.tensor(json.loads(ended.stdout.splitlines()[-1]))
+    values = torch.tensor(run(logits_of, str(path), quantization))
     return float((values - expected).norm() / expected.norm())
+
+
+def logits_of(path: str, quantization: str | None) -> list[list[float]]:
+    """The sidecar's logits after each prompt in TOKENS."""
+    model = DraftModel(
+        DraftModelOptions(
+            path,
+            quantization=quantization,
+            dtype="float32",
+            device="cpu",
+            max_total_tokens=512,
+            context_len=128,
+            rows=4,
+        )
+    )
+    rows = [model.open() for _ in TOKENS]
+    values: list[list[float]] = model.extend(rows, TOKENS).tolist()
+    return values
 
 
 @pytest.mark.parametrize(

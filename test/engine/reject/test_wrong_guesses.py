@@ -28,13 +28,7 @@ def ask(server: Server, prompts: list[str], asked: list[dict[str, Any]]) -> list
     return answers
 
 
-def guesses(server: Server) -> dict[str, Any]:
-    state = server.get("/server_info")["internal_states"][0]["qspec"]
-    found: dict[str, Any] = state["sources"]["guess"]
-    return found
-
-
-def test_guesses_that_are_always_wrong_are_paused_and_change_no_answer(
+def test_guesses_that_are_always_wrong_are_soon_left_out_and_change_no_answer(
     server: Server, models: DemoModels
 ) -> None:
     prompts = render(models.target, PROMPTS[:4])
@@ -47,13 +41,17 @@ def test_guesses_that_are_always_wrong_are_paused_and_change_no_answer(
         for answer in plain
     ]
     deadline = time.monotonic() + 120  # only a broken build reaches it
+    # Either the source is paused, or the requests have no credit and decode plainly.
     while True:
         answers = ask(server, prompts, misled)
         assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in plain]
-        if guesses(server)["paused"]:
+        records = [answer["meta_info"]["qspec"] for answer in answers]
+        print(
+            [r["proposed_tokens"] for r in records],
+            server.get("/server_info")["internal_states"][0]["qspec"]["sources"]["guess"],
+        )
+        if sum(r["proposed_tokens"] for r in records) < sum(r["passes"] for r in records) / 10:
             break
-        assert time.monotonic() < deadline, "guesses that are always wrong are never paused"
-    assert "Drafts of source 'guess' cost more than they save: " in server.log
-    proposed = ask(server, prompts[:1], misled[:1])[0]["meta_info"]["qspec"]["proposed_tokens"]
-    # On a very slow machine the pause may have ended already.
-    assert proposed == 0 or not guesses(server)["paused"]
+        assert time.monotonic() < deadline, (
+            "guesses that are always wrong are proposed all the time"
+        )
