@@ -249,8 +249,12 @@ def errors_of(stderr: str) -> list[str]:
     [
         (["--speculative-qspec-completions", "99"], "must be a whole number from 1 to 64"),
         (["--speculative-num-draft-tokens", "1"], "--speculative-num-draft-tokens is 1"),
-        (["--speculative-draft-model-path", "/nowhere"], "there is no such folder"),
-        (["--pp-size", "2"], "--pp-size is 2"),
+        pytest.param(
+            ["--speculative-draft-model-path", "/nowhere"],
+            "there is no such folder",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(["--pp-size", "2"], "--pp-size is 2", marks=pytest.mark.thorough),
     ],
 )
 def test_a_bad_flag_stops_the_start_with_one_sentence(

@@ -1,4 +1,4 @@
-"""A running server pauses guesses that are always wrong, and they change no answer.
+"""A running server soon leaves out guesses that are always wrong, and they change no answer.
 
 The requests use guesses as their only draft source.
 """
@@ -46,12 +46,6 @@ def test_guesses_that_are_always_wrong_are_soon_left_out_and_change_no_answer(
         answers = ask(server, prompts, misled)
         assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in plain]
         records = [answer["meta_info"]["qspec"] for answer in answers]
-        print(
-            [r["proposed_tokens"] for r in records],
-            server.get("/server_info")["internal_states"][0]["qspec"]["sources"]["guess"],
-        )
         if sum(r["proposed_tokens"] for r in records) < sum(r["passes"] for r in records) / 10:
             break
-        assert time.monotonic() < deadline, (
-            "guesses that are always wrong are proposed all the time"
-        )
+        assert time.monotonic() < deadline, "wrong guesses are proposed all the time"
