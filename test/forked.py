@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["sglang_qspec.sidecar.draft_model"])
+_CONTEXT.set_forkserver_preload(["test.imports"])
 _SECONDS = 240
 
 Result = TypeVar("Result")

@@ -1,8 +1,5 @@
 """Weights loaded in place of others on a CPU leave nothing of the old ones."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,26 +7,27 @@ import torch
 from transformers import LlamaForCausalLM
 
 from sglang_qspec.models import DemoModels
-from test.random_llama import write_random_llama
-
-PROGRAM = """
-import json, sys
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
+from test.forked import run
+from test.random_llama import write_random_llama
 
-first, second, prompt, dtype = json.load(sys.stdin)
-model = DraftModel(
-    DraftModelOptions(first, device="cpu", dtype=dtype, max_total_tokens=256, context_len=128,
-                      rows=4)
-)
-logits = []
-for path in (first, second, first):
-    done, message = model._runner.weight_updater.update_weights_from_disk(path, "auto")
-    assert done, message
-    logits.append(model.extend([model.open()], [prompt])[0].tolist())
-print(json.dumps(logits))
-"""
 PROMPT = list(range(1000, 1020))
+
+
+def logits_of(paths: list[str], dtype: str) -> list[list[float]]:
+    """The logits after PROMPT of one model that loads the weights of each path in turn."""
+    model = DraftModel(
+        DraftModelOptions(
+            paths[0], device="cpu", dtype=dtype, max_total_tokens=256, context_len=128, rows=4
+        )
+    )
+    logits = []
+    for path in paths:
+        done, message = model._runner.weight_updater.update_weights_from_disk(path, "auto")
+        assert done, message
+        logits.append(model.extend([model.open()], [PROMPT])[0].tolist())
+    return logits
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-4), ("bfloat16", 0.05)])
@@ -49,15 +47,7 @@ def test_other_weights_replace_all_of_the_old_ones(
         for parameter in other.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     other.save_pretrained(second)
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps([str(first), str(second), PROMPT, dtype]),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = torch.tensor(json.loads(ended.stdout.splitlines()[-1]))
+    found = torch.tensor(run(logits_of, [str(first), str(second), str(first)], dtype))
     for path, logits in zip((first, second, first), found, strict=True):
         model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
         with torch.inference_mode():
