@@ -1,4 +1,4 @@
-"""Predicted time of a target pass by batch size and width, learnt from the passes that run."""
+"""Predicted time of a target pass by batch size and rows, learnt from the passes that run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PassCost:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 0")
 
-    def of(self, rows: int) -> float:
+    def of(self, rows: float) -> float:
         """The relative time of a pass with this number of rows."""
         cheap = min(rows, self.cheap_rows)
         return 1.0 + self.cheap_row * cheap + self.row * (rows - cheap)
@@ -74,11 +74,13 @@ class _Turn:
 class PassTimes:
     """Predicts the seconds of a pass from its batch size and its width in tokens per request.
 
-    A size is a width and a binary order of magnitude of the batch size. `cost` gives the shape
-    within a size, and measured passes give each size its level. A size without measurements takes
-    the level of the nearest size. Growing contexts or a shared processor slow down passes of all
-    sizes. The pace, a common factor that every pass updates quickly, follows such changes, so the
-    levels of unused sizes stay valid relative to the others.
+    The width is the average over the requests, so width times requests are the rows of the pass. A
+    size is half an octave of the width and a binary order of magnitude of the batch size; plain
+    passes have a size of their own. `cost` gives the shape within a size, and measured passes give
+    each size its level. A size without measurements takes the level of the nearest size. Growing
+    contexts or a shared processor slow down passes of all sizes. The pace, a common factor that
+    every pass updates quickly, follows such changes, so the levels of unused sizes stay valid
+    relative to the others.
     """
 
     def __init__(self, cost: PassCost = PassCost()) -> None:
@@ -88,19 +90,19 @@ class PassTimes:
         """Factor on all levels."""
         self._turns: dict[int, _Turn] = {}
 
-    def seconds(self, requests: int, width: int) -> float:
-        """Predicted seconds of a pass over `width` tokens of each request."""
-        level = self._nearest((requests.bit_length(), width))
+    def seconds(self, requests: int, width: float) -> float:
+        """Predicted seconds of a pass over `width` tokens of each request on average."""
+        level = self._nearest(_size(requests, width))
         unit = FIRST_UNIT if level is None else level.unit * self._pace
         return self.cost.of(requests * width) * unit
 
-    def observe(self, requests: int, width: int, seconds: float) -> None:
-        """Record the measured seconds of a pass over `width` tokens of each request."""
+    def observe(self, requests: int, width: float, seconds: float) -> None:
+        """Record the measured seconds of a pass over `width` tokens of each request on average."""
         turn = self._turns.setdefault(requests.bit_length(), _Turn())
         turn.wider += 1
         if width == 1:
             turn.wider, turn.gap = 0, min(2 * turn.gap, LONGEST_GAP)
-        key = requests.bit_length(), width
+        key = _size(requests, width)
         nearest, level = self._nearest(key), self._levels.get(key)
         if nearest is None:
             self._levels[key] = _Level(seconds / self.cost.of(requests * width), 1)
@@ -116,7 +118,7 @@ class PassTimes:
         if level.seen > SETTLED:
             self._pace *= 1.0 + COMMON * error
         for (magnitude, other), theirs in self._levels.items():
-            if magnitude == key[0] and other != width:
+            if magnitude == key[0] and other != key[1]:
                 theirs.unit += NEWS * (level.unit - theirs.unit)
 
     def plain_is_due(self, requests: int) -> bool:
@@ -130,6 +132,14 @@ class PassTimes:
             return self._levels.get(key)
         requests, width = key
         nearest = min(
-            self._levels, key=lambda seen: (abs(seen[0] - requests), abs(log2(seen[1] / width)))
+            self._levels, key=lambda seen: (abs(seen[0] - requests), abs(seen[1] - width))
         )
         return self._levels[nearest]
+
+
+def _size(requests: int, width: float) -> tuple[int, int]:
+    """Binary order of magnitude of the batch size, and width in half octaves: 0 for plain passes.
+
+    Two widths of `LADDER` never have the same half octave.
+    """
+    return requests.bit_length(), 0 if width == 1 else max(1, round(2 * log2(width)))

@@ -201,7 +201,7 @@ def test_an_outcome_is_read_with_one_synchronisation() -> None:
     with fake_cuda() as costs:
         numbers = torch.zeros(6, dtype=torch.int32, device=CUDA)
         with pytest.raises(RuntimeError, match=r"\.numpy\(\) is not supported"):
-            Outcome.read(numbers, numbers[:2], numbers.view(2, 3))
+            Outcome.read(numbers, numbers[:2], numbers.view(2, 3), np.array([0, 3]))
     assert len(costs.synchronisations) == 1
 
 
