@@ -43,8 +43,14 @@ class PassAccounting:
         """Start of the present pass by the clock, usually the end of the last pass; None after an
         interruption."""
 
-    def begin(self) -> None:
-        """Start a pass. Its time counts from the last pass's end, after `interrupt` from now."""
+    def begin(self, context: float | None = None) -> None:
+        """Start a pass. Its time counts from the last pass's end, after `interrupt` from now.
+
+        `context` is the average length of the requests' texts in tokens; None if the host does not
+        know it.
+        """
+        if context is not None:
+            self.times.enter(context)
         if self._began is None:
             self._began = self._clock()
 

@@ -166,7 +166,8 @@ class QSpecWorker(BaseSpecWorker):
         verify_input: TreeVerifyInput | None = None
         if self._speculates:
             with guarded("proposing drafts"):
-                self._accounting.begin()
+                total_len = _total_len(batch)
+                self._accounting.begin(None if total_len is None else total_len / len(batch.reqs))
                 proposal = self._proposer.propose(batch, plan)
                 if proposal.trees.width > 1:
                     verify_input = verify_input_of(
@@ -174,7 +175,7 @@ class QSpecWorker(BaseSpecWorker):
                         batch.seq_lens,
                         batch.device,
                         full_mask=tree_attention.reads_full_mask(self._device),
-                        total_len=_total_len(batch),
+                        total_len=total_len,
                     )
         trees = proposal.trees if proposal is not None else None
         if trees is None or verify_input is None:
