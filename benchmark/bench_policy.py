@@ -11,7 +11,14 @@ are there from the start, which is the best case of a drafter.
 With `--mismatched` each request has the completions of another one, which shows how well a policy
 notices a useless source.
 
-The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_len` by draft tokens.
+A second table compares at equal rows what passes over a batch can verify: trees or chains of one
+width, and ragged ones, whose rows go to the likeliest tokens of all requests. Each entry is the
+output tokens of a request and pass. `steps` says whether the draft model also drafts ahead of the
+output. The batch is always full, and requests of the recording repeat.
+
+The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_len` by draft tokens;
+and `batches`, each with `batch`, `completions`, `steps`, `shape`, and by the rows of a request
+`accept_len` and `tokens_per_row`.
 """
 
 from __future__ import annotations
@@ -19,8 +26,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+from benchmark.batch_replay import Shape, serve
 from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.replay import OWN, Recorded, accepted, load
@@ -51,7 +60,39 @@ def main() -> None:
             print(f"{name:22} {count:>2}  " + "".join(f"{length:7.2f}" for length in lengths))
             by_width = dict(zip(map(str, options.widths), lengths, strict=True))
             rows.append({"policy": name, "completions": count, "accept_len": by_width})
-    print_record({"benchmark": "policy", "requests": len(requests), "rows": rows})
+    batches = _batches(requests, options)
+    record = {"benchmark": "policy", "requests": len(requests), "rows": rows, "batches": batches}
+    print_record(record)
+
+
+def _batches(requests: Sequence[Recorded], options: argparse.Namespace) -> list[dict[str, object]]:
+    """Print the second table, and return its rows."""
+    widths = options.rows
+    print("\nbatch  n  steps  shape                " + "".join(f"{width:>7}" for width in widths))
+    rows: list[dict[str, object]] = []
+    for batch, count, steps, shape in product(
+        options.batches, options.batch_completions, (True, False), Shape
+    ):
+        if steps and not any(request.step_drafts for request in requests):
+            continue
+        found = [
+            serve(requests, shape, batch=batch, width=width, completions=count, steps=steps)
+            for width in widths
+        ]
+        lengths = "".join(f"{one.accept_length:7.2f}" for one in found)
+        print(f"{batch:>5} {count:>2}  {'yes' if steps else 'no':5}  {shape.value:19}  {lengths}")
+        names = list(map(str, widths))
+        rows.append(
+            {
+                "batch": batch,
+                "completions": count,
+                "steps": steps,
+                "shape": shape.value,
+                "accept_len": dict(zip(names, (one.accept_length for one in found), strict=True)),
+                "tokens_per_row": dict(zip(names, (one.per_row for one in found), strict=True)),
+            }
+        )
+    return rows
 
 
 def _policies() -> list[tuple[str, int, bool, frozenset[Source]]]:
@@ -103,6 +144,12 @@ def _options() -> argparse.Namespace:
     add("--mismatched", action="store_true", help="give each request the drafts of another one")
     add("--completions", type=positive, nargs="+", default=[1, 2, 4, 8])
     add("--widths", type=positive, nargs="+", default=[4, 8, 16, 32], help="draft tokens")
+    batches = "requests of a batch (default: 2 8 32)"
+    add("--batches", type=positive, nargs="+", default=[2, 8, 32], help=batches)
+    counts = "completions in batches (default: 1 8)"
+    add("--batch-completions", type=positive, nargs="+", default=[1, 8], help=counts)
+    each = "rows of a request in batches, on average (default: 2 4 8 16)"
+    add("--rows", type=positive, nargs="+", default=[2, 4, 8, 16], help=each)
     return parser.parse_args()
 
 

@@ -6,9 +6,10 @@ A server without speculation and one with QSPEC, both with the same core for the
 cases that no drafter predicts well, at several numbers of requests in flight: guesses that resemble
 the answer and are wrong, a sidecar that drafts wrong tokens, prompts of random tokens at
 temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench, and QSPEC's adaptive
-width is compared there with fixed widths on one server. All configurations serve a case before the
-next case, in an order that reverses from round to round. A ratio is of two runs of one round;
-tables have the median over the rounds, with the smallest and the largest.
+passes are compared there with passes of one width, adaptive (`one-width`) and fixed. All
+configurations serve a case before the next case, in an order that reverses from round to round. A
+ratio is of two runs of one round; tables have the median over the rounds, with the smallest and the
+largest.
 
 `--levels 1 8 --rounds 1 --max-new-tokens 48` without a dataset takes some minutes; the ratios of
 one round have no spread. `harness.session` says how a run is resumed and reported; it may be
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     header["prompts"] = digest(prompts)
     session = Session(NAME, options, Cell, settings, header, leaves_out=str)
     loads = Loads(settings.model, prompts, options.context, options.max_new_tokens)
-    client = Client(vocab_size_of(settings.model), WIDTH)
+    client = Client(vocab_size_of(settings.model), WIDTH, ragged=not settings.on_gpu)
     cells = cells_of(options.cases, options.levels, options.widths, options.rounds)
     with ExitStack() as stack:
         endpoint = ""
@@ -103,7 +104,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     levels = "requests that run at once (default: 1 8 32)"
     add("--levels", nargs="+", type=positive, default=[1, 8, 32], help=levels)
     widths = "fixed widths (default: 2 4 8 16)"
-    add("--widths", nargs="+", type=positive, default=[2, 4, 8, 16], help=widths)
+    add("--widths", nargs="*", type=positive, default=[2, 4, 8, 16], help=widths)
     add("--rounds", type=positive, default=3, help="figures are medians over rounds (default: 3)")
     add("--max-new-tokens", type=positive, default=96, help="output tokens (default: 96)")
     add(
@@ -121,7 +122,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.levels, options.widths = sorted(set(options.levels)), sorted(set(options.widths))
     if max(options.levels) > SLOTS:
         parser.error(f"--levels: at most {SLOTS} requests run at once")
-    if not 2 <= options.widths[0] <= options.widths[-1] <= WIDTH:
+    if not all(2 <= width <= WIDTH for width in options.widths):
         parser.error(f"--widths: each must be from 2 to {WIDTH}")
     return options
 

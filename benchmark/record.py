@@ -6,7 +6,8 @@ beside this file is a recording of our own prompts with the demo models:
     python -m benchmark.record --output benchmark/completions.json
 
 Each recorded request has `prompt_ids`, `target_ids` (greedy) and `draft_ids`, a list of completions
-of which the first is greedy and the others are sampled at `--temperature`.
+of which the first is greedy and the others are sampled at `--temperature`. Its `step_drafts` are
+what the draft model drafts ahead of the output, while the target commits token by token.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from benchmark.harness.child import Child, draft_model
 from benchmark.harness.options import parser_of, positive
+from benchmark.replay import LOOKAHEAD
 
 
 def main() -> None:
@@ -41,12 +43,14 @@ def main() -> None:
     # SGLang loads one model per process.
     targets = Child(completer, str(models.target), 1, options).ask(prompts)
     drafts = Child(completer, str(models.draft), options.completions, options).ask(prompts)
+    texts = [(prompt, target[0]) for prompt, target in zip(prompts, targets, strict=True)]
+    steps = Child(step_drafter, str(models.draft), options.device).ask(texts)
     records = [
-        {"prompt_ids": prompt, "target_ids": target[0], "draft_ids": draft}
-        for prompt, target, draft in zip(prompts, targets, drafts, strict=True)
+        {"prompt_ids": prompt, "target_ids": target, "draft_ids": draft, "step_drafts": step}
+        for (prompt, target), draft, step in zip(texts, drafts, steps, strict=True)
     ]
-    text = ",\n".join(json.dumps(record, separators=(",", ":")) for record in records)
-    options.output.write_text(f"[\n{text}\n]\n")
+    lines = ",\n".join(json.dumps(record, separators=(",", ":")) for record in records)
+    options.output.write_text(f"[\n{lines}\n]\n")
 
 
 def completer(
@@ -77,6 +81,50 @@ def completer(
         return found
 
     return complete
+
+
+def step_drafter(
+    model_path: str, device: str
+) -> Callable[[list[tuple[list[int], list[int]]]], list[list[tuple[int, list[int]]]]]:
+    """In a child: load the model; returns a function from (prompt, output) to step drafts.
+
+    The output is committed token by token, and the drafter runs ahead of it as on a server. A step
+    draft is the length of the output where it begins, and its tokens.
+    """
+    from sglang_qspec.link import Peer
+    from sglang_qspec.messages import Admit, Commit, Commits, Drafted, Submit
+    from sglang_qspec.sidecar.drafter import Drafter
+
+    model = draft_model(model_path, device=device, max_total_tokens=64 * 1024)
+    server = Peer("record", b"")
+
+    def draft(texts: list[tuple[list[int], list[int]]]) -> list[list[tuple[int, list[int]]]]:
+        drafter = Drafter(model)
+        found: list[dict[int, tuple[int, list[int]]]] = [{} for _ in texts]
+        for number, (prompt_ids, output_ids) in enumerate(texts):
+            length = len(output_ids) + LOOKAHEAD
+            asked = Submit(
+                number, prompt_ids, 0, max_new_tokens=length, completions=0, temperature=0.0
+            )
+            drafter.submit(server, asked)
+            drafter.admit(server, Admit(number))
+        for place in range(max(len(output_ids) for _, output_ids in texts)):
+            commits = [
+                Commit(number, place, output_ids[place : place + 1], LOOKAHEAD)
+                for number, (_, output_ids) in enumerate(texts)
+                if place < len(output_ids)
+            ]
+            drafter.follow(server, Commits(commits))
+            while not drafter.idle:
+                drafter.step()
+            for _, drafted in drafter.take():
+                if isinstance(drafted, Drafted):
+                    drafts = found[drafted.submission]
+                    _, token_ids = drafts.setdefault(drafted.completion, (drafted.base_len, []))
+                    token_ids += drafted.token_ids
+        return [sorted(drafts.values()) for drafts in found]
+
+    return draft
 
 
 def _texts(options: argparse.Namespace) -> list[str]:

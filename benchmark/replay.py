@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 OWN = Path(__file__).parent / "completions.json"
 """Completions of our own prompts by the demo models."""
+LOOKAHEAD = 16
+"""Tokens of a step draft ahead of the output."""
 Ids = Sequence[int] | NDArray[np.int32]
 
 
@@ -23,6 +25,9 @@ class Recorded:
     target_ids: list[int]
     draft_ids: list[list[int]]
     """Completions; the first is greedy."""
+    step_drafts: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Output length at which each step draft begins, and its tokens, while the target commits one
+    token at a time. A draft ends where the target diverges from it."""
 
 
 def load(path: Path) -> list[Recorded]:

@@ -25,6 +25,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler"
 _TARGET = "sglang.srt.managers.tp_worker"
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _WORKER = "sglang_qspec.engine.passes.worker"
+_INPUT = "sglang_qspec.engine.passes.verify_input"
 _SPECULATOR = "sglang_qspec.engine.speculator"
 _LIFECYCLE = "sglang_qspec.engine.scheduler.lifecycle"
 
@@ -49,11 +50,12 @@ PARTS = {
     (_SPECULATOR, "Speculator.record"): "record",
     (_SPECULATOR, "Speculator.wait_for_steps"): "wait",
     ("sglang_qspec.policy.width", "WidthPolicy.choose"): "width",
+    ("sglang_qspec.policy.row_budget", "RowBudget.choose"): "width",
     (_WORKER, "verify_input_of"): "layout",
-    (_WORKER, "QSpecWorker._slots"): "slots",
+    (_INPUT, "TreeVerifyInput.slots"): "slots",
     (_WORKER, "_finished"): "finish",
     (_WORKER, "sample_and_accept"): "sample",
-    (_WORKER, "move_accept_tokens_to_target_kvcache"): "move",
+    (_INPUT, "TreeVerifyInput.move_accepted"): "move",
     (_WORKER, "Outcome.read"): "nodes",
     ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
     (_RUNNER, "ModelRunner.sample"): "sample",

@@ -13,6 +13,8 @@ SPEC_BENCH = "spec-bench"
 
 BASELINE = "none"
 ADAPTIVE = "adaptive"
+ONE_WIDTH = "one-width"
+"""Adaptive too, but all requests of a pass have one width."""
 FIXED = "width-"
 """Prefix of a fixed width, in tokens of a request in every pass."""
 
@@ -76,10 +78,14 @@ class Cell:
 def cells_of(
     cases: Iterable[str], levels: Sequence[int], widths: Sequence[int], rounds: int
 ) -> list[Cell]:
-    """All cells; every second round has the reverse order. Only Spec-Bench has fixed widths."""
+    """All cells; every second round has the reverse order.
+
+    Only Spec-Bench has fixed widths, and an adaptive one that all requests share.
+    """
     first = []
     for case in cases:
-        fixed = [f"{FIXED}{width}" for width in widths] if case == SPEC_BENCH else []
+        others = [ONE_WIDTH, *(f"{FIXED}{width}" for width in widths)]
+        fixed = others if case == SPEC_BENCH else []
         first += [
             Cell(1, case, level, config)
             for level in levels

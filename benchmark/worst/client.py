@@ -9,7 +9,15 @@ from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import Raw, Sent, send_batch, serve, warm_up
 from benchmark.harness.speculation import update_settings
-from benchmark.worst.cases import ADAPTIVE, BASELINE, BY_NAME, GUESSES, Cell, width_of
+from benchmark.worst.cases import (
+    ADAPTIVE,
+    BASELINE,
+    BY_NAME,
+    GUESSES,
+    ONE_WIDTH,
+    Cell,
+    width_of,
+)
 from benchmark.worst.loads import Load, misleading, sampling
 
 WARM_UP_TOKENS = 8
@@ -29,10 +37,14 @@ def vocab_size_of(model: Path) -> int:
 class Client:
     """Serves cells, and keeps the answers from which it makes the guesses of later rounds."""
 
-    def __init__(self, vocab_size: int, width: int) -> None:
-        """`width` is the maximum width of a pass, in tokens of a request."""
+    def __init__(self, vocab_size: int, width: int, *, ragged: bool) -> None:
+        """`width` is the maximum width of a pass, in tokens of a request.
+
+        `ragged` says whether passes of the adaptive configuration are ragged.
+        """
         self._vocab_size = vocab_size
         self._width = width
+        self._ragged = ragged
         self._guesses: dict[tuple[int, ...], list[int | None]] = {}
 
     def serve(self, server: Server, cell: Cell, load: Load) -> Run:
@@ -64,12 +76,13 @@ class Client:
 
     def _runtime(self, config: str) -> dict[str, int]:
         fixed = width_of(config)
-        assert fixed is not None or config == ADAPTIVE
+        assert fixed is not None or config in (ADAPTIVE, ONE_WIDTH)
         return {
             "qspec_mode": MODE,
             "qspec_step_tokens": LOOKAHEAD,
             "qspec_draft_token_num": fixed or self._width,
             "qspec_fixed_width": int(fixed is not None),
+            "qspec_ragged": int(self._ragged and config == ADAPTIVE),
         }
 
     def _learn(self, server: Server, load: Load) -> None:

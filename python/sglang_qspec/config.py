@@ -191,6 +191,14 @@ class QSpecConfig:
         "expected to be fastest) or fixed (always --speculative-num-draft-tokens); with CUDA "
         "graphs it is always fixed",
     )
+    verify: str = _setting(
+        "auto",
+        _one_of("auto", "tree", "ragged"),
+        "which tokens a pass verifies: the same number for each request, padded where a request "
+        "has fewer drafts (tree), the likeliest tokens of all requests, without padding (ragged; "
+        "needs the attention backend qspec_cpu), or the faster of both on this device (auto: "
+        "ragged with qspec_cpu, otherwise tree)",
+    )
     acceptance: str = _setting(
         "match",
         _one_of("match", "reject"),

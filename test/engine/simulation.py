@@ -41,9 +41,11 @@ class Clock:
 class Simulation:
     """Serves requests with given answers, all at the same time."""
 
-    cost: Callable[[int, int], float]
-    """Seconds that a pass takes, by number of requests and width."""
+    cost: Callable[[int, float], float]
+    """Seconds that a pass takes, by number of requests and average width."""
     width: int = 16
+    ragged: bool = True
+    chains: bool = False
     link: Link | None = None
     clock: Clock = field(default_factory=Clock)
 
@@ -51,13 +53,21 @@ class Simulation:
         config = QSpecConfig(max_request_tokens=4096, max_total_tokens=1 << 20)
         tries = TrieStore(TrieLimits(VOCAB, 4096, max_total_tokens=1 << 20))
         self.active = Speculator(config, VOCAB, tries, self.link, self.clock)
-        runtime_settings = RuntimeSettings.of(config, self.width, graphs=False)
+        runtime_settings = RuntimeSettings.of(config, self.width, graphs=False, ragged=self.ragged)
         self.accounting = PassAccounting(self.active, runtime_settings, self.clock)
         self.proposer = Proposer(
-            self.active, runtime_settings, self.accounting.times, clock=self.clock
+            self.active,
+            runtime_settings,
+            self.accounting.times,
+            chains=self.chains,
+            clock=self.clock,
         )
         self.rows = 0
         """Tokens in the inputs of all passes."""
+        self.branching = 0
+        """Trees of all passes with a node that has several children."""
+        self.ended: dict[str, float] = {}
+        """Seconds from the start of its batch to the end of each request."""
 
     def serve(
         self,
@@ -83,6 +93,7 @@ class Simulation:
             for rid in running:
                 if len(outputs[rid]) >= len(answers[rid]):
                     self.active.end(rid)
+                    self.ended[rid] = self.clock.now - began
         self.active.check_integrity()
         return self.clock.now - began
 
@@ -103,8 +114,10 @@ class Simulation:
         self.accounting.begin()
         proposal = self.proposer.propose(batch, plan)
         trees = proposal.trees
-        self.rows += len(trees) * trees.width
-        self.clock.now += self.cost(len(trees), trees.width)
+        self.rows += trees.rows
+        parents = [tree.parents[1:] for tree in map(trees.__getitem__, range(len(trees)))]
+        self.branching += sum(len(set(row)) < len(row) for row in parents)
+        self.clock.now += self.cost(len(trees), trees.rows / len(trees))
         accepted, bonus_ids = [], []
         for row, rid in enumerate(rids):
             left = answers[rid][len(outputs[rid]) :]

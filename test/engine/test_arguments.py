@@ -29,6 +29,7 @@ def server_args(**changes: Any) -> Any:
         "disaggregation_mode": "null",
         "page_size": 1,
         "attention_backend": None,
+        "decode_attention_backend": None,
         "tokenizer_worker_num": 1,
         "enable_lora": None,
         "is_embedding": False,
@@ -85,6 +86,29 @@ def test_rejection_sampling_is_accepted_on_every_device(
     unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
     args = server_args(device=device, **{f"speculative_{name}": None for name in unset})
     assert arguments.check(args).acceptance == "reject"
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"attention_backend": "qspec_cpu"}, False),
+        ({"attention_backend": "torch_native"}, True),
+        ({"attention_backend": "qspec_cpu", "decode_attention_backend": "torch_native"}, True),
+        ({"device": "cuda", "attention_backend": "triton"}, True),
+    ],
+)
+def test_ragged_passes_are_refused_where_the_attention_backend_cannot_run_them(
+    given: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable("verify"), "ragged")
+    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
+    args = server_args(**given, **{f"speculative_{name}": None for name in unset})
+    if refused:
+        with pytest.raises(ConfigError, match="--speculative-qspec-verify is 'ragged'"):
+            arguments.check(args)
+    else:
+        assert arguments.check(args).verify == "ragged"
 
 
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

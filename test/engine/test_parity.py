@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.harness.server import Server, ServerError
-from benchmark.harness.speculation import wait_for_sidecar
+from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from sglang_qspec.models import DemoModels
 from test.engine.server.running import cores
 
@@ -150,14 +150,16 @@ def ask(server: Server, text: str) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("concurrency", [16, 4, 1])
+@pytest.mark.parametrize(("concurrency", "ragged"), [(16, True), (16, False), (4, True), (1, True)])
 def test_every_answer_is_the_targets(
     server: Server,
     expected: list[list[int]],
     concurrency: int,
+    ragged: bool,
     record_property: Callable[[str, object], None],
 ) -> None:
     server.post("/flush_cache?timeout=30", {})
+    update_settings(server, {"qspec_ragged": int(ragged)})
     retracted = total(server, "sglang:num_retracted_requests_total")
     with chaos(server), ThreadPoolExecutor(concurrency) as pool:
         answers = list(pool.map(lambda text: ask(server, text), prompts()))
@@ -172,8 +174,8 @@ def test_every_answer_is_the_targets(
     accepted = sum(record["accepted_tokens"] for record in records)
     tokens = sum(len(own) for own in expected)
     line = (
-        f"concurrency {concurrency}: {len(different)} of {PROMPTS} differ, {accepted} of "
-        f"{tokens} tokens accepted, {cached} prompt tokens cached, "
+        f"concurrency {concurrency}, ragged {ragged}: {len(different)} of {PROMPTS} differ, "
+        f"{accepted} of {tokens} tokens accepted, {cached} prompt tokens cached, "
         f"{retracted:.0f} retracted"
     )
     record_property("parity", line)

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy import PassCost, PassTimes
-from sglang_qspec.policy.pass_times import SETTLED
+from sglang_qspec.policy.pass_times import FIRST_GAP, SETTLED
 
 FLAT = PassCost(cheap_rows=0, row=0.0)
 
@@ -74,6 +74,34 @@ def test_the_estimate_of_a_slow_width_falls_while_the_width_is_unused() -> None:
     for _ in range(2000):
         times.observe(1, 1, 0.1)
     assert times.seconds(1, 16) / times.seconds(1, 1) < 0.8 * before
+
+
+def test_long_contexts_have_levels_of_their_own_and_leave_those_of_short_ones() -> None:
+    times = PassTimes()
+    times.enter(100)
+    for _ in range(50):
+        times.observe(16, 1, 0.1)
+        times.observe(16, 4, 0.15)
+    times.enter(4000)
+    assert times.seconds(16, 4) / times.seconds(16, 1) == pytest.approx(1.5, rel=0.05)
+    for _ in range(15):
+        times.observe(16, 1, 0.2)
+        times.observe(16, 4, 0.6)
+    assert times.seconds(16, 4) / times.seconds(16, 1) == pytest.approx(3.0, rel=0.1)
+    times.enter(100)
+    assert times.seconds(16, 4) / times.seconds(16, 1) == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_plain_pass_is_due_soon_after_contexts_have_grown() -> None:
+    times = PassTimes()
+    times.enter(100)
+    for _ in range(6):
+        times.observe(16, 1, 0.1)
+    for context, due in ((100, False), (4000, True)):
+        times.enter(context)
+        for _ in range(FIRST_GAP):
+            times.observe(16, 4, 0.15)
+        assert times.plain_is_due(16) == due
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -86,6 +86,49 @@ def test_narrowing_a_batch_keeps_valid_trees(batch: list[DraftTree], width: int)
         assert part == cut(tree, width)
 
 
+@given(st.lists(trees(), min_size=1, max_size=4), st.data())
+def test_a_ragged_batch_has_the_best_nodes_of_each_tree(
+    batch: list[DraftTree], data: st.DataObject
+) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=len(batch), max_size=len(batch)))
+    whole = DraftTrees.of(batch, 9)
+    ragged = whole.cut(np.array(lengths))
+    parts = [cut(tree, length) for tree, length in zip(batch, lengths, strict=True)]
+    assert [ragged[row] for row in range(len(batch))] == parts
+    sizes = [len(part) for part in parts]
+    assert ragged.width == max(sizes)
+    assert ragged.rows == sum(sizes)
+    assert ragged.starts.tolist() == [sum(sizes[:row]) for row in range(len(sizes))]
+    assert (ragged.scores[np.arange(ragged.width) >= ragged.sizes[:, None]] == 0).all()
+    # The padding is that of a batch of one width.
+    padded = DraftTrees.of(parts, ragged.width)
+    for name in ("token_ids", "parents", "sources", "scores"):
+        assert getattr(ragged, name)[:, 1:].tolist() == getattr(padded, name)[:, 1:].tolist()
+    assert (whole.rows, whole.starts.tolist()) == (
+        9 * len(batch),
+        [9 * n for n in range(len(batch))],
+    )
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(1, 9))
+def test_a_chain_is_the_path_with_the_most_expected_tokens(
+    batch: list[DraftTree], width: int
+) -> None:
+    whole = DraftTrees.of(batch, width)
+    chains = whole.chains()
+    for row in range(len(batch)):
+        tree, chain = whole[row], chains[row]
+        chain.check_integrity()
+        assert chain.parents == (0, *range(len(chain) - 1))
+        paths = [[0]]
+        for node in range(1, len(tree)):
+            paths.append([*next(p for p in paths if p[-1] == tree.parents[node]), node])
+        totals = [sum(tree.scores[node] for node in path) for path in paths]
+        best = max(totals)
+        assert sum(chain.scores) == pytest.approx(best, rel=1e-5)
+        assert list(chain.token_ids) in [[tree.token_ids[n] for n in path] for path in paths]
+
+
 def test_a_width_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="width is 0"):
         DraftTrees.of([], 0)

@@ -75,7 +75,8 @@ def penalize_one(
     logits: torch.Tensor, penalty: Penalty, output: list[int], tokens: list[int], mask: torch.Tensor
 ) -> None:
     batch = of_batch([penalty], [output], [0])
-    penalize(logits.unsqueeze(0), batch, torch.tensor([tokens]), mask.unsqueeze(0))
+    rows = torch.arange(len(tokens)).unsqueeze(0)
+    penalize(logits, batch, torch.tensor([tokens]), mask.unsqueeze(0), rows)
 
 
 @pytest.mark.parametrize("output", [[4], [4, 4, 1, 2, 4]])
@@ -118,7 +119,10 @@ def test_the_penalties_of_a_batch_are_those_of_each_request_alone() -> None:
     before = logits.clone()
     batch = of_batch(PENALTIES, outputs, rows)
     token_ids = torch.tensor(TOKENS).expand(8, -1)
-    penalize(logits, batch, token_ids, tree_mask(size).expand(8, -1, -1))
+    nodes = torch.arange(8 * size).view(8, size)
+    penalize(
+        logits.view(8 * size, VOCAB), batch, token_ids, tree_mask(size).expand(8, -1, -1), nodes
+    )
     assert torch.equal(logits, expected)
     assert torch.equal(logits[[2, 5]], before[[2, 5]])
     assert not torch.equal(logits[rows], before[rows])

@@ -193,12 +193,13 @@ def verify_tree_greedy_cpu(
     """Accept the path of every tree that agrees with the target's tokens.
 
     `candidates`, the `retrive_*` (SGLang's spelling) and `target_predict` are [bs, D].
-    `accept_index` [bs, S] (out) gets the flat indices of the accepted nodes, padded with -1.
-    `predicts` [bs * D] (out) gets the target's tokens at these nodes. `accept_token_num` [bs] (out)
-    gets the number of accepted draft tokens, without the bonus token.
+    `retrive_index` is the place of each node in the flat `target_predict` and in `predicts`.
+    `accept_index` [bs, S] (out) gets the places of the accepted nodes, padded with -1. `predicts`
+    [bs * D] (out) gets the target's tokens at these places. `accept_token_num` [bs] (out) gets the
+    number of accepted draft tokens, without the bonus token.
     """
     # With few numbers per request, lists take a tenth of the time of tensors.
-    targets, places = target_predict.tolist(), retrive_index.tolist()
+    targets, places = target_predict.flatten()[retrive_index].tolist(), retrive_index.tolist()
     tokens, longest = candidates.tolist(), accept_index.shape[1]
     links = retrive_next_token.tolist(), retrive_next_sibling.tolist()
     paths = accept(tokens, *links, targets, longest)

@@ -203,9 +203,13 @@ def check(args: Any) -> QSpecConfig:
     `args` is SGLang's resolving view of its server arguments. Raises QSpecError for settings that
     do not work with QSPEC.
     """
+    from sglang_qspec.engine.passes.tree_attention import verification_of
+
     compat.check_version()
     compat.check_hooks(hooks.front())
     settings = config.from_environment()
+    backend = args.decode_attention_backend or args.attention_backend
+    verification_of(settings, str(args.device), backend)
     for refused, name, value, allowed in _unsupported(args):
         if refused:
             raise ConfigError(f"{name} is {value}, but QSPEC supports only {allowed}")

@@ -110,6 +110,7 @@ _IMPORTED = {
     ),
     "sglang.srt.runtime_context": (
         "SpawnRanks",
+        "attention_backends",
         "get_device",
         "get_model",
         "get_parallel",
@@ -125,13 +126,13 @@ _IMPORTED = {
     "sglang.srt.speculative.base_spec_worker": ("BaseSpecWorker",),
     "sglang.srt.speculative.eagle_utils": ("eagle_sample",),
     "sglang.srt.speculative.ngram_info": ("NgramVerifyInput",),
+    "sglang.srt.speculative.ragged_verify": ("RaggedVerifyLayout",),
     "sglang.srt.speculative.spec_info": ("SpeculativeAlgorithm.register",),
     "sglang.srt.speculative.spec_registry": ("CustomSpecAlgo",),
     "sglang.srt.speculative.spec_utils": (
         "GrammarMask",
         "GrammarTree.from_host",
         "build_grammar_vocab_mask",
-        "move_accept_tokens_to_target_kvcache",
     ),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),

@@ -1,9 +1,10 @@
-"""Predicted time of a target pass by batch size and width, learnt from the passes that run."""
+"""Predicted time of a target pass, learnt from the passes that run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log2
+from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
 
@@ -45,10 +46,21 @@ class PassCost:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 0")
 
-    def of(self, rows: int) -> float:
+    def of(self, rows: float) -> float:
         """The relative time of a pass with this number of rows."""
         cheap = min(rows, self.cheap_rows)
         return 1.0 + self.cheap_row * cheap + self.row * (rows - cheap)
+
+
+class _Size(NamedTuple):
+    """Passes that share a level."""
+
+    requests: int
+    """Binary order of magnitude of the batch size."""
+    width: int
+    """Average width in half octaves; 0 for plain passes. Two widths of `LADDER` always differ."""
+    context: int
+    """Average context length in powers of four."""
 
 
 @dataclass
@@ -63,7 +75,7 @@ class _Level:
 
 @dataclass
 class _Turn:
-    """When the next plain pass is due for one binary order of magnitude of the batch size."""
+    """When the next plain pass is due at one batch size and context length."""
 
     wider: int = 0
     """Passes since the last plain one."""
@@ -74,33 +86,40 @@ class _Turn:
 class PassTimes:
     """Predicts the seconds of a pass from its batch size and its width in tokens per request.
 
-    A size is a width and a binary order of magnitude of the batch size. `cost` gives the shape
-    within a size, and measured passes give each size its level. A size without measurements takes
-    the level of the nearest size. Growing contexts or a shared processor slow down passes of all
-    sizes. The pace, a common factor that every pass updates quickly, follows such changes, so the
-    levels of unused sizes stay valid relative to the others.
+    The width is the average over the requests, so width times requests are the rows of the pass.
+    `cost` gives the shape within a size (`_Size`), and measured passes give each size its level. A
+    size without measurements takes the level of the nearest size. The longer the context, the more
+    a row costs, so each magnitude of the context has its own levels. A shared processor slows down
+    passes of all sizes. The pace, a common factor that every pass updates quickly, follows such
+    changes, so the levels of unused sizes stay valid relative to the others.
     """
 
     def __init__(self, cost: PassCost = PassCost()) -> None:
         self.cost = cost
-        self._levels: dict[tuple[int, int], _Level] = {}
+        self._levels: dict[_Size, _Level] = {}
         self._pace = 1.0
         """Factor on all levels."""
-        self._turns: dict[int, _Turn] = {}
+        self._turns: dict[tuple[int, int], _Turn] = {}
+        self._context = 0
+        """Average context length of the present batch in powers of four."""
 
-    def seconds(self, requests: int, width: int) -> float:
-        """Predicted seconds of a pass over `width` tokens of each request."""
-        level = self._nearest((requests.bit_length(), width))
+    def enter(self, context: float) -> None:
+        """Let all further calls be about passes with this average context length in tokens."""
+        self._context = round(log2(max(1.0, context)) / 2)
+
+    def seconds(self, requests: int, width: float) -> float:
+        """Predicted seconds of a pass over `width` tokens of each request on average."""
+        level = self._nearest(self._size(requests, width))
         unit = FIRST_UNIT if level is None else level.unit * self._pace
         return self.cost.of(requests * width) * unit
 
-    def observe(self, requests: int, width: int, seconds: float) -> None:
-        """Record the measured seconds of a pass over `width` tokens of each request."""
-        turn = self._turns.setdefault(requests.bit_length(), _Turn())
+    def observe(self, requests: int, width: float, seconds: float) -> None:
+        """Record the measured seconds of a pass over `width` tokens of each request on average."""
+        key = self._size(requests, width)
+        turn = self._turns.setdefault((key.requests, key.context), _Turn())
         turn.wider += 1
         if width == 1:
             turn.wider, turn.gap = 0, min(2 * turn.gap, LONGEST_GAP)
-        key = requests.bit_length(), width
         nearest, level = self._nearest(key), self._levels.get(key)
         if nearest is None:
             self._levels[key] = _Level(seconds / self.cost.of(requests * width), 1)
@@ -115,21 +134,24 @@ class PassTimes:
         level.unit *= 1.0 + max(OWN, 1 / level.seen) * error
         if level.seen > SETTLED:
             self._pace *= 1.0 + COMMON * error
-        for (magnitude, other), theirs in self._levels.items():
-            if magnitude == key[0] and other != width:
+        for other, theirs in self._levels.items():
+            if other[::2] == key[::2] and other.width != key.width:
                 theirs.unit += NEWS * (level.unit - theirs.unit)
 
     def plain_is_due(self, requests: int) -> bool:
         """Whether a plain pass is due at this batch size, after enough wider ones."""
-        turn = self._turns.get(requests.bit_length())
+        turn = self._turns.get((requests.bit_length(), self._context))
         return turn is not None and turn.wider >= turn.gap
 
-    def _nearest(self, key: tuple[int, int]) -> _Level | None:
-        """The level of this size, or of the nearest measured size by requests, then by width."""
-        if key in self._levels or not self._levels:
-            return self._levels.get(key)
-        requests, width = key
+    def _size(self, requests: int, width: float) -> _Size:
+        steps = 0 if width == 1 else max(1, round(2 * log2(width)))
+        return _Size(requests.bit_length(), steps, self._context)
+
+    def _nearest(self, size: _Size) -> _Level | None:
+        """The level of this size, or of the nearest one by requests, width, then context."""
+        if size in self._levels or not self._levels:
+            return self._levels.get(size)
         nearest = min(
-            self._levels, key=lambda seen: (abs(seen[0] - requests), abs(log2(seen[1] / width)))
+            self._levels, key=lambda seen: [abs(a - b) for a, b in zip(seen, size, strict=True)]
         )
         return self._levels[nearest]

@@ -20,12 +20,14 @@ import numpy as np
 from sglang_qspec.policy.credit import FirstTokens
 from sglang_qspec.trie import DraftTrees, Source
 
-FEWEST_TOKENS = 64
-"""Number of tokens after which a low accept rate counts; see `DOUBT` for fewer tokens."""
+FEWEST_TOKENS, FEWEST_TREES = 64, 32
+"""Number of tokens, and of trees that had them, after which a low accept rate counts; see `DOUBT`
+for less evidence."""
 DOUBT = 3.0
-"""Standard deviations below `LOW_RATE` at which fewer tokens suffice: 14 if none is right."""
-WINDOW_TOKENS = 512
-"""Tokens at which the counts of a source are halved, so that recent passes count more."""
+"""Standard deviations below `LOW_RATE` at which less evidence suffices: 14 trees if no token is
+right. The tokens of a tree fail together, so they count as one."""
+WINDOW_TOKENS, WINDOW_TREES = 512, 64
+"""Tokens and trees at which the counts of a source are halved, so that recent passes count more."""
 LOW_RATE = 0.4
 """Accept rate from which a source is never paused."""
 FIRST_PAUSE_S = 5.0
@@ -44,6 +46,8 @@ class _Ledger:
 
     tokens: float = 0.0
     """Draft tokens that were verified, or compared with the token of a plain pass."""
+    trees: float = 0.0
+    """Number of trees that had the tokens."""
     right: float = 0.0
     """Number of `tokens` that were the target's."""
     saved: float = 0.0
@@ -63,13 +67,16 @@ class _Ledger:
     def is_low(self) -> bool:
         """Whether the accept rate is below `LOW_RATE`, on enough evidence."""
         shortfall = LOW_RATE * self.tokens - self.right
-        deviation = sqrt(LOW_RATE * (1 - LOW_RATE) * self.tokens)
-        least = 0.0 if self.tokens >= FEWEST_TOKENS else DOUBT * deviation
-        return shortfall > least
+        if self.tokens >= FEWEST_TOKENS and self.trees >= FEWEST_TREES:
+            return shortfall > 0.0
+        of_a_tree = self.tokens / max(1.0, self.trees)
+        deviation = of_a_tree * sqrt(LOW_RATE * (1 - LOW_RATE) * self.trees)
+        return shortfall > DOUBT * deviation
 
     def scale(self, factor: float) -> None:
         """Multiply all counts by `factor`; 0 resets them."""
         self.tokens *= factor
+        self.trees *= factor
         self.right *= factor
         self.saved *= factor
         self.cost *= factor
@@ -114,10 +121,13 @@ class Sources:
             Source(trees.sources[row, node]) for row, nodes in enumerate(accepted) for node in nodes
         )
         each = extra_seconds / max(1, sum(proposed.values()))
+        drafted = trees.scores > 0
+        drafted[:, :1] = False  # the roots
         for source, tokens in proposed.items():
             if tokens:
+                having = int((drafted & (trees.sources == source)).any(axis=1).sum())
                 saved = token_seconds * right[source]
-                self.observe(source, tokens, right[source], saved, each * tokens)
+                self.observe(source, tokens, right[source], saved, each * tokens, trees=having)
 
     def update(self, trees: DraftTrees, first: FirstTokens) -> None:
         """Record which of the trees' `first` tokens a plain pass has shown to be right."""
@@ -128,24 +138,33 @@ class Sources:
                 self.observe(source, proposed[source], right[source])
 
     def observe(
-        self, source: Source, tokens: int, right: int, saved: float = 0.0, cost: float = 0.0
+        self,
+        source: Source,
+        tokens: int,
+        right: int,
+        saved: float = 0.0,
+        cost: float = 0.0,
+        *,
+        trees: int | None = None,
     ) -> None:
         """Record that `right` of `tokens` were the target's, with the seconds saved and spent.
 
-        The source is paused if it does not pay. While it is paused, observations are ignored.
+        `trees` is the number of trees that had the tokens; by default each token had its own. The
+        source is paused if it does not pay. While it is paused, observations are ignored.
         """
         ledger = self._ledgers[source]
         if ledger.until is not None:
             return  # these tokens were drafted before the pause
         ledger.tokens += tokens
+        ledger.trees += tokens if trees is None else trees
         ledger.right += right
         ledger.saved += saved
         ledger.cost += cost
         if ledger.is_low and ledger.cost > ledger.saved:
             self._pause(source, ledger)
-        elif ledger.tokens >= FEWEST_TOKENS:
+        elif ledger.tokens >= FEWEST_TOKENS and ledger.trees >= FEWEST_TREES:
             ledger.pause = FIRST_PAUSE_S
-        if ledger.tokens >= WINDOW_TOKENS:
+        if ledger.tokens >= WINDOW_TOKENS and ledger.trees >= WINDOW_TREES:
             ledger.scale(0.5)
 
     def describe(self) -> dict[str, dict[str, Any]]:

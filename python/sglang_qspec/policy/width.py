@@ -1,10 +1,10 @@
-"""Chooses how many tokens the next pass verifies for each request.
+"""Chooses how many tokens the next pass verifies for each request, if all have one width.
 
-SGLang's verification has one width for the whole batch, so a wider tree for one request is padding
-for the others. `WidthPolicy` chooses the width with the most expected tokens per second. A pass
-over `bs` requests at width w takes the seconds that `PassTimes` predicts. For each request it
-yields the bonus token and the sum of the scores of its best w - 1 draft tokens. A plain pass runs
-periodically, because the policy compares wider passes with it.
+A wider tree for one request is then padding for the others; `row_budget` chooses without padding.
+`WidthPolicy` chooses the width with the most expected tokens per second. A pass over `bs` requests
+at width w takes the seconds that `PassTimes` predicts. For each request it yields the bonus token
+and the sum of the scores of its best w - 1 draft tokens. A plain pass runs periodically, because
+the policy compares wider passes with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.pass_times import PassTimes
+from sglang_qspec.trie import DraftTrees
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Allowed widths. The list is short, so that kernels and buffers see few shapes."""
@@ -40,6 +41,10 @@ class Choice:
     def rate(self) -> float:
         """Expected output tokens per second of the whole batch."""
         return self.tokens / self.seconds
+
+    def cut(self, trees: DraftTrees) -> DraftTrees:
+        """The trees of the pass, cut from wider ones."""
+        return trees.best(self.width)
 
 
 class WidthPolicy:

@@ -31,9 +31,9 @@ class TreeLayout(NamedTuple):
 class DraftTrees:
     """A batch of `bs` trees (`DraftTree`), one per array row, padded to the common width D.
 
-    Padding continues the last node, always a leaf, as a chain that repeats its token. Padding nodes
-    take part in the pass, so they need a nonempty mask row and no siblings. They are not linked to
-    the tree, so they cannot be accepted.
+    Padding continues the last node, always a leaf, as a chain that repeats its token. It is not
+    linked to the tree, so it cannot be accepted. A pass runs the padding too, so that padding needs
+    a nonempty mask row and no siblings. A pass over `ragged` trees runs their nodes alone.
     """
 
     token_ids: NDArray[np.int32]
@@ -46,6 +46,8 @@ class DraftTrees:
     """[bs, D]: estimated acceptance probabilities; 0 for padding."""
     sizes: NDArray[np.int32]
     """[bs]: number of nodes, the root included and padding excluded."""
+    ragged: bool = False
+    """Whether a pass over the trees leaves out the padding."""
 
     @staticmethod
     def of(trees: Sequence[DraftTree], width: int) -> DraftTrees:
@@ -92,6 +94,18 @@ class DraftTrees:
         """The common width D: number of nodes of each tree, padding included."""
         return self.token_ids.shape[1]
 
+    @property
+    def rows(self) -> int:
+        """Number of tokens that a pass over the trees runs."""
+        return int(self.sizes.sum()) if self.ragged else self.token_ids.size
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[bs]: place of each root among the `rows` tokens of a pass; its tree follows it."""
+        if not self.ragged:
+            return np.arange(len(self), dtype=np.int64) * self.width
+        return np.cumsum(self.sizes, dtype=np.int64) - self.sizes
+
     def best(self, width: int) -> DraftTrees:
         """These trees cut to their `width` likeliest nodes."""
         if width >= self.width:
@@ -102,6 +116,44 @@ class DraftTrees:
             self.sources[:, :width],
             self.scores[:, :width],
             np.minimum(self.sizes, np.int32(width)),
+        )
+
+    def cut(self, lengths: NDArray[np.int64]) -> DraftTrees:
+        """These trees, each cut to its own number of likeliest nodes, for a ragged pass.
+
+        `lengths` [bs] are at least 1; a smaller tree keeps its size. The width is the largest size.
+        """
+        sizes = np.minimum(self.sizes, lengths).astype(np.int32)
+        width = int(sizes.max(initial=1))
+        nodes = np.arange(width, dtype=np.int32)
+        padding = nodes >= sizes[:, None]
+        kept = np.where(padding, sizes[:, None] - 1, nodes)
+        return DraftTrees(
+            np.take_along_axis(self.token_ids, kept, 1),
+            np.where(padding, nodes - 1, self.parents[:, :width]),
+            np.take_along_axis(self.sources, kept, 1),
+            np.where(padding, np.float32(0.0), self.scores[:, :width]),
+            sizes,
+            ragged=True,
+        )
+
+    def chains(self) -> DraftTrees:
+        """The path from the root of each tree with the most expected tokens, as trees."""
+        mask = self.lay_out().mask
+        expected = np.matmul(mask, self.scores[:, :, None])[:, :, 0]
+        on_path = mask[np.arange(len(self)), expected.argmax(axis=1)]
+        sizes = on_path.sum(axis=1, dtype=np.int32)
+        # The nodes of the path come first, in their order.
+        order = np.argsort(~on_path, axis=1, kind="stable")
+        nodes = np.arange(self.width, dtype=np.int32)
+        padding = nodes >= sizes[:, None]
+        kept = np.take_along_axis(order, np.minimum(nodes, sizes[:, None] - 1), 1)
+        return DraftTrees(
+            np.take_along_axis(self.token_ids, kept, 1),
+            np.broadcast_to(np.maximum(nodes - 1, 0), kept.shape).copy(),
+            np.take_along_axis(self.sources, kept, 1),
+            np.where(padding, np.float32(0.0), np.take_along_axis(self.scores, kept, 1)),
+            sizes,
         )
 
     def lay_out(self) -> TreeLayout:

@@ -54,13 +54,15 @@ class BatchPenalties(NamedTuple):
     its id."""
 
 
-def penalize(logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask: Tensor) -> None:
-    """Apply the penalties to `logits` float [bs, D, V] of a batch's trees, in place.
+def penalize(
+    logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask: Tensor, rows: Tensor
+) -> None:
+    """Apply the penalties to `logits` float [R, V] of a batch's trees, in place.
 
     `token_ids` int64 [bs, D] are the tokens of the nodes. `mask` bool [bs, D, D] is true at
-    [b, i, j] if node j is node i or an ancestor of it. Nothing synchronises the host.
+    [b, i, j] if node j is node i or an ancestor of it. `rows` int64 [bs, D] is the row of each
+    node; nodes that share a row must have one mask. Nothing synchronises the host.
     """
-    width = token_ids.shape[1]
     draft_ids = token_ids[penalties.rows, 1:]
     behind = mask[penalties.rows, :, 1:].float()
     ids = torch.cat((penalties.output_ids, draft_ids), 1)
@@ -72,9 +74,9 @@ def penalize(logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask:
     def per_node(values: Tensor) -> Tensor:
         return values.view(-1, 1, 1)
 
-    rows, nodes = per_node(penalties.rows), torch.arange(width, device=logits.device).view(-1, 1)
-    # An id may occur twice in `ids`. Its entries have equal counts, so they write equal logits.
-    at = rows, nodes, ids.unsqueeze(1)
+    nodes = rows[penalties.rows].unsqueeze(2)
+    # A row or an id may occur twice. Its entries have equal counts, so they write equal logits.
+    at = nodes, ids.unsqueeze(1)
     part = logits[at].float()
     said = counts > 0
     additive = counts * per_node(penalties.frequency) + said * per_node(penalties.presence)
@@ -85,5 +87,5 @@ def penalize(logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask:
     if penalties.stop_ids.shape[1]:
         lengths = penalties.output_lens.unsqueeze(1) + behind.sum(2)
         early = lengths < penalties.min_new_tokens.unsqueeze(1)
-        at = rows, nodes, penalties.stop_ids.unsqueeze(1)
+        at = nodes, penalties.stop_ids.unsqueeze(1)
         logits[at] = logits[at].masked_fill(early.unsqueeze(2), float("-inf"))

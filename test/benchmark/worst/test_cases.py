@@ -6,18 +6,18 @@ from benchmark.worst.cases import CASES, SPEC_BENCH, cells_of
 from benchmark.worst.loads import GUESS_TOKENS, misleading
 
 
-def test_fixed_widths_are_compared_on_spec_bench_alone() -> None:
+def test_passes_of_one_width_are_compared_on_spec_bench_alone() -> None:
     cells = cells_of([case.name for case in CASES], [1, 8], [2, 16], 1)
     for case in CASES:
         configs = [cell.config for cell in cells if (cell.case, cell.running) == (case.name, 8)]
-        fixed = ["width-2", "width-16"] if case.name == SPEC_BENCH else []
+        fixed = ["one-width", "width-2", "width-16"] if case.name == SPEC_BENCH else []
         assert configs == ["none", "adaptive", *fixed]
 
 
 def test_every_other_round_is_served_in_reverse_order() -> None:
     cells = cells_of([SPEC_BENCH], [1, 8], [4], 2)
     order = [(cell.round, cell.running, cell.config) for cell in cells]
-    assert order[6:] == [(2, *rest) for _, *rest in order[:6][::-1]]
+    assert order[8:] == [(2, *rest) for _, *rest in order[:8][::-1]]
 
 
 def test_a_misleading_guess_has_the_whole_answer_with_a_wrong_token_after_each_part() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,20 @@ def test_texts_have_the_targets_distribution(
     check(speculate(case, SAMPLES[name in PENALTIES]), case.params, record_property)
 
 
+@pytest.mark.parametrize(
+    ("name", "drafter", "accept"),
+    [
+        ("all penalties", "good", "match"),
+        ("all filters", "bad", "reject"),
+    ],
+)
+def test_texts_of_ragged_passes_have_the_targets_distribution(
+    name: str, drafter: str, accept: str, record_property: Callable[[str, object], None]
+) -> None:
+    case = replace(case_of(1.0, name, drafter, "tree", accept), ragged=True)
+    check(speculate(case, SAMPLES[name in PENALTIES]), case.params, record_property)
+
+
 @pytest.mark.parametrize("accept", ["match", "reject"])
 def test_texts_that_are_drawn_in_races_have_the_targets_distribution(
     accept: str, record_property: Callable[[str, object], None]
@@ -185,17 +200,18 @@ def first_child_wins(**arguments: Any) -> None:
     verify_tree_greedy_func(**arguments)
 
 
-def root_alone(logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask: Tensor) -> None:
+def root_alone(
+    logits: Tensor, penalties: BatchPenalties, token_ids: Tensor, mask: Tensor, rows: Tensor
+) -> None:
     """All nodes have the root's penalties, as in SGLang's trees."""
     path = mask.clone()
     path[:, :, 1:] = False
-    penalize(logits, penalties, token_ids, path)
+    penalize(logits, penalties, token_ids, path, rows)
 
 
-def seeds_of_the_root(info: Any, positions: Tensor, width: int = 1) -> Any:
+def seeds_of_the_root(info: Any, positions: Tensor, owners: Tensor) -> Any:
     """All nodes of a tree are drawn with the noise of its root."""
-    roots = positions.view(-1, width)[:, :1].expand(-1, width).flatten()
-    return draws_of(info, roots, width)
+    return draws_of(info, positions[torch.searchsorted(owners, owners)], owners)
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,17 @@ def verify(
     length: int = 100,
     full_mask: bool = True,
     rejecting: bool = False,
+    ragged: bool = False,
     fakes: FakeTensorMode | None = None,
 ) -> Costs:
     """The costs of a verify pass without the model: from the trees to the accepted tokens."""
     count = len(reqs)
     trees = trees_of(count)
-    known = torch.ones(count * WIDTH, dtype=torch.bool)
-    offered = torch.zeros(count * WIDTH, 4, dtype=torch.int64)
-    proposals = Proposals(known, offered[:, 0].clone(), offered, torch.ones(count * WIDTH, 4))
+    if ragged:
+        trees = trees.cut(trees.sizes)
+    known = torch.ones(trees.rows, dtype=torch.bool)
+    offered = torch.zeros(trees.rows, 4, dtype=torch.int64)
+    proposals = Proposals(known, offered[:, 0].clone(), offered, torch.ones(trees.rows, 4))
     # The host reads True where the pass asks whether the shortlist suffices.
     with fake_cuda(True, fakes) as costs:
         info, seq_lens = info_of(reqs), torch.zeros(count, dtype=torch.int64, device=CUDA)
@@ -114,9 +117,10 @@ def verify(
             trees, seq_lens, CUDA, full_mask=full_mask, total_len=count * length
         )
         assert {verify_input.custom_mask.device, verify_input.positions.device} == {CUDA}
-        columns = length + WIDTH if full_mask else WIDTH
-        assert verify_input.custom_mask.shape == (count * WIDTH * columns,)
-        logits = torch.rand(count * WIDTH, VOCAB, device=CUDA)
+        width = trees.width
+        columns = length + width if full_mask and not ragged else width
+        assert verify_input.custom_mask.shape == (count * width * columns,)
+        logits = torch.rand(trees.rows, VOCAB, device=CUDA)
         output: Any = SimpleNamespace(next_token_logits=logits)
         given = proposals if rejecting else None
         group = SimpleNamespace(world_size=1)
@@ -125,7 +129,7 @@ def verify(
         assert {values.device for values in result} == {CUDA}
         # The accepted tokens; their values are fake too.
         flat = torch.cat([values.flatten() for values in result]).cpu()
-        assert flat.shape == (count * (2 * WIDTH + 1),)
+        assert flat.shape == (count * (2 * width + 1),)
     return costs
 
 
@@ -139,20 +143,22 @@ SAMPLED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("rejecting", [False, True])
-@pytest.mark.parametrize("full_mask", [True, False])
+@pytest.mark.parametrize(("full_mask", "ragged"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("params", SAMPLED)
 def test_a_pass_has_two_transfers_and_at_most_two_synchronisations(
-    params: dict[str, Any], full_mask: bool, rejecting: bool
+    params: dict[str, Any], full_mask: bool, ragged: bool, rejecting: bool
 ) -> None:
-    costs = verify([Req(params) for _ in range(3)], full_mask=full_mask, rejecting=rejecting)
+    reqs = [Req(params) for _ in range(3)]
+    costs = verify(reqs, full_mask=full_mask, rejecting=rejecting, ragged=ragged)
     assert len(costs.uploads) == (1 if params["temperature"] == 0 else 2)
     assert costs.pinned == len(costs.uploads)
     assert len(costs.synchronisations) <= 2
 
 
-def test_a_mixed_batch_with_penalties_has_three_transfers() -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_mixed_batch_with_penalties_has_three_transfers(ragged: bool) -> None:
     reqs = [Req({**params, **PENALIZED}) for params in SAMPLED[:3]] + [Req({"min_new_tokens": 9})]
-    costs = verify(reqs)
+    costs = verify(reqs, ragged=ragged)
     assert len(costs.uploads) == 3
     assert len(costs.synchronisations) == 1
 
@@ -201,7 +207,7 @@ def test_an_outcome_is_read_with_one_synchronisation() -> None:
     with fake_cuda() as costs:
         numbers = torch.zeros(6, dtype=torch.int32, device=CUDA)
         with pytest.raises(RuntimeError, match=r"\.numpy\(\) is not supported"):
-            Outcome.read(numbers, numbers[:2], numbers.view(2, 3))
+            Outcome.read(numbers, numbers[:2], numbers.view(2, 3), np.array([0, 3]))
     assert len(costs.synchronisations) == 1
 
 

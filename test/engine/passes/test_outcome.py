@@ -1,5 +1,6 @@
 """Accepted nodes and tokens of a verify pass, read from SGLang's tensors."""
 
+import numpy as np
 import torch
 
 from sglang_qspec.engine.passes.outcome import Outcome
@@ -12,6 +13,7 @@ def outcome_of(accept_index: list[list[int]], width: int = 3) -> Outcome:
         torch.arange(100, 100 + len(accept_index) * width, dtype=torch.int32),
         torch.tensor(lens, dtype=torch.int32),
         torch.tensor(accept_index, dtype=torch.int32),
+        np.arange(len(accept_index)) * width,
     )
 
 

@@ -95,6 +95,7 @@ def test_every_node_has_the_penalties_of_plain_decoding_after_its_path() -> None
         1,
     )
     token_ids = torch.from_numpy(trees.token_ids).long()
-    penalize_trees(logits, reqs, token_ids, torch.from_numpy(trees.lay_out().mask))
+    rows = torch.arange(len(logits)).view(token_ids.shape)
+    penalize_trees(logits, reqs, token_ids, torch.from_numpy(trees.lay_out().mask), rows)
     assert TOKENS[0] == FIRST
     assert torch.allclose(logits.view_as(expected), expected, atol=1e-6)

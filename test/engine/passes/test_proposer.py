@@ -14,7 +14,7 @@ PLAIN_S = 0.025
 LENGTH = 96
 
 
-def cost(requests: int, width: int) -> float:
+def cost(requests: int, width: float) -> float:
     """Seconds of a pass as on one core: the first 8 rows cost little, verification a constant."""
     rows = requests * width
     verifying = 0.0015 if width > 1 else 0.0
@@ -47,13 +47,15 @@ def ratio(simulation: Simulation, requests: int, rounds: int) -> float:
     return rounds * plain_seconds(requests) / taken
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("requests", [1, 8, 32])
-def test_guesses_that_are_always_wrong_cost_almost_nothing(requests: int) -> None:
-    assert ratio(Simulation(cost), requests, rounds=4) >= 0.97
+def test_guesses_that_are_always_wrong_cost_almost_nothing(requests: int, ragged: bool) -> None:
+    assert ratio(Simulation(cost, ragged=ragged), requests, rounds=4) >= 0.97
 
 
-def test_wrong_guesses_of_some_requests_do_not_slow_down_the_others() -> None:
-    alone, mixed = Simulation(cost), Simulation(cost)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_wrong_guesses_of_some_requests_do_not_slow_down_the_others(ragged: bool) -> None:
+    alone, mixed = Simulation(cost, ragged=ragged), Simulation(cost, ragged=ragged)
     for number in range(4):
         good = texts(f"good {number}", 4, number)
         bad = texts(f"bad {number}", 4, 100 + number)
@@ -66,8 +68,9 @@ def test_wrong_guesses_of_some_requests_do_not_slow_down_the_others() -> None:
     assert together < 1.35 * plain_seconds(8)
 
 
-def test_good_guesses_are_used_again_after_the_bad_ones() -> None:
-    simulation = Simulation(cost)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_good_guesses_are_used_again_after_the_bad_ones(ragged: bool) -> None:
+    simulation = Simulation(cost, ragged=ragged)
     assert ratio(simulation, 8, rounds=6) >= 0.97
     simulation.clock.now += 400.0  # all pauses have ended by then
     for number in range(4):
@@ -76,13 +79,41 @@ def test_good_guesses_are_used_again_after_the_bad_ones() -> None:
     assert taken < 0.5 * plain_seconds(8)
 
 
-def test_a_width_that_takes_too_long_is_not_used() -> None:
-    def steep(requests: int, width: int) -> float:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_width_that_takes_too_long_is_not_used(ragged: bool) -> None:
+    def steep(requests: int, width: float) -> float:
         return PLAIN_S * (0.2 + 0.8 * width * requests)
 
-    simulation = Simulation(steep)
+    simulation = Simulation(steep, ragged=ragged)
     answers: dict[str, Sequence[int]] = dict(texts("a", 2))
     for number in range(5):
         answers = dict(texts(f"a {number}", 2, number))
         taken = simulation.serve(answers, right({rid: list(t) for rid, t in answers.items()}))
     assert taken <= (LENGTH - 1) * steep(2, 1) * 1.03
+
+
+def test_a_ragged_batch_serves_a_sure_request_beside_others_sooner() -> None:
+    """One request of sixteen has good guesses; with one width, they pay for padding."""
+
+    def taken(ragged: bool) -> float:
+        simulation = Simulation(cost, ragged=ragged)
+        seconds = 0.0
+        for number in range(4):
+            good, other = texts(f"good {number}", 1, number), texts(f"none {number}", 15, number)
+            simulation.serve({**good, **other}, right(good))
+            seconds += simulation.ended[f"good {number} 0"]
+        return seconds
+
+    assert taken(ragged=True) < 0.5 * taken(ragged=False)
+
+
+def test_a_chain_of_a_ragged_pass_is_one_path_of_its_tree() -> None:
+    simulation = Simulation(cost, chains=True)
+    answers = texts("a", 2)
+    half = {rid: [*text[: LENGTH // 2], *reversed(text)] for rid, text in answers.items()}
+    both = {
+        rid: {"qspec_guesses": [], "qspec_guess_ids": [*text, None, *half[rid]]}
+        for rid, text in answers.items()
+    }
+    assert simulation.serve(answers, both) < 0.5 * plain_seconds(2)
+    assert simulation.branching == 0

@@ -127,6 +127,8 @@ class Case:
     shape: str = "tree"
     reject: bool = False
     """Whether drafts are accepted by rejection sampling instead of matching."""
+    ragged: bool = False
+    """Whether a pass verifies a different number of tokens of each request."""
 
 
 def speculate(case: Case, count: int) -> Tensor:
@@ -200,8 +202,11 @@ def _plain_distribution(params: dict[str, Any], output: list[int]) -> list[float
 def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     """As `QSpecWorker._verify`, without a model."""
     trees = _trees(batch, sidecar.ahead(batch), case)
+    if case.ragged:
+        # The lengths depend on the draft tokens, as those that a policy chooses.
+        trees = trees.cut(1 + (trees.token_ids[:, 1:3].sum(axis=1) + np.arange(len(trees))) % 7)
     verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
-    logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.draft_token])
+    logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.input_ids])
     with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch, trees)):
         predict, accept_lens, accept_index = sample_and_accept(verify_input, batch, logits)
     tokens = predict[accept_index.clamp(min=0)].tolist()

@@ -14,7 +14,7 @@ SETTINGS = QSpecConfig()
 
 def check(given: dict[str, float], *, graphs: bool = False) -> None:
     """Check as a server that was started with the defaults and 8 draft tokens."""
-    runtime_settings.check(given, SETTINGS, 8, graphs=graphs)
+    runtime_settings.check(given, SETTINGS, 8, graphs=graphs, can_be_ragged=not graphs)
 
 
 def test_they_start_as_the_servers_settings() -> None:
@@ -89,6 +89,16 @@ def test_captured_graphs_have_one_width() -> None:
         check({"qspec_draft_token_num": 4}, graphs=True)
     with pytest.raises(RequestError, match="from 1 to 1"):
         check({"qspec_fixed_width": 0}, graphs=True)
+
+
+def test_passes_become_ragged_only_where_the_attention_backend_can_run_them() -> None:
+    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False, ragged=True)
+    assert current.ragged
+    current.set("qspec_ragged", 0)
+    assert not current.ragged
+    runtime_settings.check({"qspec_ragged": 0}, SETTINGS, 8, graphs=False, can_be_ragged=False)
+    with pytest.raises(RequestError, match="qspec_ragged is 1, but must be .* from 0 to 0"):
+        runtime_settings.check({"qspec_ragged": 1}, SETTINGS, 8, graphs=False, can_be_ragged=False)
 
 
 def test_an_unknown_setting_is_refused_and_settings_of_sglang_pass() -> None:

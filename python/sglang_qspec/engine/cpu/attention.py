@@ -7,7 +7,7 @@ sliding-window pools) use the inherited torch_native code, which cannot verify t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.arg_groups.choices import add_attention_backend_choices
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 NAME = "qspec_cpu"
 _SHORT_EXTEND = 32
 """Maximum number of new tokens per request for which an extend runs as one padded batch."""
+_FEWEST_SAVED = 16
+"""Minimum number of padded query rows that a second group of requests must save; it takes calls."""
 
 
 class CpuAttention(TorchNativeAttnBackend):
@@ -140,73 +142,145 @@ class CpuAttention(TorchNativeAttnBackend):
 
 
 class _Batch:
-    """The requests of one forward pass, and the plans for its layers.
-
-    Layers with the same head count, dtype and window share a plan; most models need only one.
-    """
+    """The requests of one forward pass, in groups with similar numbers of new tokens."""
 
     def __init__(self, forward_batch: ForwardBatch, req_to_token: Tensor) -> None:
         mode = forward_batch.forward_mode
-        spec_info = forward_batch.spec_info
-        self._visible: Tensor | None = None
-        self._plans: dict[tuple[int, torch.dtype, int], RowPlan] = {}
-        self._taken: Tensor | None = None
-        self._given: Tensor | None = None
         kv_lens = forward_batch.seq_lens.long()
         bs = kv_lens.shape[0]
+        visible: Tensor | None = None
         if mode.is_target_verify():
-            width = int(spec_info.draft_token_num)
-            kv_lens = kv_lens + width
-            new_lens = [width] * bs
-            self._visible = _tree_mask(spec_info.custom_mask, bs, width)
+            new_lens, visible = _trees(forward_batch.spec_info, bs)
+            kv_lens = kv_lens + torch.tensor(new_lens)
         elif mode.is_decode():
             new_lens = [1] * bs
         else:
             new_lens = _host_list(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
         self.written = forward_batch.out_cache_loc.long()
         self._kv_lens, self._new_lens = kv_lens, new_lens
-        self._rows = max(new_lens, default=0)
         self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
-        self._decodes = mode.is_target_verify() or mode.is_decode()
-        if self._decodes:
+        self._groups: list[_Group] = []
+        self._order: Tensor | None = None
+        decodes = mode.is_target_verify() or mode.is_decode()
+        rows = max(new_lens, default=0)
+        if not decodes and rows > _SHORT_EXTEND:
             return
-        if self._rows <= _SHORT_EXTEND:
-            self._pad_short_extend()
+        if not decodes:
+            visible = torch.ones(rows, rows, dtype=torch.bool).tril().expand(bs, rows, rows)
+        self._plan_groups(visible, decodes)
 
-    def _pad_short_extend(self) -> None:
-        """Pad every request to the query rows of the longest one by repeating its first token."""
-        lens, rows = torch.tensor(self._new_lens), self._rows
-        start = lens.cumsum(0) - lens
-        offset = torch.arange(rows) - (rows - lens).unsqueeze(1)
-        self._visible = torch.arange(rows) <= torch.arange(rows).unsqueeze(1)
-        self._visible = self._visible.expand(len(self._new_lens), rows, rows)
-        if int(lens.min()) < rows:
-            self._taken = (start.unsqueeze(1) + offset.clamp(min=0)).flatten()
-            self._given = (offset >= 0).flatten().nonzero().flatten()
+    def _plan_groups(self, visible: Tensor | None, decodes: bool) -> None:
+        """Fill `_groups`. `visible` is bool [bs, D, D] over the new tokens of each request."""
+        members = _similar(self._new_lens)
+        if len(members) == 1:
+            group = _Group(self._slots, self._kv_lens, self._new_lens, visible, decodes)
+            self._groups.append(group)
+            return
+        lens = torch.tensor(self._new_lens)
+        starts = lens.cumsum(0) - lens
+        tokens: list[int] = []
+        for rows in members:
+            chosen, own = torch.tensor(rows), [self._new_lens[row] for row in rows]
+            kv_lens = self._kv_lens[chosen]
+            slots = self._slots[chosen, : int(kv_lens.max())]
+            seen = None if visible is None else visible[chosen]
+            group = _Group(slots, kv_lens, own, seen, decodes, starts[chosen])
+            self._groups.append(group)
+            for start, length in zip(starts[chosen].tolist(), own, strict=True):
+                tokens += range(start, start + length)
+        self._order = torch.tensor(tokens).argsort()
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention) -> Tensor:
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         cap = float(layer.logit_cap)
-        if self._rows > 1 and self._visible is None:
+        if not self._groups:
             if cap > 0.0:
                 raise NotImplementedError(
                     f"attention backend {NAME} does not support a logit cap for prompts; "
                     "use --attention-backend torch_native"
                 )
             return self._attend_blocks(query, keys, values, layer.scaling, window)
-        plan = self._plan(keys.shape[1], query.dtype, window)
-        return attend_rows(plan, query, keys, values, layer.scaling, cap)
+        results = [
+            attend_rows(
+                group.plan(keys.shape[1], query.dtype, window),
+                query,
+                keys,
+                values,
+                layer.scaling,
+                cap,
+            )
+            for group in self._groups
+        ]
+        return results[0] if self._order is None else torch.cat(results)[self._order]
 
-    def _plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
+    def _attend_blocks(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        parts = query.split(self._new_lens)
+        lens = self._kv_lens.tolist()
+        results = [
+            attend_block(part, keys, values, slots[:total].long(), scale, window)
+            for part, slots, total in zip(parts, self._slots, lens, strict=True)
+        ]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+
+class _Group:
+    """Requests that are computed with the query rows of the one with the most new tokens.
+
+    A shorter request gets rows before its own, which repeat its first token and are dropped.
+    """
+
+    def __init__(
+        self,
+        slots: Tensor,
+        kv_lens: Tensor,
+        new_lens: list[int],
+        visible: Tensor | None,
+        decodes: bool,
+        starts: Tensor | None = None,
+    ) -> None:
+        """`starts` int64 [n] are the first tokens of the requests; by default all tokens follow
+        each other."""
+        self._slots, self._kv_lens, self._decodes = slots, kv_lens, decodes
+        self._rows = rows = max(new_lens)
+        self._plans: dict[tuple[int, torch.dtype, int], RowPlan] = {}
+        self._taken: Tensor | None = None
+        self._given: Tensor | None = None
+        self._visible = None if visible is None or rows == 1 else visible[:, :rows, :rows]
+        padded = min(new_lens) < rows
+        if starts is None and not padded:
+            return
+        lens = torch.tensor(new_lens)
+        if starts is None:
+            starts = lens.cumsum(0) - lens
+        offset = torch.arange(rows) - (rows - lens).unsqueeze(1)
+        node = offset.clamp(min=0)
+        self._taken = (starts.unsqueeze(1) + node).flatten()
+        if not padded:
+            return
+        self._given = (offset >= 0).flatten().nonzero().flatten()
+        if self._visible is not None:
+            own = torch.arange(len(new_lens)).view(-1, 1, 1)
+            seen = self._visible[own, node.unsqueeze(2), node.unsqueeze(1)]
+            # Columns before a request's own are positions of its committed text.
+            self._visible = seen | (offset < 0).unsqueeze(1)
+
+    def plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
+        """The plan of a layer. Layers with the same head count, dtype and window share one."""
         kind = (kv_heads, dtype, 0 if window is None else window + 1)
         plan = self._plans.get(kind)
         if plan is None:
-            if self._decodes and window is None:
-                plan = plan_sharing(
-                    self._slots, self._kv_lens, self._rows, kv_heads, dtype, self._visible
-                )
-                self._plans[kind] = plan
-                return plan
+            plan = self._make_plan(kv_heads, dtype, window)
+            self._plans[kind] = plan
+        return plan
+
+    def _make_plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
+        if self._decodes and window is None:
+            plan = plan_sharing(
+                self._slots, self._kv_lens, self._rows, kv_heads, dtype, self._visible
+            )
+        else:
             positions = None
             if window is not None:
                 first = (self._kv_lens - self._rows).unsqueeze(1)
@@ -221,28 +295,37 @@ class _Batch:
                 window=window,
                 row_positions=positions,
             )
-            plan = replace(plan, taken=self._taken, given=self._given)
-            self._plans[kind] = plan
-        return plan
-
-    def _attend_blocks(
-        self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        parts = query.split(self._new_lens)
-        lens = self._kv_lens.tolist()
-        results = [
-            attend_block(part, keys, values, slots[:total].long(), scale, window)
-            for part, slots, total in zip(parts, self._slots, lens, strict=True)
-        ]
-        return results[0] if len(results) == 1 else torch.cat(results)
+        if self._taken is None:
+            return plan
+        return replace(plan, taken=self._taken, given=self._given)
 
 
-def _tree_mask(custom_mask: Tensor | None, bs: int, width: int) -> Tensor:
-    """Return bool [bs, D, D]: which tree nodes each node sees; causal if there is no mask."""
-    if custom_mask is None or custom_mask.numel() == 0:
-        causal = torch.arange(width) <= torch.arange(width).unsqueeze(1)
-        return causal.expand(bs, width, width)
-    return custom_mask[: bs * width * width].view(bs, width, width).bool()
+def _similar(lens: list[int]) -> list[list[int]]:
+    """The requests in one group, or in two if that saves at least `_FEWEST_SAVED` padded rows.
+
+    `lens` are the requests' numbers of new tokens; a group is padded to its largest.
+    """
+    order = sorted(range(len(lens)), key=lens.__getitem__)
+    longest = max(lens, default=0)
+    most, first = len(lens) * longest - _FEWEST_SAVED, 0
+    for count in range(1, len(order)):
+        rows = count * lens[order[count - 1]] + (len(order) - count) * longest
+        if rows <= most:
+            most, first = rows - 1, count
+    return [order[:first], order[first:]] if first else [list(range(len(lens)))]
+
+
+def _trees(spec_info: Any, bs: int) -> tuple[list[int], Tensor]:
+    """The nodes of each request's tree, and which of them each node sees: bool [bs, D, D].
+
+    Without a mask the trees are chains.
+    """
+    width = int(spec_info.draft_token_num)
+    layout, mask = spec_info.ragged_verify_layout, spec_info.custom_mask
+    lens = [width] * bs if layout is None else layout.verify_lens_cpu
+    if mask is None or mask.numel() == 0:
+        return lens, torch.ones(width, width, dtype=torch.bool).tril().expand(bs, width, width)
+    return lens, mask[: bs * width * width].view(bs, width, width).bool()
 
 
 def _host_list(on_host: list[int] | None, tensor: Tensor) -> list[int]:

@@ -19,9 +19,9 @@ class Proposal:
     """The trees that one pass verifies."""
 
     trees: DraftTrees
-    """Trees of the pass, at the width of the pass."""
+    """Trees of the pass, as the pass runs them."""
     candidates: DraftTrees | None = None
-    """The wider trees that `trees` are cut from; None for a pass that may not use drafts."""
+    """The larger trees that `trees` are cut from; None for a pass that may not use drafts."""
     waited: float = 0.0
     """Seconds that the proposer waited for step drafts."""
 
@@ -43,8 +43,14 @@ class PassAccounting:
         """Start of the present pass by the clock, usually the end of the last pass; None after an
         interruption."""
 
-    def begin(self) -> None:
-        """Start a pass. Its time counts from the last pass's end, after `interrupt` from now."""
+    def begin(self, context: float | None = None) -> None:
+        """Start a pass. Its time counts from the last pass's end, after `interrupt` from now.
+
+        `context` is the average length of the requests' texts in tokens; None if the host does not
+        know it.
+        """
+        if context is not None:
+            self.times.enter(context)
         if self._began is None:
             self._began = self._clock()
 
@@ -72,9 +78,10 @@ class PassAccounting:
         assert self._began is not None
         seconds = now - self._began - proposal.waited
         self._began = now
-        self.times.observe(len(trees), trees.width, seconds)
-        tokens = len(trees) * trees.width
-        self._speculator.totals.note_pass(pipeline, len(trees), tokens, seconds, proposal.waited)
+        self.times.observe(len(trees), trees.rows / len(trees), seconds)
+        self._speculator.totals.note_pass(
+            pipeline, len(trees), trees.rows, seconds, proposal.waited
+        )
         self._update_policies(rids, proposal, accepted, bonus_ids)
 
     def _update_policies(
@@ -96,15 +103,15 @@ class PassAccounting:
         first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
         self._speculator.update_credit(rids, candidates, first)
         sources = self._speculator.sources
+        only_replaces_padding = self._runtime.fixed_width and not trees.ragged
         if trees.width > 1:
             plain = self.times.seconds(len(trees), 1)
-            extra = self.times.seconds(len(trees), trees.width) - plain
+            extra = self.times.seconds(len(trees), trees.rows / len(trees)) - plain
             sources.record(
                 trees,
                 accepted,
                 token_seconds=plain / len(trees),
-                # With a fixed width, drafts only replace padding.
-                extra_seconds=0.0 if self._runtime.fixed_width else max(0.0, extra),
+                extra_seconds=0.0 if only_replaces_padding else max(0.0, extra),
             )
         else:
             sources.update(candidates, first)

@@ -11,22 +11,33 @@ from torch import Tensor
 
 
 class Outcome(NamedTuple):
-    """What `sample_and_accept` returned for bs requests with trees of D nodes."""
+    """What `sample_and_accept` returned for bs requests with trees of up to D nodes."""
 
     predict: NDArray[np.int32]
-    """int32 [bs * D]: the token after each accepted node."""
+    """int32 [bs * D]: the token after each accepted row."""
     accept_lens: NDArray[np.int32]
     """int32 [bs]: number of accepted nodes, the root included."""
     accept_index: NDArray[np.int32]
-    """int32 [bs, S]: the accepted nodes as indices into `predict`, -1 behind them."""
+    """int32 [bs, D]: the rows of the accepted nodes, -1 behind them."""
+    starts: NDArray[np.int64]
+    """int64 [bs]: the row of each root."""
 
     @classmethod
-    def read(cls, predict: Tensor, accept_lens: Tensor, accept_index: Tensor) -> Outcome:
-        """Copy the three int32 tensors to the host, with one synchronisation."""
+    def read(
+        cls,
+        predict: Tensor,
+        accept_lens: Tensor,
+        accept_index: Tensor,
+        starts: NDArray[np.int64],
+    ) -> Outcome:
+        """Copy the three int32 tensors to the host, with one synchronisation.
+
+        `starts` are `DraftTrees.starts` of the pass.
+        """
         flat = torch.cat((predict, accept_lens, accept_index.flatten())).cpu().numpy()
         nodes, requests = len(predict), len(accept_lens)
         rest = flat[nodes + requests :].reshape(tuple(accept_index.shape))
-        return cls(flat[:nodes], flat[nodes : nodes + requests], rest)
+        return cls(flat[:nodes], flat[nodes : nodes + requests], rest, starts)
 
     @property
     def is_prefix(self) -> bool:
@@ -34,7 +45,7 @@ class Outcome(NamedTuple):
 
         Indices count from the first node of each tree.
         """
-        nodes = self.accept_index - self._roots
+        nodes = self.accept_index - self.starts[:, None]
         front = np.arange(self.accept_index.shape[1])
         return bool(((nodes == front) | (self.accept_index < 0)).all())
 
@@ -44,7 +55,9 @@ class Outcome(NamedTuple):
         return [
             row[1:length]
             for row, length in zip(
-                (self.accept_index - self._roots).tolist(), self.accept_lens.tolist(), strict=True
+                (self.accept_index - self.starts[:, None]).tolist(),
+                self.accept_lens.tolist(),
+                strict=True,
             )
         ]
 
@@ -54,10 +67,3 @@ class Outcome(NamedTuple):
         last = self.accept_index[np.arange(len(self.accept_lens)), self.accept_lens - 1]
         bonus: list[int] = self.predict[last].tolist()
         return bonus
-
-    @property
-    def _roots(self) -> NDArray[np.int32]:
-        """int32 [bs, 1]: index of the root of each tree."""
-        count = len(self.accept_lens)
-        width = len(self.predict) // max(1, count)
-        return np.arange(0, count * width, max(1, width), dtype=np.int32)[:, None]

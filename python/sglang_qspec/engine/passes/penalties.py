@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-def penalize_trees(logits: Tensor, reqs: Sequence[Any], token_ids: Tensor, mask: Tensor) -> None:
-    """Apply penalties to `logits` float [bs * D, V] at all nodes of the requests' trees, in place.
+def penalize_trees(
+    logits: Tensor, reqs: Sequence[Any], token_ids: Tensor, mask: Tensor, rows: Tensor
+) -> None:
+    """Apply penalties to `logits` float [R, V] at all nodes of the requests' trees, in place.
 
-    `token_ids` is int64 [bs, D]; `mask` is bool [bs, D, D], as in `trie.TreeLayout`.
+    The other arguments are as in `verify.penalties.penalize`.
     """
     penalties = batch_penalties(reqs, logits.device)
     if penalties is not None:
-        nodes = logits.view(*token_ids.shape, logits.shape[-1])
-        penalize(nodes, penalties, token_ids, mask)
+        penalize(logits, penalties, token_ids, mask, rows)
 
 
 def batch_penalties(reqs: Sequence[Any], device: torch.device) -> BatchPenalties | None:
@@ -105,10 +106,9 @@ class _OutputPenalties:
 
     def apply(self, logits: Tensor) -> None:
         """Apply the penalties to `logits` float [bs, V], in place."""
-        roots = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
-        penalize_trees(
-            logits, self._reqs, roots, torch.ones_like(roots, dtype=torch.bool)[..., None]
-        )
+        rows = torch.arange(len(logits), device=logits.device).unsqueeze(1)
+        alone = torch.ones_like(rows, dtype=torch.bool).unsqueeze(2)
+        penalize_trees(logits, self._reqs, torch.zeros_like(rows), alone, rows)
 
 
 def penalty_of(req: Any) -> Penalty | None:

@@ -18,6 +18,7 @@ from sglang_qspec.policy import (
     DraftDeadline,
     PassTimes,
     PipelinePlan,
+    RowBudget,
     WaitBudget,
     WidthPolicy,
     with_next_steps,
@@ -38,20 +39,26 @@ class Proposer:
         runtime_settings: RuntimeSettings,
         times: PassTimes,
         *,
+        chains: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._speculator = active
         self._runtime = runtime_settings
         self._clock = clock
-        self._width = WidthPolicy(runtime_settings.draft_token_num, times=times)
+        self._chains = chains
+        widest = runtime_settings.draft_token_num
+        self._uniform = WidthPolicy(widest, times=times)
+        self._ragged = RowBudget(widest, times=times)
         self._budget = WaitBudget()
         self._deadline = DraftDeadline()
         self._session_count = active.sidecar.session_count
         """Session of the link in which the wait statistics were measured."""
 
     def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> Proposal:
-        """Choose a tree for each request; all have one width, and width 1 is plain decoding.
+        """Choose a tree for each request; width 1 is plain decoding.
 
+        With the runtime setting `ragged` each tree has its own size, otherwise all have one width.
+        With `chains` a ragged tree is its best path.
         The proposer waits for step drafts that the sidecar is about to send. In `ahead` it waits
         while that is expected to gain more than a pass with the present drafts
         (`policy.WaitBudget`). In the other pipelines it waits unless the drafts are late
@@ -64,10 +71,8 @@ class Proposer:
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
         rids = [req.rid for req in batch.reqs]
         outputs = [req.output_ids for req in batch.reqs]
-        if self._runtime.draft_token_num != self._width.max_width:
-            self._width.limit(self._runtime.draft_token_num)
-        self._width.fixed = self._runtime.fixed_width
-        widest = min(self._width.max_width, plan.width)
+        policy = self._policy()
+        widest = min(policy.max_width, plan.width)
         if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):
             return Proposal(self._speculator.propose(rids, outputs, 1, drafts=False))
         factors = self._speculator.factors(rids)
@@ -76,16 +81,26 @@ class Proposer:
             trees = self._speculator.propose(rids, outputs, widest)
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
-            choice = self._width.choose(trees.scores, factors)
-            took, left = self._wait(rids, trees, choice, factors, plan.pipeline, left)
+            usable = trees.chains() if self._chains and self._runtime.ragged else trees
+            choice = policy.choose(usable.scores, factors)
+            took, left = self._wait(rids, usable, policy, choice, factors, plan.pipeline, left)
             waited += took
             if left <= 0.0:
-                return Proposal(trees.best(choice.width), trees, waited)
+                return Proposal(choice.cut(usable), trees, waited)
+
+    def _policy(self) -> WidthPolicy | RowBudget:
+        """The policy of the next pass, by the present runtime settings."""
+        policy = self._ragged if self._runtime.ragged else self._uniform
+        if self._runtime.draft_token_num != policy.max_width:
+            policy.limit(self._runtime.draft_token_num)
+        policy.fixed = self._runtime.fixed_width
+        return policy
 
     def _wait(
         self,
         rids: list[str],
         trees: DraftTrees,
+        policy: WidthPolicy | RowBudget,
         choice: Choice,
         factors: NDArray[np.float64],
         pipeline: str,
@@ -102,7 +117,7 @@ class Proposer:
         if ahead:
             agreement = self._speculator.totals.agreement
             hoped = with_next_steps(trees, awaited, agreement)
-            seconds = self._budget.seconds(len(rids), choice, self._width.choose(hoped, factors))
+            seconds = self._budget.seconds(len(rids), choice, policy.choose(hoped, factors))
         else:
             seconds = self._deadline.seconds(self._step_seconds(int(awaited.sum())))
         seconds = min(seconds, most)

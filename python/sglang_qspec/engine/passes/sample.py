@@ -18,6 +18,7 @@ from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
+from torch.nn.functional import pad
 
 from sglang_qspec.engine.passes.penalties import penalize_trees
 from sglang_qspec.engine.passes.sampling_seeds import draws_of
@@ -39,8 +40,9 @@ def sample_and_accept(
     logits_output: LogitsProcessorOutput,
     grammar_mask: GrammarMask | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept draft tokens: predict [bs * D], accept_lens [bs] and accept_index [bs, S], all int32.
+    """Accept draft tokens: predict [bs * D], accept_lens [bs] and accept_index [bs, D], all int32.
 
+    `predict` has the token after each accepted row, and `accept_index` the accepted rows.
     Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`. Penalties,
     bias and grammar change the logits in place, but with the penalties of each node.
     """
@@ -48,13 +50,13 @@ def sample_and_accept(
     if batch.forward_mode.is_idle():
         return eagle_sample(verify_input, batch, logits_output, grammar_mask)
     width = verify_input.draft_token_num
-    logits = logits_output.next_token_logits
+    logits = logits_output.next_token_logits[: verify_input.rows]
     _shape_logits(logits, batch, verify_input, grammar_mask)
     if info.is_all_greedy:
         targets = likeliest(logits)
     else:
-        temperatures = info.temperatures.flatten().repeat_interleave(width)
-        draws = draws_of(info, verify_input.positions, width)
+        temperatures = info.temperatures.flatten()[verify_input.owners]
+        draws = draws_of(info, verify_input.positions, verify_input.owners)
         targets = sample_targets(logits, temperatures, draws)
 
     bs = len(batch.seq_lens)
@@ -72,7 +74,8 @@ def sample_and_accept(
         retrieve_index=verify_input.retrieve_index,
         retrieve_next_token=verify_input.retrieve_next_token,
         retrieve_next_sibling=verify_input.retrieve_next_sibling,
-        target_predict=targets.view(bs, width),
+        # The kernel reads and writes at the rows of `retrieve_index`, in tensors of bs * D.
+        target_predict=pad(targets, (0, bs * width - len(targets))).view(bs, width),
         topk=verify_input.tree_topk,
     )
     group = get_parallel().tp_group
@@ -94,13 +97,17 @@ def _shape_logits(
     processor has no drafts, so the processor applies to its root only.
     """
     info = batch.sampling_info
-    bs, width = len(batch.seq_lens), verify_input.draft_token_num
     if info.has_custom_logit_processor:
-        apply_custom_logit_processor(logits.view(bs, width, logits.shape[-1])[:, 0], info)
+        roots = verify_input.retrieve_index[:, 0]
+        processed = logits[roots]
+        apply_custom_logit_processor(processed, info)
+        logits[roots] = processed
     sanitize_nan_logits(logits, "verify: target model logits")
-    token_ids = verify_input.draft_token.view(bs, width)
-    penalize_trees(logits, batch.reqs, token_ids, verify_input.tree_mask)
+    token_ids = verify_input.draft_token.view(verify_input.retrieve_index.shape)
+    penalize_trees(
+        logits, batch.reqs, token_ids, verify_input.tree_mask, verify_input.retrieve_index
+    )
     if info.logit_bias is not None:
-        logits.add_(info.logit_bias.repeat_interleave(width, dim=0))
+        logits.add_(info.logit_bias[verify_input.owners])
     if grammar_mask is not None:
         grammar_mask.apply(logits)

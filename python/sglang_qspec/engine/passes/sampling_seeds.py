@@ -116,11 +116,16 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
         info.sampling_seed = before
 
 
-def draws_of(info: SamplingBatchInfo, positions: torch.Tensor, width: int = 1) -> Draws:
-    """Filters, seeds and proposals of each node; `positions` is int64 [bs * width]."""
+def draws_of(
+    info: SamplingBatchInfo, positions: torch.Tensor, owners: torch.Tensor | None = None
+) -> Draws:
+    """Filters, seeds and proposals of each row; `positions` is int64 [R].
+
+    `owners` int64 [R] is the request of each row; without it, each request has one row.
+    """
 
     def per_node(values: torch.Tensor) -> torch.Tensor:
-        return values.flatten().repeat_interleave(width)
+        return values.flatten() if owners is None else values.flatten()[owners]
 
     # SGLang marks the greedy requests of a mixed batch by top_k == 1.
     return Draws(

@@ -18,12 +18,11 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_device, get_spec
+from sglang.srt.runtime_context import attention_backends, get_device, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import (
     GrammarTree,
     build_grammar_vocab_mask,
-    move_accept_tokens_to_target_kvcache,
 )
 
 from sglang_qspec import config
@@ -64,11 +63,18 @@ class QSpecWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
         one_width = tree_attention.has_one_width(self._device)
-        self._runtime = RuntimeSettings.of(settings, self._draft_token_num, graphs=one_width)
+        verification = tree_attention.verification_of(
+            settings, self._device, attention_backends()[1]
+        )
+        self._runtime = RuntimeSettings.of(
+            settings, self._draft_token_num, graphs=one_width, ragged=verification.ragged
+        )
         self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._accounting = PassAccounting(self._speculator, self._runtime)
         times = self._accounting.times
-        self._proposer = Proposer(self._speculator, self._runtime, times)
+        self._proposer = Proposer(
+            self._speculator, self._runtime, times, chains=verification.chains
+        )
         self._selector = PipelineSelector(times)
         self._halves = Halves()
         speculator.activate(self._speculator)
@@ -160,7 +166,8 @@ class QSpecWorker(BaseSpecWorker):
         verify_input: TreeVerifyInput | None = None
         if self._speculates:
             with guarded("proposing drafts"):
-                self._accounting.begin()
+                total_len = _total_len(batch)
+                self._accounting.begin(None if total_len is None else total_len / len(batch.reqs))
                 proposal = self._proposer.propose(batch, plan)
                 if proposal.trees.width > 1:
                     verify_input = verify_input_of(
@@ -168,7 +175,7 @@ class QSpecWorker(BaseSpecWorker):
                         batch.seq_lens,
                         batch.device,
                         full_mask=tree_attention.reads_full_mask(self._device),
-                        total_len=_total_len(batch),
+                        total_len=total_len,
                     )
         trees = proposal.trees if proposal is not None else None
         if trees is None or verify_input is None:
@@ -205,7 +212,9 @@ class QSpecWorker(BaseSpecWorker):
         bs = len(batch.reqs)
         last_ids = np.array([_last_id(req) for req in batch.reqs], np.int64)
         (batch.input_ids,) = stage(batch.device, last_ids)
-        batch.out_cache_loc = self._slots(batch, 1)
+        batch.out_cache_loc = batch.req_to_token_pool.req_to_token[
+            batch.req_pool_indices, batch.seq_lens
+        ].to(torch.int64)
         batch.spec_info = None
         batch.seq_lens = batch.seq_lens + 1
         if batch.seq_lens_cpu is not None:
@@ -224,10 +233,9 @@ class QSpecWorker(BaseSpecWorker):
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
     ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
         """Run a verify pass. Also returns each request's accepted nodes and bonus token."""
-        width = trees.width
         batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = verify_input.draft_token
-        batch.out_cache_loc = self._slots(batch, width)
+        batch.input_ids = verify_input.input_ids
+        batch.out_cache_loc = verify_input.slots(batch)
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         grammar_mask = self._grammar_mask(batch, trees, verify_input)
@@ -235,11 +243,9 @@ class QSpecWorker(BaseSpecWorker):
             predict, accept_lens, accept_index = sample_and_accept(
                 verify_input, batch, result.logits_output, grammar_mask
             )
-        outcome = Outcome.read(predict, accept_lens, accept_index)
+        outcome = Outcome.read(predict, accept_lens, accept_index, trees.starts)
         if not outcome.is_prefix:
-            move_accept_tokens_to_target_kvcache(
-                batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
-            )
+            verify_input.move_accepted(batch, accept_index, self.token_to_kv_pool_allocator)
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
         if result.logits_output.hidden_states is not None:
@@ -247,7 +253,8 @@ class QSpecWorker(BaseSpecWorker):
             rows = accept_index.flatten().clamp(min=0)
             result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
         tokens = predict[accept_index].flatten()
-        finished = _finished(result, tokens, accept_lens, batch.seq_lens + accept_lens, width)
+        seq_lens = batch.seq_lens + accept_lens
+        finished = _finished(result, tokens, accept_lens, seq_lens, trees.width)
         return finished, outcome.accepted_nodes, outcome.bonus_ids
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
@@ -260,14 +267,6 @@ class QSpecWorker(BaseSpecWorker):
                 proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
         return proposals
 
-    def _slots(self, batch: ScheduleBatch, width: int) -> torch.Tensor:
-        """The allocated KV slots after each request's committed tokens: int64 [bs * width]."""
-        positions = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.device)
-        slots: torch.Tensor = batch.req_to_token_pool.req_to_token[
-            batch.req_pool_indices.unsqueeze(1), positions
-        ]
-        return slots.flatten().to(torch.int64)
-
     def _grammar_mask(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
     ) -> Any:
@@ -279,13 +278,17 @@ class QSpecWorker(BaseSpecWorker):
             torch.from_numpy(layout.next_sibling),
             torch.from_numpy(trees.token_ids.astype(np.int64)),
         )
-        return build_grammar_vocab_mask(
+        mask = build_grammar_vocab_mask(
             reqs=batch.reqs,
             tree=tree,
             sampling_info=batch.sampling_info,
             device=verify_input.retrieve_next_token.device,
             barrier=None,
         )
+        if mask is None or not trees.ragged:
+            return mask
+        nodes = verify_input.owners * trees.width + verify_input.offsets
+        return mask._replace(vocab_mask=mask.vocab_mask[nodes])
 
 
 def _speculator_of(

@@ -21,7 +21,7 @@ PREFIX = "qspec_"
 class RuntimeSettings:
     """The present values. The worker owns them; its speculator reads and changes them.
 
-    A change of the first five applies from the next pass on, a change of the others to requests
+    A change of the first six applies from the next pass on, a change of the others to requests
     that arrive later.
     """
 
@@ -33,6 +33,8 @@ class RuntimeSettings:
     """Maximum number of tokens that a pass verifies for each request."""
     fixed_width: bool
     """True: every pass has `draft_token_num` tokens for each request."""
+    ragged: bool = False
+    """True: a pass verifies the likeliest tokens of all requests, without padding."""
     enabled: bool = True
     """False: all requests are decoded plainly, and the sidecar drafts nothing."""
     completions: int = MAX_COMPLETIONS
@@ -45,13 +47,21 @@ class RuntimeSettings:
     source_output: bool = True
 
     @classmethod
-    def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> RuntimeSettings:
+    def of(
+        cls,
+        settings: QSpecConfig,
+        draft_token_num: int,
+        *,
+        graphs: bool,
+        ragged: bool = False,
+    ) -> RuntimeSettings:
         """The values at the start of a server. With CUDA graphs the width is fixed."""
         return cls(
             settings.mode,
             settings.step_tokens,
             draft_token_num,
             graphs or settings.width == "fixed",
+            ragged,
             completions=settings.completions,
         )
 
@@ -91,13 +101,18 @@ NAMES = tuple(PREFIX + field.name for field in fields(RuntimeSettings))
 
 
 def check(
-    given: Mapping[str, Any], settings: QSpecConfig, draft_token_num: int, *, graphs: bool
+    given: Mapping[str, Any],
+    settings: QSpecConfig,
+    draft_token_num: int,
+    *,
+    graphs: bool,
+    can_be_ragged: bool = False,
 ) -> None:
     """Check the settings of QSPEC among `given`.
 
     `settings` and `draft_token_num` are the values at the start of the server, which bound the new
-    ones. With CUDA graphs (`graphs`) the width cannot change. Raises RequestError for an unknown
-    setting or a value that is not allowed.
+    ones. With CUDA graphs (`graphs`) the width cannot change. Passes can be ragged if
+    `can_be_ragged`. Raises RequestError for an unknown setting or a value that is not allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {
@@ -105,6 +120,7 @@ def check(
         "step_tokens": (1, 64),
         "draft_token_num": (draft_token_num if graphs else 1, draft_token_num),
         "fixed_width": (int(graphs), 1),
+        "ragged": (0, int(can_be_ragged)),
         "enabled": switch,
         "completions": (1, settings.completions),
         **{f"source_{source}": switch for source in SOURCES},

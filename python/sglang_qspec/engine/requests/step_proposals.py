@@ -120,24 +120,24 @@ class StepProposals:
     def proposals(
         self, rids: Sequence[str], outputs: Sequence[Sequence[int]], trees: DraftTrees | None = None
     ) -> Proposals | None:
-        """The proposal at every node of the trees; None if no node has one.
+        """The proposal at every row of a pass over the trees; None if no row has one.
 
         `outputs` are the committed tokens of each request. Without trees, each request has only its
         root.
         """
         if not self._drafts:
             return None
-        width = trees.width if trees is not None else 1
+        starts = range(len(rids)) if trees is None else trees.starts.tolist()
         placed: dict[int, DrawnToken] = {}
         for row, (rid, output_ids) in enumerate(zip(rids, outputs, strict=True)):
             node = 0
             for drawn in self.ahead(rid, output_ids):
-                placed[row * width + node] = drawn
+                placed[starts[row] + node] = drawn
                 child = _child(trees, row, node, drawn.token_id) if trees is not None else None
                 if child is None:
                     break
                 node = child
-        return _proposals(placed, len(rids) * width) if placed else None
+        return _proposals(placed, len(rids) if trees is None else trees.rows) if placed else None
 
 
 def _child(trees: DraftTrees, row: int, parent: int, token_id: int) -> int | None:

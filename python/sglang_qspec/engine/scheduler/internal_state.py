@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_qspec import config
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.passes import tree_attention
@@ -42,18 +44,13 @@ def _validate(name: str, value: float) -> None:
     `check_update` answers wrong values with HTTP 400; this check applies if that hook fails.
     """
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
-    from sglang.srt.runtime_context import get_device, get_spec
+    from sglang.srt.runtime_context import get_device
 
     active = speculator.active()
     if active is None:
         raise UpdateRejected(f"{name} cannot be set: speculation failed, restart the server")
     try:
-        runtime_settings.check(
-            {name: value},
-            active.settings,
-            get_spec().speculative_num_draft_tokens,
-            graphs=tree_attention.has_one_width(str(get_device().device)),
-        )
+        _check({name: value}, active.settings, str(get_device().device))
     except RequestError as error:
         raise UpdateRejected(str(error)) from None
 
@@ -68,14 +65,25 @@ def _change(name: str, value: float) -> None:
 def check_update(manager: Any, obj: Any) -> None:
     """Before `TokenizerManager.set_internal_state`: answer a wrong value with HTTP 400."""
     from fastapi import HTTPException
-    from sglang.srt.runtime_context import get_spec
 
     args = manager.server_args
     if (args.speculative_algorithm or "").upper() != "QSPEC":
         return
-    fixed = tree_attention.has_one_width(str(args.device))
-    settings, widest = config.from_environment(), get_spec().speculative_num_draft_tokens
     try:
-        runtime_settings.check(obj.server_args, settings, widest, graphs=fixed)
+        _check(obj.server_args, config.from_environment(), str(args.device))
     except RequestError as error:
         raise HTTPException(400, str(error)) from None
+
+
+def _check(given: Mapping[str, Any], settings: QSpecConfig, device: str) -> None:
+    """Check runtime settings on `device`. Raises RequestError for one that is not allowed."""
+    from sglang.srt.runtime_context import attention_backends, get_spec
+
+    verification = tree_attention.verification_of(settings, device, attention_backends()[1])
+    runtime_settings.check(
+        given,
+        settings,
+        get_spec().speculative_num_draft_tokens,
+        graphs=tree_attention.has_one_width(device),
+        can_be_ragged=verification.can_be_ragged,
+    )
