@@ -92,24 +92,28 @@ def serve(
     batch: int,
     width: int,
     completions: int,
-    steps: bool,
+    steps: float,
 ) -> Yield:
     """Decode the requests with `batch` of them at a time, and `batch * width` rows a pass.
 
     A request that ends makes room for the next one; the run ends when there is none, so all passes
-    have the same batch size. With `steps` the drafter runs ahead of the output as far as it may.
+    have the same batch size. `steps` is the share of requests for which the drafter runs ahead of
+    the output, as far as it may.
     """
     limits = TrieLimits(vocab_size=VOCAB)
     trust = Trust(limits.max_match)
     waiting = [requests[n % len(requests)] for n in range(max(len(requests), 2 * batch))]
     running: list[_Running] = []
     sums = Yield()
+    started = 0
     while len(running) + len(waiting) >= batch:
         while len(running) < batch:
             ahead = 1 + STAGGER * len(running) if not sums.rows else 1
             request = waiting.pop(0)
             done = 1 + (ahead - 1) % max(1, len(request.target_ids) // 2)
-            running.append(_started(request, limits, trust, done, completions, steps))
+            stepping = int((started + 1) * steps) > int(started * steps)
+            started += 1
+            running.append(_started(request, limits, trust, done, completions, stepping))
         sums.requests += batch
         sums.rows += _pass(running, shape, width, limits, sums)
         running = [one for one in running if one.done < len(one.request.target_ids)]

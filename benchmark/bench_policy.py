@@ -13,8 +13,8 @@ notices a useless source.
 
 A second table compares at equal rows what passes over a batch can verify: trees or chains of one
 width, and ragged ones, whose rows go to the likeliest tokens of all requests. Each entry is the
-output tokens of a request and pass. `steps` says whether the draft model also drafts ahead of the
-output. The batch is always full, and requests of the recording repeat.
+output tokens of a request and pass. `steps` is the share of requests for which the draft model also
+drafts ahead of the output. The batch is always full, and requests of the recording repeat.
 
 The last line is JSON: `rows`, each with `policy`, `completions`, and `accept_len` by draft tokens;
 and `batches`, each with `batch`, `completions`, `steps`, `shape`, and by the rows of a request
@@ -71,7 +71,7 @@ def _batches(requests: Sequence[Recorded], options: argparse.Namespace) -> list[
     print("\nbatch  n  steps  shape                " + "".join(f"{width:>7}" for width in widths))
     rows: list[dict[str, object]] = []
     for batch, count, steps, shape in product(
-        options.batches, options.batch_completions, (True, False), Shape
+        options.batches, options.batch_completions, options.steps, Shape
     ):
         if steps and not any(request.step_drafts for request in requests):
             continue
@@ -80,7 +80,7 @@ def _batches(requests: Sequence[Recorded], options: argparse.Namespace) -> list[
             for width in widths
         ]
         lengths = "".join(f"{one.accept_length:7.2f}" for one in found)
-        print(f"{batch:>5} {count:>2}  {'yes' if steps else 'no':5}  {shape.value:19}  {lengths}")
+        print(f"{batch:>5} {count:>2}  {steps:<5}  {shape.value:19}  {lengths}")
         names = list(map(str, widths))
         rows.append(
             {
@@ -148,6 +148,8 @@ def _options() -> argparse.Namespace:
     add("--batches", type=positive, nargs="+", default=[2, 8, 32], help=batches)
     counts = "completions in batches (default: 1 8)"
     add("--batch-completions", type=positive, nargs="+", default=[1, 8], help=counts)
+    shares = "shares of requests with step drafts in batches (default: 0 0.5 1)"
+    add("--steps", type=float, nargs="+", default=[0.0, 0.5, 1.0], help=shares)
     each = "rows of a request in batches, on average (default: 2 4 8 16)"
     add("--rows", type=positive, nargs="+", default=[2, 4, 8, 16], help=each)
     return parser.parse_args()

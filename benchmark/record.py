@@ -108,20 +108,29 @@ def step_drafter(
             )
             drafter.submit(server, asked)
             drafter.admit(server, Admit(number))
-        for place in range(max(len(output_ids) for _, output_ids in texts)):
-            commits = [
-                Commit(number, place, output_ids[place : place + 1], LOOKAHEAD)
-                for number, (_, output_ids) in enumerate(texts)
-                if place < len(output_ids)
-            ]
+        done = [0] * len(texts)
+        ready = set(range(len(texts)))
+        while ready:
+            commits = []
+            for number in ready:
+                fresh = texts[number][1][done[number] : done[number] + 1]
+                if fresh:
+                    commits.append(Commit(number, done[number], fresh, LOOKAHEAD))
+                    done[number] += 1
             drafter.follow(server, Commits(commits))
-            while not drafter.idle:
+            # A request whose draft is complete goes on while the others are drafted.
+            ready = set()
+            while not ready and not drafter.idle:
                 drafter.step()
-            for _, drafted in drafter.take():
-                if isinstance(drafted, Drafted):
-                    drafts = found[drafted.submission]
-                    _, token_ids = drafts.setdefault(drafted.completion, (drafted.base_len, []))
-                    token_ids += drafted.token_ids
+                for _, drafted in drafter.take():
+                    if isinstance(drafted, Drafted):
+                        drafts = found[drafted.submission]
+                        _, token_ids = drafts.setdefault(drafted.completion, (drafted.base_len, []))
+                        token_ids += drafted.token_ids
+                        if drafted.finished:
+                            ready.add(drafted.submission)
+            if not ready:
+                ready = {n for n, (_, output_ids) in enumerate(texts) if done[n] < len(output_ids)}
         return [sorted(drafts.values()) for drafts in found]
 
     return draft

@@ -188,8 +188,8 @@ class QSpecConfig:
         "adaptive",
         _one_of("adaptive", "fixed"),
         "number of tokens that a pass verifies for each request: adaptive (the number that is "
-        "expected to be fastest) or fixed (always --speculative-num-draft-tokens); with CUDA "
-        "graphs it is always fixed",
+        "expected to be fastest) or fixed (always --speculative-num-draft-tokens; a ragged pass "
+        "leaves out the padding); with CUDA graphs it is always fixed",
     )
     verify: str = _setting(
         "auto",

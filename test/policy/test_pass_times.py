@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.policy import PassCost, PassTimes
+from sglang_qspec.policy import LADDER, PassCost, PassTimes
 from sglang_qspec.policy.pass_times import FIRST_GAP, SETTLED
 
 FLAT = PassCost(cheap_rows=0, row=0.0)
@@ -27,6 +27,35 @@ def test_each_width_and_each_order_of_magnitude_of_requests_has_its_own_level() 
         assert times.seconds(requests, width) == pytest.approx(seconds, rel=0.1)
     assert times.seconds(15, 4) == times.seconds(8, 4)
     assert times.seconds(1000, 6) == times.seconds(8, 4)  # the nearest observed size
+
+
+def test_the_widths_of_the_ladder_have_levels_of_their_own() -> None:
+    times = PassTimes()
+    assert len({times._size(4, width) for width in LADDER}) == len(LADDER)
+
+
+def test_a_ragged_pass_takes_the_level_of_its_average_width() -> None:
+    times = PassTimes(FLAT)
+    for _ in range(100):
+        for width, seconds in ((1, 0.1), (1.1, 0.2), (4, 0.4)):
+            times.observe(8, width, seconds)
+    assert times.seconds(8, 4.3) == times.seconds(8, 3.7) == times.seconds(8, 4)
+    # A pass with one draft token is no plain pass, which SGLang runs by other kernels.
+    assert times.seconds(8, 1.125) == pytest.approx(0.2, rel=0.1)
+    assert times.seconds(8, 1) == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_rows_of_a_ragged_pass_set_its_cost() -> None:
+    times = PassTimes(PassCost(cheap_rows=0, row=1.0))
+    times.observe(4, 1, 0.5)
+    assert times.seconds(4, 1.5) == pytest.approx(0.7)
+    assert not times.plain_is_due(4)
+    for _ in range(4):
+        times.observe(4, 1.25, 0.6)
+    assert not times.plain_is_due(4)
+    for _ in range(4):
+        times.observe(4, 1.25, 0.6)
+    assert times.plain_is_due(4)
 
 
 def test_the_first_pass_of_a_further_size_is_ignored() -> None:
