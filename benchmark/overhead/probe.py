@@ -51,10 +51,10 @@ PARTS = {
     ("sglang_qspec.policy.width", "WidthPolicy.choose"): "width",
     (_WORKER, "verify_input_of"): "layout",
     (_WORKER, "QSpecWorker._slots"): "slots",
-    (_WORKER, "_finished"): "finish",
+    (_WORKER, "QSpecWorker._finished"): "finish",
     (_WORKER, "sample_and_accept"): "sample",
     (_WORKER, "move_accept_tokens_to_target_kvcache"): "move",
-    (_WORKER, "Outcome.read"): "nodes",
+    (_WORKER, "ComingOutcome.read"): "nodes",
     ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
     (_RUNNER, "ModelRunner.sample"): "sample",
 }

@@ -92,6 +92,11 @@ class DraftTrees:
         """The common width D: number of nodes of each tree, padding included."""
         return self.token_ids.shape[1]
 
+    @property
+    def are_chains(self) -> bool:
+        """Whether no node of any tree has two children."""
+        return bool((self.parents[:, 1:] == np.arange(self.width - 1)).all())
+
     def best(self, width: int) -> DraftTrees:
         """These trees cut to their `width` likeliest nodes."""
         if width >= self.width:
@@ -102,6 +107,17 @@ class DraftTrees:
             self.sources[:, :width],
             self.scores[:, :width],
             np.minimum(self.sizes, np.int32(width)),
+        )
+
+    def take(self, rows: Sequence[int]) -> DraftTrees:
+        """The trees at the indices `rows`."""
+        taken = np.array(rows, dtype=np.intp)
+        return DraftTrees(
+            self.token_ids[taken],
+            self.parents[taken],
+            self.sources[taken],
+            self.scores[taken],
+            self.sizes[taken],
         )
 
     def lay_out(self) -> TreeLayout:

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_qspec.engine.passes.staging import HostCopy
+
 
 class Outcome(NamedTuple):
     """What `sample_and_accept` returned for bs requests with trees of D nodes."""
@@ -21,12 +23,12 @@ class Outcome(NamedTuple):
     """int32 [bs, S]: the accepted nodes as indices into `predict`, -1 behind them."""
 
     @classmethod
-    def read(cls, predict: Tensor, accept_lens: Tensor, accept_index: Tensor) -> Outcome:
-        """Copy the three int32 tensors to the host, with one synchronisation."""
-        flat = torch.cat((predict, accept_lens, accept_index.flatten())).cpu().numpy()
-        nodes, requests = len(predict), len(accept_lens)
-        rest = flat[nodes + requests :].reshape(tuple(accept_index.shape))
-        return cls(flat[:nodes], flat[nodes : nodes + requests], rest)
+    def of_plain(cls, token_ids: NDArray[np.int32]) -> Outcome:
+        """The outcome of a pass without drafts: one token [bs] for each request."""
+        count = len(token_ids)
+        return cls(
+            token_ids, np.ones(count, np.int32), np.arange(count, dtype=np.int32).reshape(-1, 1)
+        )
 
     @property
     def is_prefix(self) -> bool:
@@ -49,6 +51,14 @@ class Outcome(NamedTuple):
         ]
 
     @property
+    def tokens(self) -> list[list[int]]:
+        """The new output tokens of each request: its accepted draft tokens and the target's own."""
+        return [
+            self.predict[row[:length]].tolist()
+            for row, length in zip(self.accept_index, self.accept_lens.tolist(), strict=True)
+        ]
+
+    @property
     def bonus_ids(self) -> list[int]:
         """The target's own token of each request after its accepted nodes."""
         last = self.accept_index[np.arange(len(self.accept_lens)), self.accept_lens - 1]
@@ -61,3 +71,35 @@ class Outcome(NamedTuple):
         count = len(self.accept_lens)
         width = len(self.predict) // max(1, count)
         return np.arange(0, count * width, max(1, width), dtype=np.int32)[:, None]
+
+
+class ComingOutcome:
+    """The outcome of a pass that may still run; its copy to the host has been started."""
+
+    def __init__(self, predict: Tensor, accept_lens: Tensor, accept_index: Tensor) -> None:
+        """Start the copy of three int32 tensors as in `Outcome`."""
+        self._nodes, self._shape = len(predict), tuple(accept_index.shape)
+        self._copy = HostCopy(torch.cat((predict, accept_lens, accept_index.flatten())))
+        self._outcome: Outcome | None = None
+
+    def read(self) -> Outcome:
+        """Wait for the pass and return its outcome; later calls return the same."""
+        if self._outcome is None:
+            flat = self._copy.read()
+            rest = self._nodes + self._shape[0]
+            self._outcome = Outcome(
+                flat[: self._nodes], flat[self._nodes : rest], flat[rest:].reshape(self._shape)
+            )
+        return self._outcome
+
+
+class ComingTokens:
+    """The tokens of a pass without drafts that may still run, as a `ComingOutcome`."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        """Start the copy of the tokens [bs]."""
+        self._copy = HostCopy(token_ids)
+
+    def read(self) -> Outcome:
+        """Wait for the pass and return its outcome."""
+        return Outcome.of_plain(self._copy.read())
