@@ -12,8 +12,8 @@ from sglang_qspec.engine import speculator
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
-from sglang_qspec.engine.passes.outputs import output_of, splice
-from sglang_qspec.engine.passes.settle import PendingPass, Settlement, output_lens
+from sglang_qspec.engine.passes.outputs import output_of, outputs_of, splice
+from sglang_qspec.engine.passes.settle import PendingPass, Settlement
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -22,6 +22,10 @@ from test.engine.speculating import connect, enqueue
 
 QUEUE, STEP = Source.QUEUE, Source.STEP
 TREE = DraftTree((8, 9, 10), (0, 0, 1), (QUEUE, QUEUE, STEP), (1.0, 0.9, 0.8))
+
+
+def output_lens(reqs: list[Req]) -> list[int]:
+    return list(map(len, outputs_of(reqs)))
 
 
 class Req:

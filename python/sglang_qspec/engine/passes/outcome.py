@@ -1,4 +1,4 @@
-"""The accepted nodes and tokens of a verify pass, on the host."""
+"""The accepted nodes and tokens of a pass, on the host."""
 
 from __future__ import annotations
 
@@ -21,14 +21,6 @@ class Outcome(NamedTuple):
     """int32 [bs]: number of accepted nodes, the root included."""
     accept_index: NDArray[np.int32]
     """int32 [bs, S]: the accepted nodes as indices into `predict`, -1 behind them."""
-
-    @classmethod
-    def of_plain(cls, token_ids: NDArray[np.int32]) -> Outcome:
-        """The outcome of a pass without drafts: one token [bs] for each request."""
-        count = len(token_ids)
-        return cls(
-            token_ids, np.ones(count, np.int32), np.arange(count, dtype=np.int32).reshape(-1, 1)
-        )
 
     @property
     def is_prefix(self) -> bool:
@@ -73,6 +65,23 @@ class Outcome(NamedTuple):
         return np.arange(0, count * width, max(1, width), dtype=np.int32)[:, None]
 
 
+class PlainOutcome(NamedTuple):
+    """The tokens of a pass without drafts, with the properties of an `Outcome`."""
+
+    bonus_ids: list[int]
+    """The target's token of each request."""
+
+    @property
+    def accepted_nodes(self) -> list[list[int]]:
+        """No draft node for any request."""
+        return [[] for _ in self.bonus_ids]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The new output token of each request."""
+        return [[token_id] for token_id in self.bonus_ids]
+
+
 class ComingOutcome:
     """The outcome of a pass that may still run; its copy to the host has been started."""
 
@@ -100,6 +109,6 @@ class ComingTokens:
         """Start the copy of the tokens [bs]."""
         self._copy = HostCopy(token_ids)
 
-    def read(self) -> Outcome:
+    def read(self) -> PlainOutcome:
         """Wait for the pass and return its outcome."""
-        return Outcome.of_plain(self._copy.read())
+        return PlainOutcome(self._copy.read().tolist())

@@ -38,9 +38,17 @@ def output_of(req: Any) -> Sequence[int]:
     return Spliced(output_ids, tokens) if len(output_ids) == length else output_ids
 
 
+def outputs_of(reqs: Sequence[Any]) -> list[Sequence[int]]:
+    """The output tokens of each request, with those that SGLang has not added yet."""
+    if not _fresh:
+        return [req.output_ids for req in reqs]
+    return [output_of(req) for req in reqs]
+
+
 def last_ids_of(reqs: Sequence[Any]) -> NDArray[np.int64]:
     """The last token of each request's output, or of its prompt: int64 [bs]."""
-    return np.array([(output_of(req) or req.origin_input_ids)[-1] for req in reqs], np.int64)
+    outputs = zip(reqs, outputs_of(reqs), strict=True)
+    return np.array([(output or req.origin_input_ids)[-1] for req, output in outputs], np.int64)
 
 
 def check_lengths(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.engine.passes.accounting import Proposal
-from sglang_qspec.engine.passes.outputs import output_of
+from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import (
@@ -64,7 +64,7 @@ class Proposer:
             self._session_count = session_count
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
         rids = [req.rid for req in batch.reqs]
-        outputs = [output_of(req) for req in batch.reqs]
+        outputs = outputs_of(batch.reqs)
         if self._runtime.draft_token_num != self._width.max_width:
             self._width.limit(self._runtime.draft_token_num)
         self._width.fixed = self._runtime.fixed_width

@@ -16,8 +16,13 @@ from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
-from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens, Outcome
-from sglang_qspec.engine.passes.outputs import output_of, splice
+from sglang_qspec.engine.passes.outcome import (
+    ComingOutcome,
+    ComingTokens,
+    Outcome,
+    PlainOutcome,
+)
+from sglang_qspec.engine.passes.outputs import splice
 
 
 @dataclass
@@ -79,13 +84,13 @@ class Settlement:
                 self._pending = later
                 return
 
-    def _settle(self, launched: PendingPass) -> Outcome:
+    def _settle(self, launched: PendingPass) -> Outcome | PlainOutcome:
         outcome = launched.outcome.read()
         if not launched.is_prefill:
             self._record(launched, outcome)
         return outcome
 
-    def _record(self, launched: PendingPass, outcome: Outcome) -> None:
+    def _record(self, launched: PendingPass, outcome: Outcome | PlainOutcome) -> None:
         """Record the outcome of a decode pass, except for requests that drop its tokens.
 
         With the overlap scheduler a pass may have requests that the pass before it has ended.
@@ -111,11 +116,6 @@ class Settlement:
         with guarded("recording token provenance"):
             trees = None if proposal is None else proposal.trees
             provenance.record(reqs, trees, accepted, lens)
-
-
-def output_lens(reqs: Sequence[Any]) -> list[int]:
-    """Output length of each request, with the tokens that SGLang has not added yet."""
-    return [len(output_of(req)) for req in reqs]
 
 
 def _takes_tokens(req: Any) -> bool:

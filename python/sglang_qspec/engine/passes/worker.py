@@ -36,11 +36,11 @@ from sglang_qspec.engine.passes import batch_split, relay, sampling_seeds, tree_
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.halves import Halves
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
-from sglang_qspec.engine.passes.outputs import check_lengths, last_ids_of, output_of
+from sglang_qspec.engine.passes.outputs import check_lengths, last_ids_of, outputs_of
 from sglang_qspec.engine.passes.penalties import read_outputs
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.settle import PendingPass, Settlement, output_lens
+from sglang_qspec.engine.passes.settle import PendingPass, Settlement
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
@@ -177,7 +177,7 @@ class QSpecWorker(BaseSpecWorker):
         self, batch: ScheduleBatch, plan: PipelinePlan, on_publish: Publish | None = None
     ) -> GenerationBatchResult:
         """Run one pass of the target over a decoding batch; without overlap also settle it."""
-        lens = output_lens(batch.reqs)
+        lens = list(map(len, outputs_of(batch.reqs)))
         proposal: Proposal | None = None
         verify_input: TreeVerifyInput | None = None
         if self._speculates:
@@ -230,7 +230,7 @@ class QSpecWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(finished.new_seq_lens)
         if self._overlap:
-            lens = output_lens(batch.reqs)
+            lens = list(map(len, outputs_of(batch.reqs)))
             self._settlement.add(PendingPass(batch.reqs, lens, ComingTokens(token_ids), finished))
         return finished
 
@@ -315,7 +315,7 @@ class QSpecWorker(BaseSpecWorker):
         if self._speculates:
             with guarded("looking up draft probabilities"):
                 rids = [req.rid for req in batch.reqs]
-                outputs = [output_of(req) for req in batch.reqs]
+                outputs = outputs_of(batch.reqs)
                 proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
         return proposals
 
