@@ -46,7 +46,7 @@ OVERLAP = """
 
 
 @pytest.fixture(
-    params=["", pytest.param(OVERLAP, marks=pytest.mark.thorough)], ids=["in_step", "overlap"]
+    params=["", pytest.param(OVERLAP, marks=pytest.mark.thorough)], ids=["normal", "overlap"]
 )
 def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The environment of a server with a plugin that makes a pass fail."""

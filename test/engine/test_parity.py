@@ -90,7 +90,7 @@ def expected(models: DemoModels) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.fixture(scope="module", params=["", "overlap"])
+@pytest.fixture(scope="module", params=["normal", "overlap"])
 def server(
     request: pytest.FixtureRequest,
     models: DemoModels,
@@ -105,9 +105,10 @@ def server(
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    environment = overlapping(tmp_path_factory.mktemp("overlap")) if request.param else {}
+    overlaps = request.param == "overlap"
+    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
-        assert running.get("/server_info")["disable_overlap_schedule"] is not bool(request.param)
+        assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
         wait_for_sidecar(running)
         yield running
         assert not state(running)["failed"]

@@ -27,7 +27,9 @@ ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="package", params=["", pytest.param("overlap", marks=pytest.mark.thorough)])
+@pytest.fixture(
+    scope="package", params=["normal", pytest.param("overlap", marks=pytest.mark.thorough)]
+)
 def server(
     request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -38,9 +40,10 @@ def server(
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(available[-1])),
     ]
-    environment = overlapping(tmp_path_factory.mktemp("overlap")) if request.param else {}
+    overlaps = request.param == "overlap"
+    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
     with Server(models.target, arguments, cores=available[:1], environment=environment) as running:
-        assert running.get("/server_info")["disable_overlap_schedule"] is not bool(request.param)
+        assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
         deadline = time.monotonic() + 120
         while state(running)["sidecar"] != "ready":
             assert time.monotonic() < deadline, running.log[-2000:]
