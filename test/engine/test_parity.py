@@ -111,7 +111,7 @@ def server(
         assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
         wait_for_sidecar(running)
         yield running
-        assert not state(running)["failed"]
+        assert not state(running)["failed"], running.log[-4000:]
 
 
 def total(server: Server, name: str) -> float:

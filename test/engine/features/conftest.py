@@ -49,7 +49,7 @@ def server(
             assert time.monotonic() < deadline, running.log[-2000:]
             time.sleep(0.1)
         yield running
-        assert not state(running)["failed"]
+        assert not state(running)["failed"], running.log[-4000:]
         assert running.exit_code(1.0) is None, "the server has ended:\n" + running.log[-4000:]
 
 

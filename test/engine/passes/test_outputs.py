@@ -21,6 +21,10 @@ class Req(SimpleNamespace):
     """The part of SGLang's request that the code reads; every request is its own key."""
 
     __hash__ = object.__hash__
+    ended = False
+
+    def finished(self) -> bool:
+        return self.ended
 
 
 def request(output_ids: list[int]) -> Any:
@@ -79,5 +83,7 @@ def test_an_output_of_another_length_than_on_the_device_is_an_error() -> None:
     check_lengths([req], [9], None)
     with pytest.raises(RuntimeError, match="1 output tokens on the host, but 2 on the device"):
         check_lengths([req], [1], lens)
-    req.multimodal_inputs = object()
-    check_lengths([req], [1], lens)
+    with_image, ended = request([4]), request([4])
+    with_image.multimodal_inputs = object()
+    ended.ended = True
+    check_lengths([with_image, ended], [1, 1], torch.tensor([4, 4]))

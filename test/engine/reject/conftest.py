@@ -32,4 +32,4 @@ def server(
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         until(lambda: state(running)["sidecar"] == "ready", 120)
         yield running
-        assert not state(running)["failed"]
+        assert not state(running)["failed"], running.log[-4000:]

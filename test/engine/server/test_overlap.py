@@ -45,7 +45,7 @@ def overlapped(
     with Server(models.target, arguments, cores=cores(0), environment=environment) as server:
         until(lambda: state(server)["sidecar"] == "ready", 120)
         yield server
-        assert not state(server)["failed"]
+        assert not state(server)["failed"], server.log[-4000:]
         assert server.exit_code(1.0) is None, "the server has ended:\n" + server.log[-4000:]
 
 

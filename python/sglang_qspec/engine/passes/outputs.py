@@ -57,13 +57,15 @@ def check_lengths(
     """Raise RuntimeError if the outputs on the host are not as long as those on the device.
 
     `seq_lens` int64 [bs] are SGLang's lengths of prompt and output without the last token, on the
-    host; None skips the check. Prompts with images may count differently, and are not checked.
+    host; None skips the check. Two kinds of requests are not checked: prompts with images may count
+    differently, and of a request that has ended SGLang may have dropped tokens, as after the end of
+    a grammar.
     """
     if seq_lens is None:
         return
     for req, output_len, seq_len in zip(reqs, output_lens, seq_lens.tolist(), strict=True):
         known = seq_len + 1 - len(req.origin_input_ids)
-        if output_len != known and req.multimodal_inputs is None:
+        if output_len != known and req.multimodal_inputs is None and not req.finished():
             raise RuntimeError(
                 f"a request has {output_len} output tokens on the host, but {known} on the device"
             )
