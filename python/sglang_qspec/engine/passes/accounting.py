@@ -69,31 +69,32 @@ class PassAccounting:
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
         *,
-        requests: int | None = None,
+        whole: DraftTrees | None = None,
     ) -> None:
         """Record the result of a pass.
 
         `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them. `requests` is the batch size of the pass; None if all its requests are in
-        `rids`.
+        after them. `whole` are the trees of all requests of the pass; None if they are those of
+        `proposal`.
         """
         trees = proposal.trees
         if rids:
             self._speculator.record(rids, trees, accepted, bonus_ids)
-        self._record_time(pipeline, requests or len(rids), trees.width, proposal.waited)
+        self._record_time(pipeline, whole or trees, proposal.waited)
         if rids:
             self._update_policies(rids, proposal, accepted, bonus_ids)
 
-    def _record_time(self, pipeline: str, requests: int, width: int, waited: float) -> None:
+    def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> None:
         """Record the time of a pass that ends now; for an interrupted one count the predicted."""
         if self._began is None:
-            seconds = self.times.seconds(requests, width)
+            seconds = self.times.seconds(len(trees), trees.width)
         else:
             now = self._clock()
             seconds = now - self._began - waited
             self._began = now
-            self.times.observe(requests, width, seconds)
-        self._speculator.totals.note_pass(pipeline, requests, requests * width, seconds, waited)
+            self.times.observe(len(trees), trees.width, seconds)
+        tokens = len(trees) * trees.width
+        self._speculator.totals.note_pass(pipeline, len(trees), tokens, seconds, waited)
 
     def _update_policies(
         self,

@@ -98,6 +98,7 @@ class Settlement:
         accepted, bonus_ids = outcome.accepted_nodes, outcome.bonus_ids
         reqs, lens = launched.reqs, launched.output_lens
         proposal = launched.proposal
+        whole = None if proposal is None else proposal.trees
         if self._overlap and not all(map(_takes_tokens, reqs)):
             rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)]
             reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
@@ -111,7 +112,7 @@ class Settlement:
                     proposal,
                     accepted,
                     bonus_ids,
-                    requests=len(launched.reqs),
+                    whole=whole,
                 )
         with guarded("recording token provenance"):
             trees = None if proposal is None else proposal.trees
