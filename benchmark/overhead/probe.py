@@ -53,10 +53,10 @@ PARTS = {
     ("sglang_qspec.policy.row_budget", "RowBudget.choose"): "width",
     (_WORKER, "verify_input_of"): "layout",
     (_INPUT, "TreeVerifyInput.slots"): "slots",
-    (_WORKER, "_finished"): "finish",
+    (_WORKER, "QSpecWorker._finished"): "finish",
     (_WORKER, "sample_and_accept"): "sample",
     (_INPUT, "TreeVerifyInput.move_accepted"): "move",
-    (_WORKER, "Outcome.read"): "nodes",
+    (_WORKER, "ComingOutcome.read"): "nodes",
     ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
     (_RUNNER, "ModelRunner.sample"): "sample",
 }

@@ -353,7 +353,7 @@ class Placement:
     mem_fraction: float = 0.0
     """Fraction of the device's memory for the sidecar; 0 means all that is free."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES where `device` counts. SGLang may change it in scheduler processes."""
+    """`visible_gpus` where `device` counts. SGLang may change them in scheduler processes."""
 
 
 def place(placement: Placement | None) -> None:
@@ -370,6 +370,25 @@ def placement() -> Placement | None:
     return None if text is None else Placement(**json.loads(text))
 
 
+def visible_gpus() -> str | None:
+    """CUDA_VISIBLE_DEVICES of this process; None if it is not set."""
+    return os.environ.get(_VISIBLE_GPUS)
+
+
+def environment_with_gpus(visible: str | None) -> dict[str, str]:
+    """This process's environment, but with the GPUs that `visible_gpus` gave in another process.
+
+    With SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS a scheduler process sees only its own GPU.
+    """
+    environment = dict(os.environ)
+    for name in (_VISIBLE_GPUS, "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"):
+        environment.pop(name, None)
+    if visible is not None:
+        environment[_VISIBLE_GPUS] = visible
+    return environment
+
+
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _PLACEMENT = ENV_PREFIX + "PLACEMENT"
 _OWN = frozenset({ENV_PREFIX + "CACHE", _PLACEMENT})
 """Variables with the prefix that are no server settings: CACHE is the folder of the demo models."""

@@ -38,10 +38,19 @@ def load():
 """
 
 
-@pytest.fixture
-def faulty(tmp_path: Path) -> dict[str, str]:
+OVERLAP = """
+    from sglang_qspec.engine import arguments
+
+    arguments.OVERLAPS.add("cpu")
+"""
+
+
+@pytest.fixture(
+    params=["", pytest.param(OVERLAP, marks=pytest.mark.thorough)], ids=["normal", "overlap"]
+)
+def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The environment of a server with a plugin that makes a pass fail."""
-    return plugin(tmp_path, FAULTY)
+    return plugin(tmp_path, FAULTY + request.param)
 
 
 @pytest.mark.server

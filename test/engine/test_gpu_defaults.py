@@ -185,3 +185,15 @@ def test_a_wide_pass_lowers_the_default_of_running_requests_and_its_graphs(
         view = server(models, speculative_num_draft_tokens=width)
         assert (view.max_running_requests, view.cuda_graph_config.decode.bs[-1]) == (most, most)
         assert server(models, max_running_requests=200).max_running_requests == 200
+
+
+def test_sglangs_overlap_scheduler_stays_on_unless_the_pipeline_is_halves(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cuda():
+        assert not server(models).disable_overlap_schedule
+        assert server(models, disable_overlap_schedule=True).disable_overlap_schedule
+        monkeypatch.setenv(config.variable("mode"), "halves")
+        assert server(models).disable_overlap_schedule
+    monkeypatch.delenv(config.variable("mode"))
+    assert server(models, device="cpu").disable_overlap_schedule

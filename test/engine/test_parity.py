@@ -3,6 +3,7 @@
 100 prompts of 5 to 400 tokens, answers of up to 128 tokens, float32. One server answers without
 speculation. The other speculates, prefills in chunks of 64 tokens, reuses prefixes from the radix
 cache, and retracts requests because its KV pool is small. Meanwhile other requests are aborted.
+The tests run with SGLang's overlap scheduler and without.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from sglang_qspec.models import DemoModels
-from test.engine.server.running import cores
+from test.engine.overlapping import overlapping
+from test.engine.server.running import cores, state
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(3600)]
 
@@ -88,8 +90,13 @@ def expected(models: DemoModels) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.fixture(scope="module")
-def server(models: DemoModels, expected: list[list[int]]) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["normal", "overlap"])
+def server(
+    request: pytest.FixtureRequest,
+    models: DemoModels,
+    expected: list[list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--chunked-prefill-size", "64", "--max-total-tokens", str(POOL)),
@@ -98,9 +105,13 @@ def server(models: DemoModels, expected: list[list[int]]) -> Iterator[Server]:
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
+    overlaps = request.param == "overlap"
+    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
+        assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
         wait_for_sidecar(running)
         yield running
+        assert not state(running)["failed"], running.log[-4000:]
 
 
 def total(server: Server, name: str) -> float:

@@ -129,6 +129,23 @@ def test_a_chain_is_the_path_with_the_most_expected_tokens(
         assert list(chain.token_ids) in [[tree.token_ids[n] for n in path] for path in paths]
 
 
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(1, 12), st.data())
+def test_some_rows_of_a_batch_are_a_batch_of_their_trees(
+    batch: list[DraftTree], width: int, data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(st.sampled_from(range(len(batch))), unique=True))
+    taken = DraftTrees.of(batch, width).take(rows)
+    assert [taken[row] for row in range(len(taken))] == [cut(batch[row], width) for row in rows]
+    assert taken.width == width
+
+
+@given(st.lists(trees(), min_size=1, max_size=3), st.integers(1, 12))
+def test_trees_are_chains_if_no_node_has_two_children(batch: list[DraftTree], width: int) -> None:
+    padded = DraftTrees.of(batch, width)
+    parents = [tree.parents[1:width] for tree in batch]
+    assert padded.are_chains == all(len(set(row)) == len(row) for row in parents)
+
+
 def test_a_width_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="width is 0"):
         DraftTrees.of([], 0)

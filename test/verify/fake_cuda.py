@@ -34,6 +34,8 @@ class Costs(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.synchronisations: list[str] = []
         """Operators that wait for the device."""
+        self.downloads: list[int] = []
+        """Bytes of each copy to the host for which the host does not wait."""
         self.uploads: list[int] = []
         """Bytes of each copy from the host to the device."""
         self.pinned = 0
@@ -55,14 +57,20 @@ class Costs(TorchDispatchMode):
         if func is torch.ops.aten._pin_memory.default:  # needs a driver
             self.pinned += 1
             return args[0].clone()
-        result = func(*args, **(kwargs or {}))
+        options = dict(kwargs or {})
+        if func is torch.ops.aten.empty.memory_format and options.pop("pin_memory", False):
+            self.pinned += 1
+        result = func(*args, **options)
         if func in _INDEXING:
             places = [place for place in args[1] if isinstance(place, Tensor)]
             assert {place.device for place in places} <= {args[0].device}, f"{func} mixes devices"
         if func in _MOVES and isinstance(result, Tensor):
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             if source.is_cuda and not result.is_cuda:
-                self.synchronisations.append(str(func))
+                if func is torch.ops.aten.copy_.default and args[2:] == (True,):
+                    self.downloads.append(source.numel() * source.element_size())
+                else:
+                    self.synchronisations.append(str(func))
             elif result.is_cuda and not source.is_cuda:
                 self.uploads.append(source.numel() * source.element_size())
         return result

@@ -46,6 +46,9 @@ PASS_ROWS = 768
 logits takes half a MB with 128k tokens, so a pass takes about 400 MB for them, and some copies of
 these while it samples."""
 
+OVERLAPS = {"cuda"}
+"""Devices on which SGLang's overlap scheduler stays on. On a CPU nothing would run meanwhile."""
+
 _started_from_command_line = False
 
 
@@ -350,16 +353,17 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
 
 
 def apply_defaults(args: Any) -> None:
-    """Set SGLang's arguments as for NGRAM: a width, no overlap scheduler and no mixed chunks.
+    """Set SGLang's arguments as for NGRAM: a width and no mixed chunks.
 
     `speculative_num_draft_tokens` is the maximum size of a tree. `speculative_eagle_topk` tells
     attention backends only that drafts branch; SGLang reserves KV slots for the larger of the two.
-    The overlap scheduler would gain nothing, because the next tree depends on the tokens of the
-    last pass.
+    The pipeline `halves` reads tokens in the middle of a round, so it needs a server without the
+    overlap scheduler.
     """
     if args.speculative_num_draft_tokens is None:
         args.speculative_num_draft_tokens = DRAFT_TOKENS[_kind(args)]
     args.speculative_num_steps = 1
     args.speculative_eagle_topk = min(10, args.speculative_num_draft_tokens)
-    args.disable_overlap_schedule = True
+    if _kind(args) not in OVERLAPS or config.from_environment().mode == "halves":
+        args.disable_overlap_schedule = True
     args.enable_mixed_chunk = False

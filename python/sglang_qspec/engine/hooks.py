@@ -136,6 +136,7 @@ def scheduler() -> tuple[Hook, ...]:
         last_output,
         lifecycle,
         publishing,
+        results,
     )
     from sglang_qspec.engine.sidecar import startup
 
@@ -156,6 +157,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
+        Hook(_SCHEDULER + ".process_batch_result", results.settle, BEFORE, OnError.END_SPECULATION),
         Hook(_SCHEDULER + ".send_abort_output", lifecycle.aborted, AFTER, OnError.END_SPECULATION),
         # Our output streamer ends requests; without it the speculator would keep all of them.
         Hook(

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import QSpecConfig, environment_with_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -131,24 +131,12 @@ class SidecarProcess:
                 # Ctrl-C in a terminal must reach only the server. A new session would do that too,
                 # but the kernel divides CPU time between sessions first, then by niceness.
                 process_group=0,
-                env=self._environment(),
+                env=environment_with_gpus(self._visible),
             )
         except OSError as error:
             self._start_error = error
         else:
             logger.info("started the sidecar as process %d", self._process.pid)
-
-    def _environment(self) -> dict[str, str]:
-        """This process's environment, but with all GPUs that the server sees.
-
-        With SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS this process sees only its own GPU.
-        """
-        environment = dict(os.environ)
-        for name in ("CUDA_VISIBLE_DEVICES", "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"):
-            environment.pop(name, None)
-        if self._visible is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self._visible
-        return environment
 
     def keep_alive(self) -> None:
         """Restart the sidecar if it has died or could not be started.

@@ -106,6 +106,11 @@ class DraftTrees:
             return np.arange(len(self), dtype=np.int64) * self.width
         return np.cumsum(self.sizes, dtype=np.int64) - self.sizes
 
+    @property
+    def are_chains(self) -> bool:
+        """Whether no node of any tree has two children."""
+        return bool((self.parents[:, 1:] == np.arange(self.width - 1)).all())
+
     def best(self, width: int) -> DraftTrees:
         """These trees cut to their `width` likeliest nodes."""
         if width >= self.width:
@@ -154,6 +159,18 @@ class DraftTrees:
             np.take_along_axis(self.sources, kept, 1),
             np.where(padding, np.float32(0.0), np.take_along_axis(self.scores, kept, 1)),
             sizes,
+        )
+
+    def take(self, rows: Sequence[int]) -> DraftTrees:
+        """The trees at the indices `rows`."""
+        taken = np.array(rows, dtype=np.intp)
+        return DraftTrees(
+            self.token_ids[taken],
+            self.parents[taken],
+            self.sources[taken],
+            self.scores[taken],
+            self.sizes[taken],
+            self.ragged,
         )
 
     def lay_out(self) -> TreeLayout:

@@ -1,5 +1,6 @@
 """One running server for all tests of this folder, with all options that combine.
 
+With `--thorough` all tests also run on a server with SGLang's overlap scheduler.
 Each test compares greedy float32 answers with those of the same server without drafts.
 """
 
@@ -13,6 +14,7 @@ import pytest
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.features.asking import PLAIN, ask
+from test.engine.overlapping import overlapping
 from test.engine.server.running import state
 
 ARGUMENTS = [
@@ -25,8 +27,12 @@ ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="package")
-def server(models: DemoModels) -> Iterator[Server]:
+@pytest.fixture(
+    scope="package", params=["normal", pytest.param("overlap", marks=pytest.mark.thorough)]
+)
+def server(
+    request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     available = sorted(os.sched_getaffinity(0))
     arguments = [
         *ARGUMENTS,
@@ -34,12 +40,16 @@ def server(models: DemoModels) -> Iterator[Server]:
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(available[-1])),
     ]
-    with Server(models.target, arguments, cores=available[:1]) as running:
+    overlaps = request.param == "overlap"
+    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
+    with Server(models.target, arguments, cores=available[:1], environment=environment) as running:
+        assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
         deadline = time.monotonic() + 120
         while state(running)["sidecar"] != "ready":
             assert time.monotonic() < deadline, running.log[-2000:]
             time.sleep(0.1)
         yield running
+        assert not state(running)["failed"], running.log[-4000:]
         assert running.exit_code(1.0) is None, "the server has ended:\n" + running.log[-4000:]
 
 

@@ -36,7 +36,7 @@ def test_each_pass_adds_what_it_accepted_and_a_token_of_the_target() -> None:
     assert [labels(req) for req in reqs] == [["target"], ["target"]]
     for req in reqs:
         req.output_ids = [1]
-    provenance.record(reqs, TREES, [[1, 2], []])
+    provenance.record(reqs, TREES, [[1, 2], []], [1, 1])
     assert labels(reqs[0]) == ["target", "queue", "step", "target"]
     assert labels(reqs[1]) == ["target", "target"]
 
@@ -47,7 +47,7 @@ def test_a_chunked_prefill_adds_one_label_and_a_retracted_request_continues() ->
     for _ in range(3):  # chunks of the prompt; only the last one gives a token
         provenance.extend([req])
     req.output_ids = [1]
-    provenance.record([req], TREES, [[1, 2]])
+    provenance.record([req], TREES, [[1, 2]], [1])
     req.output_ids = [1, 2, 3, 4]
     provenance.begin(req, False)  # retracted, and queued again
     provenance.extend([req])
@@ -59,10 +59,19 @@ def test_labels_of_tokens_that_did_not_become_output_are_removed() -> None:
     provenance.begin(req, False)
     provenance.extend([req])
     req.output_ids = [1]
-    provenance.record([req], TREES, [[1, 2]])
+    provenance.record([req], TREES, [[1, 2]], [1])
     req.output_ids = [1, 2]
-    provenance.record([req], TREES, [[]])
+    provenance.record([req], TREES, [[]], [2])
     assert labels(req) == ["target", "queue", "target"]
+
+
+def test_labels_are_kept_for_tokens_that_sglang_has_not_added_yet() -> None:
+    req = request(qspec_return_provenance=True)
+    provenance.begin(req, False)
+    provenance.extend([req])
+    provenance.record([req], TREES, [[1, 2]], [1])
+    provenance.record([req], TREES, [[]], [4])
+    assert labels(req) == ["target", "queue", "step", "target", "target"]
 
 
 def test_only_requests_that_ask_or_have_it_by_default_keep_a_list() -> None:

@@ -21,11 +21,19 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sglang_qspec.engine.passes import output_counts, penalties, sample, sampling_seeds
-from sglang_qspec.engine.passes.outcome import Outcome
+from sglang_qspec.engine.passes import (
+    output_counts,
+    penalties,
+    sample,
+    sampling_seeds,
+    staging,
+    worker,
+)
+from sglang_qspec.engine.passes.outcome import ComingOutcome
 from sglang_qspec.engine.passes.penalties import read_outputs
+from sglang_qspec.engine.passes.relay import relayed
 from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.verify.rejection import Proposals
 from test.verify.fake_cuda import CUDA, Costs, fake_cuda, new_fakes
@@ -203,12 +211,113 @@ def test_the_sampler_of_plain_passes_draws_on_the_device() -> None:
     assert not costs.synchronisations
 
 
-def test_an_outcome_is_read_with_one_synchronisation() -> None:
+class Target:
+    """A target whose passes give logits, or a token for each request."""
+
+    def forward_batch_generation(self, batch: Any, is_verify: bool = False) -> Any:
+        rows = len(batch.input_ids)
+        output = SimpleNamespace(
+            next_token_logits=torch.rand(rows, VOCAB, device=CUDA), hidden_states=None
+        )
+        token_ids = None if is_verify else torch.zeros(rows, dtype=torch.int64, device=CUDA)
+        return SimpleNamespace(
+            logits_output=output, next_token_ids=token_ids, can_run_cuda_graph=True
+        )
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches of the passes that moved KV to the accepted paths."""
+    moved: list[Any] = []
+    monkeypatch.setattr(TreeVerifyInput, "move_accepted", lambda _, batch, *__: moved.append(batch))
+    monkeypatch.setattr(staging, "_event", lambda _: None)
+    return moved
+
+
+def launch(reqs: list[Req], trees: DraftTrees | None) -> tuple[Costs, Any]:
+    """The costs of a pass of a server with overlap, and the pass's result.
+
+    `trees` is None for a pass without drafts.
+    """
+    speculates = object.__new__(worker.QSpecWorker)
+    vars(speculates).update(
+        _overlap=True,
+        _draft_token_num=WIDTH,
+        _target_worker=Target(),
+        token_to_kv_pool_allocator=None,
+    )
+    count = len(reqs)
+    with fake_cuda() as costs, get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
+        lens = torch.zeros(count, dtype=torch.int64, device=CUDA)
+        ones = torch.ones(count, dtype=torch.int32, device=CUDA)
+        batch: Any = SimpleNamespace(
+            reqs=reqs,
+            device=CUDA,
+            sampling_info=info_of(reqs),
+            forward_mode=ForwardMode.DECODE,
+            seq_lens=lens,
+            orig_seq_lens=lens,
+            seq_lens_cpu=None,
+            req_pool_indices=lens,
+            req_to_token_pool=SimpleNamespace(
+                req_to_token=torch.zeros(9, 99, dtype=torch.int32, device=CUDA)
+            ),
+            return_logprob=False,
+            has_grammar=False,
+            spec_info=relayed(lens, ones, lens, WIDTH),
+        )
+        if trees is None:
+            result = speculates._decode(batch)
+        else:
+            verify_input = verify_input_of(trees, lens, CUDA, full_mask=True, total_len=9)
+            result, _ = speculates._verify(batch, trees, verify_input)
+    return costs, result
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_pass_with_overlap_is_launched_without_a_synchronisation(
+    moves: list[Any], drafts: bool
+) -> None:
+    reqs = [Req({"temperature": 0}), Req({"temperature": 1.0, "top_k": 20})]
+    costs, result = launch(reqs, trees_of(2) if drafts else None)
+    assert not costs.synchronisations
+    # The outcome of a verify pass; the worker starts the copy of plain tokens after `on_publish`.
+    assert costs.downloads == ([4 * (2 * WIDTH + 2 + 2 * WIDTH)] if drafts else [])
+    relay = result.next_draft_input
+    assert relay.draft_token_num == WIDTH
+    assert relay.accept_tokens.shape == (2 * WIDTH,)
+    assert relay.accept_tokens.dtype == torch.int32
+    assert {relay.accept_tokens.device, result.new_seq_lens.device} == {CUDA}
+    assert not moves  # a chain's accepted path is in place
+
+
+def test_with_overlap_a_branching_tree_moves_its_kv_without_asking_for_the_path(
+    moves: list[Any],
+) -> None:
+    trees = trees_of(2)
+    trees.parents[1, 2] = 0
+    costs, _ = launch([Req({"temperature": 0})] * 2, trees)
+    assert len(moves) == 1
+    assert not costs.synchronisations
+
+
+def test_an_outcome_is_read_with_one_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+
+    def event(device: torch.device) -> Any:
+        return SimpleNamespace(synchronize=lambda: waits.append(device))
+
+    monkeypatch.setattr(staging, "_event", event)
     with fake_cuda() as costs:
         numbers = torch.zeros(6, dtype=torch.int32, device=CUDA)
+        outcome = ComingOutcome(numbers, numbers[:2], numbers.view(2, 3), np.array([0, 3]))
+        assert not waits
         with pytest.raises(RuntimeError, match=r"\.numpy\(\) is not supported"):
-            Outcome.read(numbers, numbers[:2], numbers.view(2, 3), np.array([0, 3]))
-    assert len(costs.synchronisations) == 1
+            outcome.read()
+    assert waits == [CUDA]
+    assert costs.downloads == [14 * 4]
+    assert costs.pinned == 1
+    assert not costs.synchronisations
 
 
 def test_the_counts_of_outputs_stay_on_the_device() -> None:

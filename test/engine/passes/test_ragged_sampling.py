@@ -15,7 +15,7 @@ from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 
 from sglang_qspec.engine.passes import sampling_seeds
-from sglang_qspec.engine.passes.outcome import Outcome
+from sglang_qspec.engine.passes.outcome import ComingOutcome
 from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.engine.requests.step_proposals import StepProposals
@@ -84,7 +84,7 @@ def accept(
         predict, lens, index = sample_and_accept(verify_input, batch, logits, mask)
         batch.top_logprobs_nums = batch.token_ids_logprobs = None
         compute_spec_logprobs(batch, logits, predict, accept_index=index)
-    outcome = Outcome.read(predict, lens, index, trees.starts)
+    outcome = ComingOutcome(predict, lens, index, trees.starts).read()
     found = logits.next_token_logprobs.tolist()
     kept = [row[:length] for row, length in zip(found, lens.tolist(), strict=True)]
     return outcome.accepted_nodes, outcome.bonus_ids, kept

@@ -1,4 +1,7 @@
-"""One server with rejection sampling for the tests of this folder: real models, float32."""
+"""One server with rejection sampling for the tests of this folder: real models, float32.
+
+With `--thorough` all tests also run on a server with SGLang's overlap scheduler.
+"""
 
 from collections.abc import Iterator
 
@@ -6,11 +9,16 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
+from test.engine.overlapping import overlapping
 from test.engine.server.running import COMMON, cores, state, until
 
 
-@pytest.fixture(scope="package")
-def server(models: DemoModels) -> Iterator[Server]:
+@pytest.fixture(
+    scope="package", params=["normal", pytest.param("overlap", marks=pytest.mark.thorough)]
+)
+def server(
+    request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC"),
@@ -19,6 +27,9 @@ def server(models: DemoModels) -> Iterator[Server]:
         *("--speculative-qspec-acceptance", "reject"),
         *("--speculative-qspec-mode", "sequential"),
     ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
+    overlaps = request.param == "overlap"
+    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         until(lambda: state(running)["sidecar"] == "ready", 120)
         yield running
+        assert not state(running)["failed"], running.log[-4000:]

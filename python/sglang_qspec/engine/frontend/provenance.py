@@ -32,28 +32,32 @@ def extend(reqs: Sequence[Any]) -> None:
     """Label the target's token of a prefill; `_add` drops the label if more chunks follow."""
     for req in reqs:
         if (labels := _labels_of(req)) is not None:
-            _add(labels, req, ())
+            _add(labels, len(req.output_ids), ())
 
 
 def record(
-    reqs: Sequence[Any], trees: DraftTrees | None, accepted: Sequence[Sequence[int]]
+    reqs: Sequence[Any],
+    trees: DraftTrees | None,
+    accepted: Sequence[Sequence[int]],
+    output_lens: Sequence[int],
 ) -> None:
     """Label the tokens of a pass: the `accepted` nodes of each tree, then the target's token.
 
-    Without `trees` each request gets only the target's token.
+    Without `trees` each request gets only the target's token. `output_lens` has the length of each
+    request's output before the pass.
     """
     for row, req in enumerate(reqs):
         if (labels := _labels_of(req)) is not None:
             drafted = trees.sources[row, accepted[row]].tolist() if trees is not None else []
-            _add(labels, req, drafted)
+            _add(labels, output_lens[row], drafted)
 
 
-def _add(labels: list[str], req: Any, sources: Iterable[int]) -> None:
+def _add(labels: list[str], output_len: int, sources: Iterable[int]) -> None:
     """Append the labels of accepted draft tokens and of one token of the target.
 
     Labels of tokens that did not become output are dropped first, such as that of a prefill chunk.
     """
-    del labels[len(req.output_ids) :]
+    del labels[output_len:]
     labels += [_LABELS[source] for source in sources]
     labels.append(TARGET)
 

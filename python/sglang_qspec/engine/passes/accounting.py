@@ -25,6 +25,11 @@ class Proposal:
     waited: float = 0.0
     """Seconds that the proposer waited for step drafts."""
 
+    def take(self, rows: Sequence[int]) -> Proposal:
+        """The proposal for the requests at the indices `rows`."""
+        candidates = None if self.candidates is None else self.candidates.take(rows)
+        return Proposal(self.trees.take(rows), candidates, self.waited)
+
 
 class PassAccounting:
     """Owns the pass times, and updates all statistics with the result of each pass."""
@@ -55,7 +60,10 @@ class PassAccounting:
             self._began = self._clock()
 
     def interrupt(self) -> None:
-        """Note that the scheduler runs something else, so the next pass counts from its start."""
+        """Note that the scheduler runs something else, so the next pass counts from its start.
+
+        A pass that still runs has no measured time.
+        """
         self._began = None
         self._speculator.take_link_seconds()
 
@@ -66,23 +74,32 @@ class PassAccounting:
         proposal: Proposal,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
+        *,
+        whole: DraftTrees | None = None,
     ) -> None:
         """Record the result of a pass.
 
         `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them.
+        after them. `whole` are the trees of all requests of the pass; None if they are those of
+        `proposal`.
         """
         trees = proposal.trees
-        self._speculator.record(rids, trees, accepted, bonus_ids)
-        now = self._clock()
-        assert self._began is not None
-        seconds = now - self._began - proposal.waited
-        self._began = now
-        self.times.observe(len(trees), trees.rows / len(trees), seconds)
-        self._speculator.totals.note_pass(
-            pipeline, len(trees), trees.rows, seconds, proposal.waited
-        )
-        self._update_policies(rids, proposal, accepted, bonus_ids)
+        if rids:
+            self._speculator.record(rids, trees, accepted, bonus_ids)
+        self._record_time(pipeline, whole or trees, proposal.waited)
+        if rids:
+            self._update_policies(rids, proposal, accepted, bonus_ids)
+
+    def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> None:
+        """Record the time of a pass that ends now; for an interrupted one count the predicted."""
+        if self._began is None:
+            seconds = self.times.seconds(len(trees), trees.rows / len(trees))
+        else:
+            now = self._clock()
+            seconds = now - self._began - waited
+            self._began = now
+            self.times.observe(len(trees), trees.rows / len(trees), seconds)
+        self._speculator.totals.note_pass(pipeline, len(trees), trees.rows, seconds, waited)
 
     def _update_policies(
         self,

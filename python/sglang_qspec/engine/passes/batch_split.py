@@ -12,6 +12,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+from sglang_qspec.engine.passes.relay import carried
 from sglang_qspec.engine.passes.staging import stage
 
 
@@ -88,24 +89,19 @@ def finished(
     width: int,
     *,
     can_run_cuda_graph: bool,
+    relay: NgramVerifyInput | None = None,
 ) -> GenerationBatchResult:
     """The result of a pass in the form that the scheduler reads.
 
-    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs].
+    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs]. `relay` is what
+    the next pass needs with the overlap scheduler.
     """
-    # Between passes SGLang filters and merges this; without overlap nothing else is read.
-    carried = NgramVerifyInput(
-        draft_token_num=1,
-        new_seq_lens=seq_lens,
-        accept_tokens=torch.zeros_like(accept_lens, dtype=torch.int32),
-        accept_lens=accept_lens,
-    )
     return GenerationBatchResult(
         logits_output=logits_output,
         next_token_ids=next_token_ids,
         can_run_cuda_graph=can_run_cuda_graph,
         accept_lens=accept_lens,
         new_seq_lens=seq_lens,
-        next_draft_input=carried,
+        next_draft_input=carried(accept_lens, seq_lens) if relay is None else relay,
         speculative_num_draft_tokens=width,
     )

@@ -1,4 +1,4 @@
-"""The accepted nodes and tokens of a verify pass, on the host."""
+"""The accepted nodes and tokens of a pass, on the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from sglang_qspec.engine.passes.staging import HostCopy
 
 
 class Outcome(NamedTuple):
@@ -21,23 +23,6 @@ class Outcome(NamedTuple):
     """int32 [bs, D]: the rows of the accepted nodes, -1 behind them."""
     starts: NDArray[np.int64]
     """int64 [bs]: the row of each root."""
-
-    @classmethod
-    def read(
-        cls,
-        predict: Tensor,
-        accept_lens: Tensor,
-        accept_index: Tensor,
-        starts: NDArray[np.int64],
-    ) -> Outcome:
-        """Copy the three int32 tensors to the host, with one synchronisation.
-
-        `starts` are `DraftTrees.starts` of the pass.
-        """
-        flat = torch.cat((predict, accept_lens, accept_index.flatten())).cpu().numpy()
-        nodes, requests = len(predict), len(accept_lens)
-        rest = flat[nodes + requests :].reshape(tuple(accept_index.shape))
-        return cls(flat[:nodes], flat[nodes : nodes + requests], rest, starts)
 
     @property
     def is_prefix(self) -> bool:
@@ -62,8 +47,75 @@ class Outcome(NamedTuple):
         ]
 
     @property
+    def tokens(self) -> list[list[int]]:
+        """The new output tokens of each request: its accepted draft tokens and the target's own."""
+        return [
+            self.predict[row[:length]].tolist()
+            for row, length in zip(self.accept_index, self.accept_lens.tolist(), strict=True)
+        ]
+
+    @property
     def bonus_ids(self) -> list[int]:
         """The target's own token of each request after its accepted nodes."""
         last = self.accept_index[np.arange(len(self.accept_lens)), self.accept_lens - 1]
         bonus: list[int] = self.predict[last].tolist()
         return bonus
+
+
+class PlainOutcome(NamedTuple):
+    """The tokens of a pass without drafts, with the properties of an `Outcome`."""
+
+    bonus_ids: list[int]
+    """The target's token of each request."""
+
+    @property
+    def accepted_nodes(self) -> list[list[int]]:
+        """No draft node for any request."""
+        return [[] for _ in self.bonus_ids]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The new output token of each request."""
+        return [[token_id] for token_id in self.bonus_ids]
+
+
+class ComingOutcome:
+    """The outcome of a pass that may still run; its copy to the host has been started."""
+
+    def __init__(
+        self,
+        predict: Tensor,
+        accept_lens: Tensor,
+        accept_index: Tensor,
+        starts: NDArray[np.int64],
+    ) -> None:
+        """Start the copy of three int32 tensors; `starts` are `DraftTrees.starts` of the pass."""
+        self._nodes, self._shape = len(predict), tuple(accept_index.shape)
+        self._copy = HostCopy(torch.cat((predict, accept_lens, accept_index.flatten())))
+        self._starts = starts
+        self._outcome: Outcome | None = None
+
+    def read(self) -> Outcome:
+        """Wait for the pass and return its outcome; later calls return the same."""
+        if self._outcome is None:
+            flat = self._copy.read()
+            rest = self._nodes + self._shape[0]
+            self._outcome = Outcome(
+                flat[: self._nodes],
+                flat[self._nodes : rest],
+                flat[rest:].reshape(self._shape),
+                self._starts,
+            )
+        return self._outcome
+
+
+class ComingTokens:
+    """The tokens of a pass without drafts that may still run, as a `ComingOutcome`."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        """Start the copy of the tokens [bs]."""
+        self._copy = HostCopy(token_ids)
+
+    def read(self) -> PlainOutcome:
+        """Wait for the pass and return its outcome."""
+        return PlainOutcome(self._copy.read().tolist())

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_qspec.engine.passes.outputs import output_of
+
 _SMALLEST = 64
 """Smallest number of columns for which memory is allocated."""
 
@@ -62,7 +64,7 @@ class OutputCounts:
         entries: list[tuple[int, int, int, int]] = []
         records = [self._record(req) for req in reqs]
         for req, record in zip(reqs, records, strict=True):
-            new = req.output_ids[record.length :]
+            new = output_of(req)[record.length :]
             if not record.length and not len(new):
                 # The slot may still hold tokens of an earlier request.
                 entries.append((record.slot, 0, 0, 0))
@@ -96,7 +98,7 @@ class OutputCounts:
 
     def _record(self, req: Any) -> _Record:
         record = self._records.get(req)
-        if record is not None and record.length <= len(req.output_ids):
+        if record is not None and record.length <= len(output_of(req)):
             return record
         if record is None:
             if not self._free:

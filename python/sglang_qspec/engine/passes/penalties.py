@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sglang_qspec.engine.passes.output_counts import OutputCounts
+from sglang_qspec.engine.passes.outputs import output_of
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.verify.penalties import BatchPenalties, Penalty, penalize
 
@@ -52,7 +53,7 @@ def batch_penalties(reqs: Sequence[Any], device: torch.device) -> BatchPenalties
             [
                 rows,
                 [penalty.min_new_tokens if penalty.stop_ids else 0 for penalty in penalties],
-                [len(req.output_ids) for req in owners],
+                [len(output_of(req)) for req in owners],
                 changes.slots,
                 changes.used,
             ],
@@ -115,7 +116,7 @@ def penalty_of(req: Any) -> Penalty | None:
     """Return the penalties of a request; None if it has none."""
     params = req.sampling_params
     penalty = Penalty(params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
-    if params.min_new_tokens > len(req.output_ids):
+    if params.min_new_tokens > len(output_of(req)):
         penalty = penalty._replace(min_new_tokens=params.min_new_tokens, stop_ids=_stop_ids(req))
     return None if penalty == Penalty() else penalty
 

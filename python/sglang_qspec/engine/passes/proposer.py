@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.engine.passes.accounting import Proposal
+from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import (
@@ -70,7 +71,7 @@ class Proposer:
             self._session_count = session_count
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
         rids = [req.rid for req in batch.reqs]
-        outputs = [req.output_ids for req in batch.reqs]
+        outputs = outputs_of(batch.reqs)
         policy = self._policy()
         widest = min(policy.max_width, plan.width)
         if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):

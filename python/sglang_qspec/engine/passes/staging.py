@@ -1,4 +1,4 @@
-"""Copies the small arrays of a pass to the device of the pass, in one transfer."""
+"""Copies the small arrays of a pass to the device of the pass, and its outcome to the host."""
 
 from __future__ import annotations
 
@@ -33,6 +33,39 @@ def stage(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]:
         block[start : start + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
         for start, array in zip(starts, arrays, strict=True)
     ]
+
+
+class HostCopy:
+    """A copy of a tensor on its way to the host.
+
+    On a GPU the transfer is asynchronous and goes to pinned memory, and `read` waits for it. On a
+    CPU the copy shares the memory of the tensor.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host = tensor
+        self._done: Any = None
+        if tensor.device.type != "cpu":
+            self._host = _download(tensor)
+            self._done = _event(tensor.device)
+
+    def read(self) -> NDArray[Any]:
+        """Return the values, after one synchronisation at most."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._host.numpy()
+
+
+def _download(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _event(device: torch.device) -> Any:
+    """An event behind all that the current stream of the device has to do."""
+    event = torch.get_device_module(device).Event()
+    event.record()
+    return event
 
 
 def _upload(packed: Tensor, device: torch.device | str) -> Tensor:

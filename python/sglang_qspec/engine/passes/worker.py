@@ -8,7 +8,7 @@ trees if the policy chooses drafts; otherwise it is an ordinary decode pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import attention_backends, get_device, get_spec
+from sglang.srt.runtime_context import attention_backends, get_device, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import (
     GrammarTree,
     build_grammar_vocab_mask,
+    record_stream_for_v2_verify,
 )
 
 from sglang_qspec import config
@@ -30,13 +31,15 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import compat, hooks, speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import batch_split, sampling_seeds, tree_attention
+from sglang_qspec.engine.passes import batch_split, relay, sampling_seeds, tree_attention
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.halves import Halves
-from sglang_qspec.engine.passes.outcome import Outcome
+from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
+from sglang_qspec.engine.passes.outputs import check_lengths, last_ids_of, outputs_of
 from sglang_qspec.engine.passes.penalties import read_outputs
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.sample import sample_and_accept
+from sglang_qspec.engine.passes.settle import PendingPass, Settlement
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
@@ -47,6 +50,9 @@ from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
 
 logger = logging.getLogger(__name__)
+
+Publish = Callable[[torch.Tensor], None]
+"""Takes the new lengths of a batch."""
 
 
 class QSpecWorker(BaseSpecWorker):
@@ -70,7 +76,9 @@ class QSpecWorker(BaseSpecWorker):
             settings, self._draft_token_num, graphs=one_width, ragged=verification.ragged
         )
         self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
+        self._overlap = not get_schedule().disable_overlap_schedule
         self._accounting = PassAccounting(self._speculator, self._runtime)
+        self._settlement = Settlement(self._accounting, overlap=self._overlap)
         times = self._accounting.times
         self._proposer = Proposer(
             self._speculator, self._runtime, times, chains=verification.chains
@@ -103,15 +111,24 @@ class QSpecWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         """Run a prefill or one round of decoding.
 
-        The scheduler restores the fields of `batch` afterwards (forward isolation).
+        The scheduler restores the fields of `batch` afterwards (forward isolation). With overlap
+        it gives `on_publish`, which takes the new lengths int64 [bs] as soon as they are launched.
         """
+        if self._overlap:
+            stream = torch.get_device_module(self._device).current_stream()
+            record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
-            return self._extend(batch)
+            return self._extend(batch, on_publish)
+        self._settlement.settle()
         plan, halves = self._plan(batch)
         if not halves:
-            return self._pass(batch, plan)
+            return self._pass(batch, plan, on_publish)
         results = [self._pass(batch_split.take(batch, half), plan) for half in halves]
         return batch_split.join(halves, results)
+
+    def settle(self, result: GenerationBatchResult) -> None:
+        """Settle the pass with this result, which the scheduler is about to process."""
+        self._settlement.settle_through(result)
 
     @property
     def _speculates(self) -> bool:
@@ -139,7 +156,8 @@ class QSpecWorker(BaseSpecWorker):
         """Choose the pipeline and the width of this round.
 
         `halves` needs a batch that can be split and step drafts for at least half of its requests;
-        otherwise the round uses `ahead`.
+        otherwise the round uses `ahead`. With overlap it does so too, because the host does not
+        read the tokens of the first half in the middle of a round.
         """
         widest = self._runtime.draft_token_num
         plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
@@ -153,21 +171,27 @@ class QSpecWorker(BaseSpecWorker):
                 step_times=self._speculator.sidecar.step_times,
             )
         if plan.pipeline == "halves" and not (
-            len(rids) > 1
+            not self._overlap
+            and len(rids) > 1
             and batch_split.can_split(batch)
             and 2 * self._speculator.sidecar.stepping(rids) >= len(rids)
         ):
             return PipelinePlan("ahead", widest)
         return plan
 
-    def _pass(self, batch: ScheduleBatch, plan: PipelinePlan) -> GenerationBatchResult:
-        """Run one pass of the target over a decoding batch, and record its result."""
+    def _pass(
+        self, batch: ScheduleBatch, plan: PipelinePlan, on_publish: Publish | None = None
+    ) -> GenerationBatchResult:
+        """Run one pass of the target over a decoding batch; without overlap also settle it."""
+        lens = list(map(len, outputs_of(batch.reqs)))
         proposal: Proposal | None = None
         verify_input: TreeVerifyInput | None = None
         if self._speculates:
             with guarded("proposing drafts"):
                 total_len = _total_len(batch)
                 self._accounting.begin(None if total_len is None else total_len / len(batch.reqs))
+                if self._overlap:
+                    check_lengths(batch.reqs, lens, batch.seq_lens_cpu)
                 proposal = self._proposer.propose(batch, plan)
                 if proposal.trees.width > 1:
                     verify_input = verify_input_of(
@@ -180,19 +204,22 @@ class QSpecWorker(BaseSpecWorker):
         trees = proposal.trees if proposal is not None else None
         if trees is None or verify_input is None:
             result = self._decode(batch)
-            accepted: list[list[int]] = [[] for _ in batch.reqs]
-            bonus_ids = result.next_token_ids.tolist()
+            outcome: ComingOutcome | ComingTokens | None = None
         else:
-            result, accepted, bonus_ids = self._verify(batch, trees, verify_input)
-        if self._speculates and proposal is not None:
-            rids = [req.rid for req in batch.reqs]
-            with guarded("updating acceptance statistics"):
-                self._accounting.record(rids, plan.pipeline, proposal, accepted, bonus_ids)
-        with guarded("recording token provenance"):
-            provenance.record(batch.reqs, trees, accepted)
+            result, outcome = self._verify(batch, trees, verify_input)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        outcome = outcome or ComingTokens(result.next_token_ids)
+        self._settlement.add(
+            PendingPass(batch.reqs, lens, outcome, result, plan.pipeline, proposal)
+        )
+        if not self._overlap:
+            self._settlement.settle()
         return result
 
-    def _extend(self, batch: ScheduleBatch) -> GenerationBatchResult:
+    def _extend(
+        self, batch: ScheduleBatch, on_publish: Publish | None = None
+    ) -> GenerationBatchResult:
         """Run a prefill or an idle batch."""
         if self._speculates:
             with guarded("admitting requests"):
@@ -205,13 +232,22 @@ class QSpecWorker(BaseSpecWorker):
             result = self._target_worker.forward_batch_generation(batch)
         with guarded("recording token provenance"):
             provenance.extend(batch.reqs)
-        return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens.clone(), 1)
+        token_ids = result.next_token_ids
+        finished = self._finished(result, token_ids, _ones(batch), batch.seq_lens.clone(), 1)
+        if on_publish is not None:
+            on_publish(finished.new_seq_lens)
+        if self._overlap:
+            lens = list(map(len, outputs_of(batch.reqs)))
+            self._settlement.add(PendingPass(batch.reqs, lens, ComingTokens(token_ids), finished))
+        return finished
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Run an ordinary decode pass, which gives one token for each request."""
         bs = len(batch.reqs)
-        last_ids = np.array([_last_id(req) for req in batch.reqs], np.int64)
-        (batch.input_ids,) = stage(batch.device, last_ids)
+        if self._overlap:
+            batch.input_ids = relay.last_ids(batch)
+        else:
+            (batch.input_ids,) = stage(batch.device, last_ids_of(batch.reqs))
         batch.out_cache_loc = batch.req_to_token_pool.req_to_token[
             batch.req_pool_indices, batch.seq_lens
         ].to(torch.int64)
@@ -227,12 +263,12 @@ class QSpecWorker(BaseSpecWorker):
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(bs, 1)
-        return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
+        return self._finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
 
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
-    ) -> tuple[GenerationBatchResult, list[list[int]], list[int]]:
-        """Run a verify pass. Also returns each request's accepted nodes and bonus token."""
+    ) -> tuple[GenerationBatchResult, ComingOutcome]:
+        """Run a verify pass. Also returns its outcome, which is on its way to the host."""
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.input_ids
         batch.out_cache_loc = verify_input.slots(batch)
@@ -243,8 +279,9 @@ class QSpecWorker(BaseSpecWorker):
             predict, accept_lens, accept_index = sample_and_accept(
                 verify_input, batch, result.logits_output, grammar_mask
             )
-        outcome = Outcome.read(predict, accept_lens, accept_index, trees.starts)
-        if not outcome.is_prefix:
+        outcome = ComingOutcome(predict, accept_lens, accept_index, trees.starts)
+        # With overlap the host does not know the accepted paths yet.
+        if not trees.are_chains if self._overlap else not outcome.read().is_prefix:
             verify_input.move_accepted(batch, accept_index, self.token_to_kv_pool_allocator)
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, predict, accept_index=accept_index)
@@ -254,8 +291,29 @@ class QSpecWorker(BaseSpecWorker):
             result.logits_output.hidden_states = result.logits_output.hidden_states[rows]
         tokens = predict[accept_index].flatten()
         seq_lens = batch.seq_lens + accept_lens
-        finished = _finished(result, tokens, accept_lens, seq_lens, trees.width)
-        return finished, outcome.accepted_nodes, outcome.bonus_ids
+        return self._finished(result, tokens, accept_lens, seq_lens, trees.width), outcome
+
+    def _finished(
+        self,
+        result: GenerationBatchResult,
+        token_ids: torch.Tensor,
+        accept_lens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        width: int,
+    ) -> GenerationBatchResult:
+        """The result of a pass, with what the next pass needs (`batch_split.finished`)."""
+        widest = self._draft_token_num
+        return batch_split.finished(
+            result.logits_output,
+            token_ids,
+            accept_lens,
+            seq_lens,
+            width,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            relay=relay.relayed(token_ids, accept_lens, seq_lens, widest)
+            if self._overlap
+            else None,
+        )
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
         """Proposals at each node of a pass, for rejection sampling; without trees, at each root."""
@@ -263,7 +321,7 @@ class QSpecWorker(BaseSpecWorker):
         if self._speculates:
             with guarded("looking up draft probabilities"):
                 rids = [req.rid for req in batch.reqs]
-                outputs = [req.output_ids for req in batch.reqs]
+                outputs = outputs_of(batch.reqs)
                 proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
         return proposals
 
@@ -307,23 +365,6 @@ def _speculator_of(
     )
 
 
-def _finished(
-    result: GenerationBatchResult,
-    next_token_ids: torch.Tensor,
-    accept_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    width: int,
-) -> GenerationBatchResult:
-    return batch_split.finished(
-        result.logits_output,
-        next_token_ids,
-        accept_lens,
-        seq_lens,
-        width,
-        can_run_cuda_graph=result.can_run_cuda_graph,
-    )
-
-
 def _ones(batch: ScheduleBatch) -> torch.Tensor:
     return torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
 
@@ -334,7 +375,3 @@ def _total_len(batch: ScheduleBatch) -> int | None:
     Between passes SGLang keeps a copy of the lengths on the host.
     """
     return None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())
-
-
-def _last_id(req: Any) -> int:
-    return int(req.output_ids[-1] if req.output_ids else req.origin_input_ids[-1])

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from sglang_qspec import config
 from sglang_qspec.config import SHARED_FRACTION, Placement, QSpecConfig, flag
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
@@ -140,7 +141,7 @@ def decide(
 
 def _on_cpu(settings: QSpecConfig) -> Decision:
     fraction = settings.mem_fraction or SHARED_FRACTION
-    return Decision(Placement("cpu", mem_fraction=fraction, visible=_visible()))
+    return Decision(Placement("cpu", mem_fraction=fraction, visible=config.visible_gpus()))
 
 
 def _placed(
@@ -155,11 +156,7 @@ def _placed(
     fraction = settings.mem_fraction
     if not fraction and not alone:
         fraction = default_fraction(gpu, weights)
-    return Decision(Placement(f"cuda:{index}", shared, fraction, _visible()), gpu)
-
-
-def _visible() -> str | None:
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
+    return Decision(Placement(f"cuda:{index}", shared, fraction, config.visible_gpus()), gpu)
 
 
 def default_fraction(gpu: Gpu | None, weights: int | None) -> float:

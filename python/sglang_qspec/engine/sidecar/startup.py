@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import time
 from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_model, get_serving, get_spec
 
-from sglang_qspec.config import SHARED_FRACTION, Placement, QSpecConfig, flag, placement
+from sglang_qspec.config import (
+    SHARED_FRACTION,
+    Placement,
+    QSpecConfig,
+    flag,
+    placement,
+    visible_gpus,
+)
 from sglang_qspec.engine import compat
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
@@ -132,5 +138,5 @@ def _default_placement(settings: QSpecConfig, gpu_id: int) -> Placement:
         device,
         device == shared != "cpu",
         settings.mem_fraction or SHARED_FRACTION,
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        visible_gpus(),
     )

@@ -1,0 +1,99 @@
+"""The output of each request, including tokens that SGLang has not added to it yet.
+
+With the overlap scheduler SGLang launches a pass before it processes the results of the last one.
+So `req.output_ids` lacks the tokens of the last pass when the next one is prepared. `splice` keeps
+these tokens, and `output_of` appends them. Without the overlap scheduler there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_fresh: dict[Any, tuple[int, list[int]]] = {}
+"""By SGLang's request object: the output length before the last pass, and the tokens of the pass.
+An entry counts while SGLang's output still has this length."""
+
+
+def splice(passes: Iterable[tuple[Any, int, list[int]]]) -> None:
+    """Replace the spliced tokens by those of the last pass.
+
+    Each item has a request, the length of its output before the pass, and its tokens of the pass.
+    """
+    _fresh.clear()
+    _fresh.update((req, (length, tokens)) for req, length, tokens in passes)
+
+
+def output_of(req: Any) -> Sequence[int]:
+    """The output tokens of a request, with those that SGLang has not added yet."""
+    output_ids: Sequence[int] = req.output_ids
+    if not _fresh:
+        return output_ids
+    length, tokens = _fresh.get(req, (None, ()))
+    return Spliced(output_ids, tokens) if len(output_ids) == length else output_ids
+
+
+def outputs_of(reqs: Sequence[Any]) -> list[Sequence[int]]:
+    """The output tokens of each request, with those that SGLang has not added yet."""
+    if not _fresh:
+        return [req.output_ids for req in reqs]
+    return [output_of(req) for req in reqs]
+
+
+def last_ids_of(reqs: Sequence[Any]) -> NDArray[np.int64]:
+    """The last token of each request's output, or of its prompt: int64 [bs]."""
+    outputs = zip(reqs, outputs_of(reqs), strict=True)
+    return np.array([(output or req.origin_input_ids)[-1] for req, output in outputs], np.int64)
+
+
+def check_lengths(
+    reqs: Sequence[Any], output_lens: Sequence[int], seq_lens: torch.Tensor | None
+) -> None:
+    """Raise RuntimeError if the outputs on the host are not as long as those on the device.
+
+    `seq_lens` int64 [bs] are SGLang's lengths of prompt and output without the last token, on the
+    host; None skips the check. Two kinds of requests are not checked: prompts with images may count
+    differently, and of a request that has ended SGLang may have dropped tokens, as after the end of
+    a grammar.
+    """
+    if seq_lens is None:
+        return
+    for req, output_len, seq_len in zip(reqs, output_lens, seq_lens.tolist(), strict=True):
+        known = seq_len + 1 - len(req.origin_input_ids)
+        if output_len != known and req.multimodal_inputs is None and not req.finished():
+            raise RuntimeError(
+                f"a request has {output_len} output tokens on the host, but {known} on the device"
+            )
+
+
+class Spliced(Sequence[int]):
+    """Two sequences in a row, without a copy of the first."""
+
+    def __init__(self, first: Sequence[int], second: Sequence[int]) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        """One token, or a list of consecutive tokens."""
+        before = len(self._first)
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                raise ValueError(f"the step is {step}, but must be 1")
+            late = slice(max(0, start - before), max(0, stop - before))
+            return list(chain(self._first[start:stop], self._second[late]))
+        place = range(len(self))[place]
+        return self._first[place] if place < before else self._second[place - before]

@@ -1,0 +1,124 @@
+"""Settles passes: reads their outcome on the host, and updates all that follows from it.
+
+Without the overlap scheduler the worker settles each pass at once. With it, the pass still runs
+when the worker returns. The pass is settled when the next decode call begins, or when SGLang
+processes its result, whichever is first. In both cases the results of all passes before it have
+been processed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
+from sglang_qspec.engine.passes.outcome import (
+    ComingOutcome,
+    ComingTokens,
+    Outcome,
+    PlainOutcome,
+)
+from sglang_qspec.engine.passes.outputs import splice
+
+
+@dataclass
+class PendingPass:
+    """A pass that has been launched and whose outcome the host has not read."""
+
+    reqs: Sequence[Any]
+    """SGLang's requests, one for each row of the pass."""
+    output_lens: Sequence[int]
+    """Output length of each request before the pass, in tokens."""
+    outcome: ComingOutcome | ComingTokens
+    result: Any
+    """What the worker returns to SGLang for the pass."""
+    pipeline: str = ""
+    """Pipeline of the pass; empty for a prefill."""
+    proposal: Proposal | None = None
+    """Drafts of the pass; None for a prefill, or if speculation had ended."""
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the pass was a prefill, of which nothing but the tokens counts."""
+        return not self.pipeline
+
+
+class Settlement:
+    """Owns the passes that are not settled, in the order in which they were launched."""
+
+    def __init__(self, accounting: PassAccounting, *, overlap: bool) -> None:
+        """With `overlap` SGLang adds the tokens of a pass to the outputs one pass late."""
+        self._accounting = accounting
+        self._overlap = overlap
+        self._pending: list[PendingPass] = []
+
+    def add(self, launched: PendingPass) -> None:
+        """Keep a launched pass until it is settled."""
+        self._pending.append(launched)
+
+    def settle(self) -> None:
+        """Settle all passes. Waits for the device."""
+        pending, self._pending = self._pending, []
+        outcomes = [self._settle(launched) for launched in pending]
+        if pending and self._overlap:
+            splice(
+                (req, length, tokens)
+                for launched, outcome in zip(pending, outcomes, strict=True)
+                for req, length, tokens in zip(
+                    launched.reqs, launched.output_lens, outcome.tokens, strict=True
+                )
+                if _takes_tokens(req)
+            )
+
+    def settle_through(self, result: Any) -> None:
+        """Settle the passes up to the one with this result; none if it is settled already."""
+        for count, launched in enumerate(self._pending, 1):
+            if launched.result is result:
+                later = self._pending[count:]
+                del self._pending[count:]
+                self.settle()
+                self._pending = later
+                return
+
+    def _settle(self, launched: PendingPass) -> Outcome | PlainOutcome:
+        outcome = launched.outcome.read()
+        if not launched.is_prefill:
+            self._record(launched, outcome)
+        return outcome
+
+    def _record(self, launched: PendingPass, outcome: Outcome | PlainOutcome) -> None:
+        """Record the outcome of a decode pass, except for requests that drop its tokens.
+
+        With the overlap scheduler a pass may have requests that the pass before it has ended.
+        """
+        accepted, bonus_ids = outcome.accepted_nodes, outcome.bonus_ids
+        reqs, lens = launched.reqs, launched.output_lens
+        proposal = launched.proposal
+        whole = None if proposal is None else proposal.trees
+        if self._overlap and not all(map(_takes_tokens, reqs)):
+            rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)]
+            reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
+            accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
+            proposal = None if proposal is None else proposal.take(rows)
+        if proposal is not None and speculator.active() is not None:
+            with guarded("updating acceptance statistics"):
+                self._accounting.record(
+                    [req.rid for req in reqs],
+                    launched.pipeline,
+                    proposal,
+                    accepted,
+                    bonus_ids,
+                    whole=whole,
+                )
+        with guarded("recording token provenance"):
+            trees = None if proposal is None else proposal.trees
+            provenance.record(reqs, trees, accepted, lens)
+
+
+def _takes_tokens(req: Any) -> bool:
+    """Whether SGLang will add the tokens of the pass to the request's output."""
+    return not (req.finished() or req.is_retracted or req.inflight_middle_chunks > 0)

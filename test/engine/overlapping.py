@@ -1,0 +1,21 @@
+"""Keeps SGLang's overlap scheduler on for a QSPEC server on a CPU, through a second plugin.
+
+A CPU runs nothing meanwhile, but the order of events is that of a GPU: SGLang launches a pass
+before it processes the result of the last one.
+"""
+
+from pathlib import Path
+
+from test.engine.faulty import plugin
+
+CODE = """
+def load():
+    from sglang_qspec.engine import arguments
+
+    arguments.OVERLAPS.add("cpu")
+"""
+
+
+def overlapping(folder: Path) -> dict[str, str]:
+    """Environment variables of a server whose scheduler overlaps; `folder` is an empty folder."""
+    return plugin(folder, CODE)

@@ -1,0 +1,27 @@
+"""Passes are settled before SGLang processes their results."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.scheduler import results
+from sglang_qspec.engine.speculator import Speculator
+
+
+def test_the_worker_settles_the_pass_of_a_result_also_after_speculation_has_ended(
+    active: Speculator,
+) -> None:
+    settled: list[object] = []
+    scheduler: Any = SimpleNamespace(model_worker=SimpleNamespace(settle=settled.append))
+    speculator.activate(active)
+    results.settle(scheduler, None, "first")
+    speculator.deactivate()
+    results.settle(scheduler, None, "second")
+    assert settled == ["first", "second"]
+
+
+def test_a_worker_of_another_algorithm_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculator, "_latest", None)
+    results.settle(SimpleNamespace(model_worker=object()), None, None)

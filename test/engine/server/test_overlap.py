@@ -1,0 +1,182 @@
+"""Answers of a server whose scheduler processes each result one pass late.
+
+They equal those of a server without speculation, and their counts and labels those of their tokens.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from benchmark.harness.server import Server
+from sglang_qspec.models import DemoModels
+from test.engine.overlapping import overlapping
+from test.engine.server.running import (
+    COMMON,
+    GREEDY,
+    MAX_NEW_TOKENS,
+    PENALIZED,
+    Plain,
+    all_at_once,
+    cores,
+    generate,
+    of_sidecar,
+    state,
+    until,
+)
+from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
+from test.engine.server.test_provenance import ASKED, check
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def overlapped(
+    models: DemoModels, plain: Plain, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    arguments = [
+        *COMMON,
+        *("--speculative-algorithm", "QSPEC"),
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    environment = overlapping(tmp_path_factory.mktemp("overlap"))
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as server:
+        until(lambda: state(server)["sidecar"] == "ready", 120)
+        yield server
+        assert not state(server)["failed"], server.log[-4000:]
+        assert server.exit_code(1.0) is None, "the server has ended:\n" + server.log[-4000:]
+
+
+def test_every_answer_is_the_targets_and_every_token_has_its_label(
+    overlapped: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    assert not overlapped.get("/server_info")["disable_overlap_schedule"]
+    body = {"text": prompts, "sampling_params": {**GREEDY, **ASKED}}
+    answers = overlapped.post("/generate", body)
+    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    accepted = 0
+    for answer in answers:
+        check(answer)
+        accepted += of_sidecar(answer["meta_info"]["qspec"]["accepted_by_source"])
+    assert accepted > sum(len(e["output_ids"]) for e in expected) / 4
+
+
+def test_a_stream_labels_all_tokens_so_far(overlapped: Server, prompts: list[str]) -> None:
+    body = {"text": prompts[3], "sampling_params": {**GREEDY, **ASKED}, "stream": True}
+    pieces = list(overlapped.stream("/generate", body))
+    for piece in pieces:
+        labels = piece["meta_info"]["qspec_provenance"]
+        assert len(labels) == len(piece["output_ids"]) == piece["meta_info"]["completion_tokens"]
+        assert "target" in labels
+    assert len(pieces) > 2
+    check(pieces[-1])
+
+
+def test_the_totals_are_the_sums_of_the_answers(overlapped: Server, prompts: list[str]) -> None:
+    """The pass after an end does not count, although it may accept tokens."""
+    before = state(overlapped)["accepted_tokens"]
+    answers = all_at_once(overlapped, prompts)
+    after = state(overlapped)["accepted_tokens"]
+    for source, count in after.items():
+        reported = [a["meta_info"]["qspec"]["accepted_by_source"][source] for a in answers]
+        assert count - before[source] == sum(reported)
+    until(lambda: state(overlapped)["live_requests"] == state(overlapped)["trie_tokens"] == 0)
+
+
+def test_a_pass_takes_the_time_from_one_result_to_the_next(
+    overlapped: Server, prompts: list[str]
+) -> None:
+    before = state(overlapped)["pipelines"]
+    generate(overlapped, prompts[0])
+    after = state(overlapped)["pipelines"]
+    passes = sum(after[name]["passes"] - before[name]["passes"] for name in after)
+    seconds = sum(after[name]["seconds"] - before[name]["seconds"] for name in after)
+    assert passes > 0
+    assert 0.001 < seconds / passes < 1.0
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_new_tokens": n} for n in (1, 2, 3, 7)] + [{"at": n} for n in (1, 3, 10)]
+)
+def test_an_answer_ends_in_the_middle_of_an_accepted_run(
+    overlapped: Server, prompts: list[str], expected: list[dict[str, Any]], limit: dict[str, int]
+) -> None:
+    ids = expected[2]["output_ids"]
+    custom = {**ASKED["custom_params"], "qspec_guess_ids": ids, "qspec_sources": ["guess"]}
+    given: dict[str, Any] = limit if "at" not in limit else {"stop_token_ids": [ids[limit["at"]]]}
+    # The other request goes on, so the ended one is in one pass too many.
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(generate, overlapped, prompts[1])
+        answers = [
+            generate(overlapped, prompts[2], custom_params=custom, **given) for _ in range(3)
+        ]
+        assert other.result()["output_ids"] == expected[1]["output_ids"]
+    for answer in answers:
+        size = answer["meta_info"]["completion_tokens"]
+        assert answer["output_ids"] == ids[:size]
+        if limit.get("max_new_tokens") == 1:
+            assert answer["meta_info"]["qspec_provenance"] == ["target"]
+        else:
+            check(answer)
+
+
+def test_a_rid_may_be_used_again_while_its_last_pass_still_runs(
+    overlapped: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(generate, overlapped, prompts[1])
+        for number in (2, 3, 2, 3):
+            sampling = {**GREEDY, **ASKED, "max_new_tokens": 8}
+            body = {"text": prompts[number], "rid": "again", "sampling_params": sampling}
+            answer = overlapped.post("/generate", body)
+            assert answer["output_ids"] == expected[number]["output_ids"][:8]
+            check(answer)
+        assert other.result()["output_ids"] == expected[1]["output_ids"]
+
+
+def test_penalties_count_the_tokens_that_sglang_has_not_added_yet(
+    overlapped: Server, plain: Plain, prompts: list[str]
+) -> None:
+    body = {"text": prompts[: len(PENALIZED)], "sampling_params": PENALIZED}
+    answers = overlapped.post("/generate", body)
+    assert [a["output_ids"] for a in answers] == [p["output_ids"] for p in plain.penalized]
+    assert sum(answer["meta_info"]["qspec"]["accepted_tokens"] for answer in answers[:-1]) > 0
+    off = [{**sampling, "custom_params": {"qspec_enabled": False}} for sampling in PENALIZED]
+    answers = overlapped.post("/generate", {**body, "sampling_params": off})
+    assert [a["output_ids"] for a in answers] == [p["output_ids"] for p in plain.penalized]
+
+
+def test_sampled_texts_are_as_frequent_as_without_speculation(
+    overlapped: Server, plain: Plain
+) -> None:
+    answers = overlapped.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
+    assert sum(a["meta_info"]["qspec"]["accepted_tokens"] for a in answers) > len(answers) / 4
+    check_equally_frequent(answers, plain.sampled)
+
+
+def test_a_seed_gives_the_same_text_with_overlap_and_without(
+    overlapped: Server, server: Server, prompts: list[str]
+) -> None:
+    sampling = [
+        {
+            "temperature": 1.0,
+            "top_p": 0.9 if number % 2 else 1.0,
+            "sampling_seed": number,
+            "max_new_tokens": MAX_NEW_TOKENS,
+        }
+        for number in range(len(prompts))
+    ]
+    body = {"text": prompts, "sampling_params": sampling}
+    answers = [each.post("/generate", body) for each in (overlapped, server)]
+    ours, theirs = ([answer["output_ids"] for answer in those] for those in answers)
+    assert ours == theirs
+
+
+def test_ended_requests_leave_nothing_behind(overlapped: Server, prompts: list[str]) -> None:
+    all_at_once(overlapped, prompts[:4])
+    until(lambda: state(overlapped)["live_requests"] == state(overlapped)["trie_tokens"] == 0)
+    overlapped.post("/flush_cache?timeout=10", {})
+    (load,) = overlapped.get("/v1/loads")["loads"]
+    assert load["num_used_tokens"] == 0
