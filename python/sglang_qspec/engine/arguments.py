@@ -33,9 +33,8 @@ from sglang_qspec.models import kernels
 logger = logging.getLogger(__name__)
 
 DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
-"""Default of --speculative-num-draft-tokens by device, including the root. On a CPU this is the
-maximum width of a pass. On a GPU every pass has this width, for which SGLang captures its CUDA
-graphs."""
+"""Default of --speculative-num-draft-tokens by device, including the root: the maximum width of a
+pass."""
 
 RUNNING_REQUESTS = 48
 """Default of --max-running-requests, as SGLang has it for NGRAM."""
@@ -348,14 +347,16 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
 def apply_defaults(args: Any) -> None:
     """Set SGLang's arguments as for NGRAM: a width, no overlap scheduler and no mixed chunks.
 
-    `speculative_num_draft_tokens` is the maximum size of a tree. `speculative_eagle_topk` tells
-    attention backends only that drafts branch; SGLang reserves KV slots for the larger of the two.
+    `speculative_num_draft_tokens` is the maximum size of a tree, and SGLang reserves KV slots for
+    it. `engine.cuda.backends` says how attention backends verify.
     The overlap scheduler would gain nothing, because the next tree depends on the tokens of the
     last pass.
     """
+    from sglang_qspec.engine.cuda import backends
+
     if args.speculative_num_draft_tokens is None:
         args.speculative_num_draft_tokens = DRAFT_TOKENS[_kind(args)]
     args.speculative_num_steps = 1
-    args.speculative_eagle_topk = min(10, args.speculative_num_draft_tokens)
+    backends.prepare(args, ragged=False)
     args.disable_overlap_schedule = True
     args.enable_mixed_chunk = False

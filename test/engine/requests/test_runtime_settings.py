@@ -12,24 +12,21 @@ from sglang_qspec.errors import RequestError
 SETTINGS = QSpecConfig()
 
 
-def check(given: dict[str, float], *, graphs: bool = False) -> None:
+def check(given: dict[str, float]) -> None:
     """Check as a server that was started with the defaults and 8 draft tokens."""
-    runtime_settings.check(given, SETTINGS, 8, graphs=graphs)
+    runtime_settings.check(given, SETTINGS, 8)
 
 
 def test_they_start_as_the_servers_settings() -> None:
-    started = RuntimeSettings.of(
-        QSpecConfig(mode="halves", step_tokens=5, completions=3), 8, graphs=False
-    )
+    started = RuntimeSettings.of(QSpecConfig(mode="halves", step_tokens=5, completions=3), 8)
     assert started == RuntimeSettings("halves", 5, 8, fixed_width=False, completions=3)
     assert started.enabled
     assert started.sources == set(SOURCES)
-    assert RuntimeSettings.of(QSpecConfig(width="fixed"), 8, graphs=False).fixed_width
-    assert RuntimeSettings.of(QSpecConfig(), 8, graphs=True).fixed_width
+    assert RuntimeSettings.of(QSpecConfig(width="fixed"), 8).fixed_width
 
 
 def test_a_mode_is_set_by_its_index_and_a_switch_by_0_or_1() -> None:
-    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    current = RuntimeSettings.of(QSpecConfig(), 8)
     given = {"qspec_mode": 2, "qspec_step_tokens": 3.0, "qspec_draft_token_num": 4}
     switched = {"qspec_fixed_width": 1, "qspec_enabled": 0.0, "qspec_source_step": 0}
     check({**given, **switched, "qspec_completions": 2})
@@ -47,7 +44,7 @@ def test_every_setting_can_be_set() -> None:
 
 
 def test_a_request_gets_what_it_asks_for_within_the_settings() -> None:
-    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    current = RuntimeSettings.of(QSpecConfig(), 8)
     wanted = controls.read({"qspec_completions": 5, "qspec_sources": ["queue", "step"]}, SETTINGS)
     assert current.grant(wanted) == wanted
     current.completions, current.source_step = 3, False
@@ -82,13 +79,6 @@ def test_the_pipeline_bounds_how_far_step_drafts_run_ahead() -> None:
 def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: float, allowed: str) -> None:
     with pytest.raises(RequestError, match=rf"{name} is {value}, but must be .*{allowed}"):
         check({name: value})
-
-
-def test_captured_graphs_have_one_width() -> None:
-    with pytest.raises(RequestError, match="from 8 to 8"):
-        check({"qspec_draft_token_num": 4}, graphs=True)
-    with pytest.raises(RequestError, match="from 1 to 1"):
-        check({"qspec_fixed_width": 0}, graphs=True)
 
 
 def test_an_unknown_setting_is_refused_and_settings_of_sglang_pass() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
+def any_width(requests: int) -> None:
+    """All widths are allowed for a batch of this size."""
+
+
 class Proposer:
     """Chooses the trees of each pass by the measured pass `times`."""
 
@@ -38,9 +42,12 @@ class Proposer:
         runtime_settings: RuntimeSettings,
         times: PassTimes,
         *,
+        widths: Callable[[int], Sequence[int] | None] = any_width,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`widths` gives the allowed widths of a batch in rising order, and None for all."""
         self._speculator = active
+        self._widths = widths
         self._runtime = runtime_settings
         self._clock = clock
         self._width = WidthPolicy(runtime_settings.draft_token_num, times=times)
@@ -66,8 +73,10 @@ class Proposer:
         outputs = [req.output_ids for req in batch.reqs]
         if self._runtime.draft_token_num != self._width.max_width:
             self._width.limit(self._runtime.draft_token_num)
-        self._width.fixed = self._runtime.fixed_width
+        self._width.widths = allowed = self._allowed(len(rids))
         widest = min(self._width.max_width, plan.width)
+        if allowed is not None:
+            widest = next((width for width in allowed if width >= widest), allowed[-1])
         if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):
             return Proposal(self._speculator.propose(rids, outputs, 1, drafts=False))
         factors = self._speculator.factors(rids)
@@ -81,6 +90,15 @@ class Proposer:
             waited += took
             if left <= 0.0:
                 return Proposal(trees.best(choice.width), trees, waited)
+
+    def _allowed(self, requests: int) -> Sequence[int] | None:
+        """Widths that the policy may choose for this batch; None for all."""
+        most, widths = self._width.max_width, self._widths(requests)
+        if widths is not None:
+            widths = [width for width in widths if width <= most] or widths[:1]
+        if not self._runtime.fixed_width:
+            return widths
+        return (most,) if widths is None else widths[-1:]
 
     def _wait(
         self,

@@ -32,7 +32,8 @@ class RuntimeSettings:
     draft_token_num: int
     """Maximum number of tokens that a pass verifies for each request."""
     fixed_width: bool
-    """True: every pass has `draft_token_num` tokens for each request."""
+    """True: every pass has `draft_token_num` tokens for each request, or the next number below
+    with CUDA graphs for the batch."""
     enabled: bool = True
     """False: all requests are decoded plainly, and the sidecar drafts nothing."""
     completions: int = MAX_COMPLETIONS
@@ -45,13 +46,13 @@ class RuntimeSettings:
     source_output: bool = True
 
     @classmethod
-    def of(cls, settings: QSpecConfig, draft_token_num: int, *, graphs: bool) -> RuntimeSettings:
-        """The values at the start of a server. With CUDA graphs the width is fixed."""
+    def of(cls, settings: QSpecConfig, draft_token_num: int) -> RuntimeSettings:
+        """The values at the start of a server."""
         return cls(
             settings.mode,
             settings.step_tokens,
             draft_token_num,
-            graphs or settings.width == "fixed",
+            settings.width == "fixed",
             completions=settings.completions,
         )
 
@@ -90,21 +91,18 @@ class RuntimeSettings:
 NAMES = tuple(PREFIX + field.name for field in fields(RuntimeSettings))
 
 
-def check(
-    given: Mapping[str, Any], settings: QSpecConfig, draft_token_num: int, *, graphs: bool
-) -> None:
+def check(given: Mapping[str, Any], settings: QSpecConfig, draft_token_num: int) -> None:
     """Check the settings of QSPEC among `given`.
 
     `settings` and `draft_token_num` are the values at the start of the server, which bound the new
-    ones. With CUDA graphs (`graphs`) the width cannot change. Raises RequestError for an unknown
-    setting or a value that is not allowed.
+    ones. Raises RequestError for an unknown setting or a value that is not allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {
         "mode": (0, len(MODES) - 1),
         "step_tokens": (1, 64),
-        "draft_token_num": (draft_token_num if graphs else 1, draft_token_num),
-        "fixed_width": (int(graphs), 1),
+        "draft_token_num": (1, draft_token_num),
+        "fixed_width": switch,
         "enabled": switch,
         "completions": (1, settings.completions),
         **{f"source_{source}": switch for source in SOURCES},

@@ -10,7 +10,6 @@ from typing import Any
 from sglang_qspec import config
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.passes import tree_attention
 from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.errors import RequestError
 
@@ -42,7 +41,7 @@ def _validate(name: str, value: float) -> None:
     `check_update` answers wrong values with HTTP 400; this check applies if that hook fails.
     """
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
-    from sglang.srt.runtime_context import get_device, get_spec
+    from sglang.srt.runtime_context import get_spec
 
     active = speculator.active()
     if active is None:
@@ -52,7 +51,6 @@ def _validate(name: str, value: float) -> None:
             {name: value},
             active.settings,
             get_spec().speculative_num_draft_tokens,
-            graphs=tree_attention.has_one_width(str(get_device().device)),
         )
     except RequestError as error:
         raise UpdateRejected(str(error)) from None
@@ -73,9 +71,8 @@ def check_update(manager: Any, obj: Any) -> None:
     args = manager.server_args
     if (args.speculative_algorithm or "").upper() != "QSPEC":
         return
-    fixed = tree_attention.has_one_width(str(args.device))
     settings, widest = config.from_environment(), get_spec().speculative_num_draft_tokens
     try:
-        runtime_settings.check(obj.server_args, settings, widest, graphs=fixed)
+        runtime_settings.check(obj.server_args, settings, widest)
     except RequestError as error:
         raise HTTPException(400, str(error)) from None
