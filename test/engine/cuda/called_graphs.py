@@ -23,7 +23,12 @@ from sglang_qspec.engine.cpu.attention import NAME, CpuAttention
 
 
 class OneWidth(CpuAttention):
-    """Attention on a CPU, for the width of the configuration in which it was made."""
+    """Attention on a CPU, for the width of the configuration in which it was made.
+
+    As in fa3, ragged passes take chains and ignore masks.
+    """
+
+    supports_ragged_verify_graph = True
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
@@ -45,6 +50,16 @@ class OneWidth(CpuAttention):
         """As of a replay: the mask covers only the real requests, so the others get ones."""
         self._check(forward_batch)
         spec_info, view = forward_batch.spec_info, SimpleNamespace(**vars(forward_batch))
+        layout = None if spec_info is None else spec_info.ragged_verify_layout
+        if layout is not None:
+            lens = layout.padded_to_bucket(padded_bs=view.batch_size).verify_lens
+            assert len(view.out_cache_loc) == int(lens.sum())
+            some = lens > 0  # not all of the padded requests have a row
+            view.forward_mode, view.seq_lens = ForwardMode.EXTEND, (view.seq_lens + lens)[some]
+            view.req_pool_indices = view.req_pool_indices[some]
+            view.extend_seq_lens, view.extend_seq_lens_cpu = lens[some], lens[some].tolist()
+            super().init_forward_metadata(view)
+            return
         if spec_info is not None:
             cells = forward_batch.batch_size * self.width**2
             mask = torch.ones(cells, dtype=torch.bool)

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from sglang_qspec.models import DemoModels
+from test.engine.cuda.prompts import PROMPTS
 from test.random_llama import write_random_llama
 
 CASES = (
@@ -30,24 +33,30 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def records(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
-    """What each case did, with graphs (True) and without."""
-    folder = tmp_path_factory.mktemp("model")
+def model(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
-    model = write_random_llama(folder, models, hidden_size=64, intermediate_size=96, **sizes)
-    found = {}
-    for graphs in (True, False):
-        ended = subprocess.run(
-            [sys.executable, "-m", "test.engine.cuda.serving"],
-            input=json.dumps([str(model), graphs]),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=Path(__file__).parents[3],
-        )
-        assert ended.returncode == 0, ended.stderr[-4000:]
-        found[graphs] = json.loads(ended.stdout)
-    return found
+    folder = tmp_path_factory.mktemp("model")
+    return write_random_llama(folder, models, hidden_size=64, intermediate_size=96, **sizes)
+
+
+def serve(model: Path, kind: str) -> Any:
+    """What `serving` prints for the model."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "test.engine.cuda.serving"],
+        input=json.dumps([str(model), kind]),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[3],
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def records(model: Path) -> dict[bool, Any]:
+    """What each case did, with graphs (True) and without."""
+    return {True: serve(model, "trees"), False: serve(model, "eager")}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,3 +98,20 @@ def test_passes_have_the_widths_and_batches_that_the_cases_ask_for(
     assert {requests for _, requests in shapes["halves"]} >= {2, 3}
     assert {width for width, _ in shapes["adaptive"]} <= {1, 2, 4, 8}
     assert max(width for width, _ in shapes["mixed"]) > 1
+
+
+def test_ragged_chains_run_in_graphs_of_their_total_of_tokens(model: Path) -> None:
+    found = serve(model, "ragged")
+    assert found["tiers"] == [8, 16, 32, 48]
+    assert found["widths"] == [1]
+    assert found["plain"]
+    network = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    assert len(found["passes"]) == 5
+    for each in found["passes"]:
+        assert each["in_graph"]
+        expected: list[int] = []
+        for row, chain in zip(each["rows"], each["chains"], strict=True):
+            with torch.inference_mode():
+                logits = network(torch.tensor([PROMPTS[row] + chain])).logits[0]
+            expected += logits[-len(chain) :].argmax(-1).tolist()
+        assert each["next"] == expected

@@ -93,7 +93,10 @@ class PassGraphs:
 
     @contextmanager
     def at(self, width: int) -> Iterator[None]:
-        """Run the target's passes in the block on the backend and the graphs of `width`."""
+        """Run the target's passes in the block on the backend and the graphs of `width`.
+
+        Ragged passes run on what SGLang has made for the widest.
+        """
         made = self._passes.get(width)
         if made is None:
             yield

@@ -29,6 +29,7 @@ from sglang.srt.speculative.spec_utils import (
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import compat, hooks, speculator
+from sglang_qspec.engine.cuda import ragged
 from sglang_qspec.engine.cuda.backends import pass_cost
 from sglang_qspec.engine.cuda.graphs import PassGraphs
 from sglang_qspec.engine.failsafe import guarded
@@ -229,9 +230,12 @@ class QSpecWorker(BaseSpecWorker):
         return _finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
 
     def _run(self, batch: ScheduleBatch, width: int) -> GenerationBatchResult:
-        """Run the target over `width` tokens of each request; only a plain pass samples."""
+        """Run the target over at most `width` tokens of each request; only a plain pass samples."""
+        rows = len(batch.input_ids)
+        ragged.pad(batch, self._graphs.tiers)
         with self._graphs.at(width):
             result = self._target_worker.forward_batch_generation(batch, is_verify=width > 1)
+        ragged.cut(result.logits_output, rows)
         self._speculator.totals.eager_passes += not result.can_run_cuda_graph
         return result
 
