@@ -30,21 +30,26 @@ def batch_of(lengths: list[int]) -> Any:
 )
 def test_a_pass_gets_the_next_total(lengths: list[int], tier: int) -> None:
     batch, rows = batch_of(lengths), sum(lengths)
-    ragged.pad(batch, TIERS)
-    layout = batch.spec_info.ragged_verify_layout
-    assert layout.graph_num_tokens == tier
-    assert layout.verify_lens.tolist() == layout.verify_lens_cpu == lengths
-    for padded in (batch.input_ids, batch.out_cache_loc, batch.spec_info.positions):
-        assert len(padded) == tier
-        assert (padded[:rows] > 0).all()
-        assert not padded[rows:].any()
+    own = batch.spec_info.ragged_verify_layout
+    with ragged.padded(batch, TIERS):
+        layout = batch.spec_info.ragged_verify_layout
+        assert layout.graph_num_tokens == tier
+        assert layout.verify_lens.tolist() == layout.verify_lens_cpu == lengths
+        for padded in (batch.input_ids, batch.out_cache_loc, batch.spec_info.positions):
+            assert len(padded) == tier
+            assert (padded[:rows] > 0).all()
+            assert not padded[rows:].any()
+    assert batch.spec_info.ragged_verify_layout is own
+    for restored in (batch.input_ids, batch.out_cache_loc, batch.spec_info.positions):
+        assert len(restored) == rows
 
 
 def test_a_pass_with_more_rows_than_any_graph_stays_as_it_is() -> None:
     for tiers in (TIERS, ()):
         batch = batch_of([30, 3])
-        ragged.pad(batch, tiers)
-        assert len(batch.input_ids) == batch.spec_info.ragged_verify_layout.graph_num_tokens == 33
+        with ragged.padded(batch, tiers):
+            total = batch.spec_info.ragged_verify_layout.graph_num_tokens
+            assert len(batch.input_ids) == total == 33
 
 
 def test_passes_of_one_width_are_not_padded() -> None:
@@ -53,8 +58,8 @@ def test_passes_of_one_width_are_not_padded() -> None:
         spec_info=SimpleNamespace(ragged_verify_layout=None), input_ids=torch.arange(6)
     )
     for batch, rows in ((plain, 3), (uniform, 6)):
-        ragged.pad(batch, TIERS)
-        assert len(batch.input_ids) == rows
+        with ragged.padded(batch, TIERS):
+            assert len(batch.input_ids) == rows
 
 
 def test_the_logits_of_the_added_rows_are_dropped() -> None:

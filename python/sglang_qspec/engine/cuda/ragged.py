@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import torch
 
 
-def pad(batch: Any, tiers: Sequence[int]) -> None:
-    """Pad the packed rows of a ragged pass to the next of the rising `tiers`.
+@contextmanager
+def padded(batch: Any, tiers: Sequence[int]) -> Iterator[None]:
+    """Pad the packed rows of a ragged pass to the next of the rising `tiers`, inside the block.
 
     `batch` has int64 [rows] `input_ids` and `out_cache_loc`; its `spec_info` has int64 [rows]
     `positions` and SGLang's `ragged_verify_layout`. Added rows have token, position and slot 0,
     which no request uses. Passes with more rows than the last tier stay as they are and run
-    eagerly, and so do passes with another layout.
+    eagerly. Passes of one width are not padded here, because SGLang's runner pads them.
     """
     spec_info = batch.spec_info
     layout = None if spec_info is None else spec_info.ragged_verify_layout
-    if layout is None:
-        return
     rows = len(batch.input_ids)
     place = bisect_left(tiers, rows)
-    if place == len(tiers):
+    if layout is None or place == len(tiers):
+        yield
         return
-    more = tiers[place] - rows
-    batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, more))
-    batch.out_cache_loc = torch.nn.functional.pad(batch.out_cache_loc, (0, more))
-    spec_info.positions = torch.nn.functional.pad(spec_info.positions, (0, more))
+    kept = batch.input_ids, batch.out_cache_loc, spec_info.positions
+    batch.input_ids, batch.out_cache_loc, spec_info.positions = (
+        torch.nn.functional.pad(each, (0, tiers[place] - rows)) for each in kept
+    )
     spec_info.ragged_verify_layout = msgspec.structs.replace(layout, graph_num_tokens=tiers[place])
+    try:
+        yield
+    finally:
+        batch.input_ids, batch.out_cache_loc, spec_info.positions = kept
+        spec_info.ragged_verify_layout = layout
 
 
 def cut(logits_output: Any, rows: int) -> None:
-    """Drop the logits and the hidden states of the rows that `pad` added behind `rows`."""
+    """Drop the logits and the hidden states of the rows that `padded` added behind `rows`."""
     logits_output.next_token_logits = logits_output.next_token_logits[:rows]
     if logits_output.hidden_states is not None:
         logits_output.hidden_states = logits_output.hidden_states[:rows]

@@ -232,8 +232,7 @@ class QSpecWorker(BaseSpecWorker):
     def _run(self, batch: ScheduleBatch, width: int) -> GenerationBatchResult:
         """Run the target over at most `width` tokens of each request; only a plain pass samples."""
         rows = len(batch.input_ids)
-        ragged.pad(batch, self._graphs.tiers)
-        with self._graphs.at(width):
+        with self._graphs.at(width), ragged.padded(batch, self._graphs.tiers):
             result = self._target_worker.forward_batch_generation(batch, is_verify=width > 1)
         ragged.cut(result.logits_output, rows)
         self._speculator.totals.eager_passes += not result.can_run_cuda_graph
