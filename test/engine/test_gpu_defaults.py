@@ -135,25 +135,23 @@ def test_each_backend_verifies_ragged_chains_or_trees_of_one_width(
     models: DemoModels, sm: int, given: str | None, backend: str, ragged: bool
 ) -> None:
     with cuda(sm):
-        args = arguments_of(models, attention_backend=given)
-        resolved(args)
-        assert backends.verify_backend(args) == backend
-        assert backends.chooses_ragged(args, "auto") == ragged
-        assert not backends.chooses_ragged(args, "tree")
+        view = server(models, attention_backend=given)
+        assert backends.verify_backend(view) == backend
+        assert backends.chooses_ragged(view, "auto") == ragged
+        assert not backends.chooses_ragged(view, "tree")
         if not ragged:
             with pytest.raises(
                 ConfigError, match=f"is ragged, but the attention backend {backend}"
             ):
-                backends.chooses_ragged(args, "ragged")
+                backends.chooses_ragged(view, "ragged")
 
 
 def test_graphs_that_pad_no_batch_verify_trees(models: DemoModels) -> None:
     with cuda(90):
-        args = arguments_of(models, disable_cuda_graph_padding=True)
-        resolved(args)
-        assert not backends.chooses_ragged(args, "auto")
+        view = server(models, disable_cuda_graph_padding=True)
+        assert not backends.chooses_ragged(view, "auto")
         with pytest.raises(ConfigError, match="use tree"):
-            backends.chooses_ragged(args, "ragged")
+            backends.chooses_ragged(view, "ragged")
 
 
 def test_a_backend_that_ignores_masks_is_refused_for_trees(
@@ -163,12 +161,11 @@ def test_a_backend_that_ignores_masks_is_refused_for_trees(
     with cuda(100):
         with pytest.raises(ConfigError, match=r"--page-size is 64, but QSPEC supports only 1"):
             server(models, attention_backend="trtllm_mha")
-        args = arguments_of(models)
-        resolved(args)
+        view = server(models)
         monkeypatch.setattr(backends, "verify_backend", lambda _: "trtllm_mha")
-        assert backends.chooses_ragged(args, "auto")
+        assert backends.chooses_ragged(view, "auto")
         with pytest.raises(ConfigError, match="trtllm_mha, which ignores the masks"):
-            backends.chooses_ragged(args, "tree")
+            backends.chooses_ragged(view, "tree")
 
 
 def test_the_mode_of_verification_reaches_sglangs_processes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.arg_groups.overrides import attention_backends_of, resolving_view
+from sglang.srt.arg_groups.overrides import attention_backends_of
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_platform, get_spec
 
@@ -59,23 +59,23 @@ def attention_of(backend: str, capability: int | None = None) -> Attention:
     return _BACKENDS.get(backend, Attention())
 
 
-def verify_backend(server_args: Any) -> str:
-    """Name of the attention backend that verifies, of resolved arguments.
+def verify_backend(view: Any) -> str:
+    """Name of the attention backend that verifies; `view` is SGLang's resolving view of arguments.
 
     With different backends for prefill and decode, `speculative_attention_mode` chooses one.
     """
-    view = resolving_view(server_args)
     prefill, decode = attention_backends_of(view)
     return str(prefill if view.speculative_attention_mode == "prefill" else decode)
 
 
-def chooses_ragged(server_args: Any, verify: str) -> bool:
+def chooses_ragged(view: Any, verify: str) -> bool:
     """Whether a GPU server verifies ragged chains (True) or trees of one width (False).
 
-    `verify` is `auto`, `tree` or `ragged`; `auto` takes ragged chains where the attention backend
-    has graphs for them. Raises ConfigError if the backend cannot verify what `verify` demands.
+    `view` is SGLang's resolving view of the server's arguments, after SGLang has chosen the
+    attention backend. `verify` is `auto`, `tree` or `ragged`; `auto` takes ragged chains where the
+    backend has graphs for them. Raises ConfigError if the backend cannot verify so.
     """
-    view, backend = resolving_view(server_args), verify_backend(server_args)
+    backend = verify_backend(view)
     attention = attention_of(backend, get_platform().device_capability[0])
     # SGLang's graphs of ragged passes pad batches, and do not split them.
     possible = attention.ragged and not (
