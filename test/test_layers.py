@@ -33,6 +33,7 @@ ENGINE = (
     "failsafe",
     "guard",
     "cpu",
+    "cuda",
     "passes",
     "scheduler",
 )
@@ -194,6 +195,7 @@ def test_the_numeric_parts_import_nothing_heavy_but_torch(part: str) -> None:
 DEVICE_HOMES = (
     "cpu/",
     "engine/cpu/",
+    "engine/cuda/",
     "engine/passes/staging.py",
     "engine/passes/tree_attention.py",
     "verify/gumbel_argmax.py",

@@ -101,6 +101,14 @@ def _one_of(*choices: str) -> Parser:
     return parse
 
 
+def _widths(text: str) -> str:
+    allowed = f"auto or a list of whole numbers from 1 to {MAX_DRAFT_TOKENS} such as 2,4"
+    for width in () if text == "auto" else text.split(","):
+        if not width.strip().isdecimal() or not 1 <= int(width) <= MAX_DRAFT_TOKENS:
+            raise ValueError(allowed)
+    return text
+
+
 def _endpoint(text: str) -> str:
     if text and not text.startswith(("ipc://", "tcp://")):
         raise ValueError("ipc://PATH or tcp://HOST:PORT")
@@ -189,15 +197,29 @@ class QSpecConfig:
         _one_of("adaptive", "fixed"),
         "number of tokens that a pass verifies for each request: adaptive (the number that is "
         "expected to be fastest) or fixed (always --speculative-num-draft-tokens; a ragged pass "
-        "leaves out the padding); with CUDA graphs it is always fixed",
+        "leaves out the padding)",
     )
     verify: str = _setting(
         "auto",
         _one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
         "has fewer drafts (tree), the likeliest tokens of all requests, without padding (ragged; "
-        "needs the attention backend qspec_cpu), or the faster of both on this device (auto: "
-        "ragged with qspec_cpu, otherwise tree)",
+        "needs the attention backend qspec_cpu, or fa3 on a GPU), or what is known to be faster "
+        "(auto: ragged with qspec_cpu, otherwise tree)",
+    )
+    graph_widths: str = _setting(
+        "auto",
+        _widths,
+        "numbers of tokens for each request for which a GPU server captures CUDA graphs, such as "
+        "2,4; 1 and --speculative-num-draft-tokens are always captured. auto adds a half, a "
+        "quarter and an eighth of --speculative-num-draft-tokens",
+    )
+    graph_memory: int = _setting(
+        2048,
+        _whole(0, 1 << 20),
+        "maximum memory in MiB of the CUDA graphs that are captured besides those for "
+        "--speculative-num-draft-tokens, and of their buffers; never more than half of what is "
+        "free. Widths that do not fit are left out",
     )
     acceptance: str = _setting(
         "match",

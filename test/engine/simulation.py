@@ -53,7 +53,7 @@ class Simulation:
         config = QSpecConfig(max_request_tokens=4096, max_total_tokens=1 << 20)
         tries = TrieStore(TrieLimits(VOCAB, 4096, max_total_tokens=1 << 20))
         self.active = Speculator(config, VOCAB, tries, self.link, self.clock)
-        runtime_settings = RuntimeSettings.of(config, self.width, graphs=False, ragged=self.ragged)
+        runtime_settings = RuntimeSettings.of(config, self.width, ragged=self.ragged)
         self.accounting = PassAccounting(self.active, runtime_settings, self.clock)
         self.proposer = Proposer(
             self.active,

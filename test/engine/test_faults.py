@@ -153,7 +153,7 @@ def test_a_flood_of_empty_step_drafts_does_not_delay_a_pass(pipeline: str) -> No
     active = connect(link)
     enqueue(active, max_new_tokens=100)
     poll(active)
-    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8)
     proposer = Proposer(active, runtime_settings, PassTimes())
     # All that a proposer reads of SGLang's batch.
     req = SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)

@@ -1,5 +1,6 @@
 """SGLang's own resolution of the arguments, on mocked GPUs of four generations."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,8 +13,9 @@ from sglang.srt.runtime_context import override_platform
 from sglang.srt.server_args import ServerArgs
 
 from sglang_qspec import config
-from sglang_qspec.config import Placement
+from sglang_qspec.config import Placement, variable
 from sglang_qspec.engine import arguments
+from sglang_qspec.engine.cuda import backends
 from sglang_qspec.engine.sidecar import placement
 from sglang_qspec.engine.sidecar.placement import Gpu
 from sglang_qspec.errors import ConfigError
@@ -75,19 +77,22 @@ def resolved(args: ServerArgs) -> Any:
     return resolving_view(args)
 
 
-def server(models: DemoModels, **changes: Any) -> Any:
-    """The resolved arguments of a server with QSPEC and the demo models."""
-    return resolved(
-        ServerArgs(
-            **{
-                "model_path": str(models.target),
-                "device": "cuda",
-                "speculative_algorithm": "QSPEC",
-                "speculative_draft_model_path": str(models.target),
-                **changes,
-            }
-        )
+def arguments_of(models: DemoModels, **changes: Any) -> ServerArgs:
+    """The arguments of a server with QSPEC and the demo models."""
+    return ServerArgs(
+        **{
+            "model_path": str(models.target),
+            "device": "cuda",
+            "speculative_algorithm": "QSPEC",
+            "speculative_draft_model_path": str(models.target),
+            **changes,
+        }
     )
+
+
+def server(models: DemoModels, **changes: Any) -> Any:
+    """The same arguments, resolved."""
+    return resolved(arguments_of(models, **changes))
 
 
 @pytest.mark.parametrize(("sm", "backend"), [(80, "flashinfer"), (89, "flashinfer"), (90, "fa3")])
@@ -109,6 +114,91 @@ def test_on_blackwell_server_and_sidecar_have_a_backend_for_pages_of_one_token(
             assert (view.attention_backend, view.page_size) == ("flashinfer", 1)
         plain = resolved(ServerArgs(model_path=str(models.target), device="cuda", page_size=1))
         assert (plain.attention_backend, plain.page_size) == ("trtllm_mha", 64)
+
+
+@pytest.mark.parametrize(
+    ("sm", "given", "backend", "ragged"),
+    [
+        (80, None, "flashinfer", False),
+        (80, "triton", "triton", False),
+        (80, "fa3", "fa3", True),
+        (89, None, "flashinfer", False),
+        (89, "triton", "triton", False),
+        (90, None, "fa3", True),
+        (90, "triton", "triton", False),
+        (90, "flashinfer", "flashinfer", False),
+        (100, None, "flashinfer", False),
+        (100, "triton", "triton", False),
+    ],
+)
+def test_each_backend_verifies_ragged_chains_or_trees_of_one_width(
+    models: DemoModels, sm: int, given: str | None, backend: str, ragged: bool
+) -> None:
+    with cuda(sm):
+        view = server(models, attention_backend=given)
+        assert backends.verify_backend(view) == backend
+        assert not backends.chooses_ragged(view, "auto")
+        assert not backends.chooses_ragged(view, "tree")
+        if ragged:
+            assert backends.chooses_ragged(view, "ragged")
+        else:
+            with pytest.raises(
+                ConfigError, match=f"is ragged, but the attention backend {backend}"
+            ):
+                backends.chooses_ragged(view, "ragged")
+
+
+def test_graphs_that_pad_no_batch_verify_trees(models: DemoModels) -> None:
+    with cuda(90):
+        view = server(models, disable_cuda_graph_padding=True)
+        assert not backends.chooses_ragged(view, "auto")
+        with pytest.raises(ConfigError, match="use tree"):
+            backends.chooses_ragged(view, "ragged")
+
+
+def test_a_backend_that_ignores_masks_is_refused_for_trees(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    with cuda(100):
+        with pytest.raises(ConfigError, match=r"--page-size is 64, but QSPEC supports only 1"):
+            server(models, attention_backend="trtllm_mha")
+        view = server(models)
+        monkeypatch.setattr(backends, "verify_backend", lambda _: "trtllm_mha")
+        assert backends.chooses_ragged(view, "auto")
+        with pytest.raises(ConfigError, match="trtllm_mha, which ignores the masks"):
+            backends.chooses_ragged(view, "tree")
+
+
+@pytest.mark.parametrize(("sm", "topk"), [(80, None), (90, 1)])
+def test_the_setting_decides_on_ragged_chains_where_the_backend_has_graphs_for_them(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch, sm: int, topk: int | None
+) -> None:
+    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "static")
+    monkeypatch.setenv(variable("verify"), "ragged")
+    with cuda(sm):
+        if topk is None:
+            with pytest.raises(ConfigError, match="is ragged, but the attention backend flashi"):
+                server(models)
+            return
+        assert server(models).speculative_eagle_topk == topk
+    assert os.environ["SGLANG_RAGGED_VERIFY_MODE"] == "compact"
+
+
+def test_the_mode_of_verification_reaches_sglangs_processes(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    with cuda(90):
+        assert server(models).speculative_eagle_topk == 8
+        assert os.environ["SGLANG_RAGGED_VERIFY_MODE"] == "static"
+        args = arguments_of(models, speculative_num_draft_tokens=16)
+        backends.prepare(args, ragged=False)
+        assert args.speculative_eagle_topk == 10
+        backends.prepare(args, ragged=True)
+        assert args.speculative_eagle_topk == 1
+        assert os.environ["SGLANG_RAGGED_VERIFY_MODE"] == "compact"
 
 
 def test_a_given_attention_backend_of_the_sidecar_wins(models: DemoModels) -> None:

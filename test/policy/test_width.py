@@ -62,8 +62,29 @@ def test_larger_batches_need_likelier_drafts() -> None:
     assert width_for(policy, [doubtful] * 12) == 1
 
 
-def test_a_fixed_width_is_always_the_maximum() -> None:
-    assert width_for(WidthPolicy(8, fixed=True), [chain()]) == 8
+def test_the_only_allowed_width_is_always_chosen() -> None:
+    assert width_for(WidthPolicy(8, widths=(8,)), [chain()]) == 8
+    assert width_for(WidthPolicy(4, widths=(8,)), [chain()]) == 8
+
+
+def test_only_allowed_widths_are_chosen() -> None:
+    certain = chain(*[0.99] * 5)
+    policy = WidthPolicy(16, times=linear(0.0))
+    assert width_for(policy, [certain]) == 6
+    policy.widths = (1, 4, 8, 16)
+    assert width_for(policy, [certain]) == 8
+    policy.limit(7)
+    assert width_for(policy, [certain]) == 4
+    assert width_for(policy, [chain()]) == 1
+
+
+def test_a_plain_pass_is_due_only_where_width_1_is_allowed() -> None:
+    certain = chain(*[0.99] * 7)
+    for widths, width in (((1, 8), 1), ((4, 8), 8)):
+        policy = WidthPolicy(8, widths=widths)
+        for _ in range(300):
+            policy.times.observe(1, 8, 0.01)
+        assert width_for(policy, [certain]) == width
 
 
 def test_cheap_rows_are_used_and_expensive_rows_only_where_they_pay() -> None:

@@ -26,6 +26,10 @@ class QSpecAlgorithm(CustomSpecAlgo):
     def has_draft_kv(self) -> bool:
         return False
 
+    def supports_ragged_verify(self) -> bool:
+        """True; `engine.cuda.backends.prepare` chooses the mode."""
+        return True
+
     def handle_server_args(self, server_args: Any) -> None:
         arguments.apply_defaults(server_args)
 

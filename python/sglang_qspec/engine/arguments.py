@@ -33,9 +33,8 @@ from sglang_qspec.models import kernels
 logger = logging.getLogger(__name__)
 
 DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
-"""Default of --speculative-num-draft-tokens by device, including the root. On a CPU this is the
-maximum width of a pass. On a GPU every pass has this width, for which SGLang captures its CUDA
-graphs."""
+"""Default of --speculative-num-draft-tokens by device, including the root: the maximum width of a
+pass."""
 
 RUNNING_REQUESTS = 48
 """Default of --max-running-requests, as SGLang has it for NGRAM."""
@@ -115,7 +114,10 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
             _check_target(view, model_config_of(server_args))
         except QSpecError as error:
             _stop(error)
-    previous(server_args)
+    try:
+        previous(server_args)
+    except QSpecError as error:
+        _stop(error)
 
 
 def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -211,8 +213,8 @@ def check(args: Any) -> QSpecConfig:
     compat.check_version()
     compat.check_hooks(hooks.front())
     settings = config.from_environment()
-    backend = args.decode_attention_backend or args.attention_backend
-    verification_of(settings, str(args.device), backend)
+    if _kind(args) == "cpu":
+        verification_of(settings, "cpu", args.decode_attention_backend or args.attention_backend)
     for refused, name, value, allowed in _unsupported(args):
         if refused:
             raise ConfigError(f"{name} is {value}, but QSPEC supports only {allowed}")
@@ -355,15 +357,19 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
 def apply_defaults(args: Any) -> None:
     """Set SGLang's arguments as for NGRAM: a width and no mixed chunks.
 
-    `speculative_num_draft_tokens` is the maximum size of a tree. `speculative_eagle_topk` tells
-    attention backends only that drafts branch; SGLang reserves KV slots for the larger of the two.
-    The pipeline `halves` reads tokens in the middle of a round, so it needs a server without the
-    overlap scheduler.
+    `speculative_num_draft_tokens` is the maximum size of a tree, and SGLang reserves KV slots for
+    it. `engine.cuda.backends` says how attention backends verify. The pipeline `halves` reads
+    tokens in the middle of a round, so it needs a server without the overlap scheduler. Raises
+    ConfigError if the attention backend cannot verify as the settings ask.
     """
+    from sglang_qspec.engine.cuda import backends
+
     if args.speculative_num_draft_tokens is None:
         args.speculative_num_draft_tokens = DRAFT_TOKENS[_kind(args)]
     args.speculative_num_steps = 1
-    args.speculative_eagle_topk = min(10, args.speculative_num_draft_tokens)
-    if _kind(args) not in OVERLAPS or config.from_environment().mode == "halves":
+    settings = config.from_environment()
+    ragged = _kind(args) != "cpu" and backends.chooses_ragged(resolving_view(args), settings.verify)
+    backends.prepare(args, ragged=ragged)
+    if _kind(args) not in OVERLAPS or settings.mode == "halves":
         args.disable_overlap_schedule = True
     args.enable_mixed_chunk = False

@@ -25,6 +25,7 @@ _INTERNAL_STATE = (
 _RESPONSES_REQUEST = "sglang.srt.entrypoints.openai.protocol.ResponsesRequest"
 _ENGINE = "sglang.srt.entrypoints.engine.Engine"
 _OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
+_MODEL_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -129,6 +130,7 @@ def front() -> tuple[Hook, ...]:
 
 def scheduler() -> tuple[Hook, ...]:
     """Hooks of the scheduler's process."""
+    from sglang_qspec.engine.cuda import capture
     from sglang_qspec.engine.scheduler import (
         endings,
         internal_state,
@@ -178,6 +180,19 @@ def scheduler() -> tuple[Hook, ...]:
             "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
             kv_reserve.reserve_columns,
             AFTER,
+            OnError.STOP_START,
+        ),
+        # Without these classes the graphs of ragged passes would be wrong.
+        Hook(
+            _MODEL_RUNNER + "._decode_cuda_graph_runner_cls",
+            capture.runner_class,
+            AROUND,
+            OnError.STOP_START,
+        ),
+        Hook(
+            _MODEL_RUNNER + ".max_decode_logits_rows",
+            capture.logits_rows,
+            AROUND,
             OnError.STOP_START,
         ),
         Hook(

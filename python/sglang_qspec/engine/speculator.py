@@ -52,9 +52,7 @@ class Speculator:
         runtime_settings: RuntimeSettings | None = None,
     ) -> None:
         self.settings = settings
-        self.runtime_settings = runtime_settings or RuntimeSettings.of(
-            settings, MAX_DRAFT_TOKENS, graphs=False
-        )
+        self.runtime_settings = runtime_settings or RuntimeSettings.of(settings, MAX_DRAFT_TOKENS)
         self.totals = Totals()
         self.first_drafts = FirstDrafts()
         self.step_proposals = StepProposals()

@@ -11,6 +11,7 @@ _IMPORTED = {
     ),
     "sglang.srt.arg_groups.model_override_base": ("model_config_of",),
     "sglang.srt.arg_groups.overrides": (
+        "attention_backends_of",
         "attn_dp_enabled_of",
         "declare_resolution",
         "resolving_view",
@@ -30,6 +31,7 @@ _IMPORTED = {
     ),
     "sglang.srt.environ": (
         "envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+        "envs.SGLANG_RAGGED_VERIFY_MODE",
         "envs.SGLANG_RUST_SERVER",
     ),
     "sglang.srt.layers.activation": ("SiluAndMul",),
@@ -93,7 +95,12 @@ _IMPORTED = {
         "ForwardMode",
     ),
     "sglang.srt.model_executor.forward_context": ("get_attn_backend",),
-    "sglang.srt.model_executor.model_runner": ("ModelRunner",),
+    "sglang.srt.model_executor.model_runner": ("ModelRunner._get_attention_backend",),
+    "sglang.srt.model_executor.runner.decode_cuda_graph_runner": (
+        "DecodeCudaGraphRunner._build_ragged_verify_token_buckets",
+        "DecodeCudaGraphRunner._capture_ragged_verify_layout",
+        "DecodeCudaGraphRunner.get_spec_info",
+    ),
     "sglang.srt.model_loader.loader": ("DefaultModelLoader.postprocess_weights",),
     "sglang.srt.models.llama": (
         "LlamaAttention",
@@ -112,6 +119,7 @@ _IMPORTED = {
         "SpawnRanks",
         "attention_backends",
         "get_device",
+        "get_exec",
         "get_model",
         "get_parallel",
         "get_platform",
@@ -136,6 +144,7 @@ _IMPORTED = {
         "build_grammar_vocab_mask",
         "record_stream_for_v2_verify",
     ),
+    "sglang.srt.utils": ("get_available_gpu_memory",),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }

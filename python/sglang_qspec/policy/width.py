@@ -48,16 +48,19 @@ class Choice:
 
 
 class WidthPolicy:
-    """Chooses the width of a pass: 1 (plain decoding) to `max_width`.
-
-    With `fixed` it always chooses `max_width`, because captured CUDA graphs have one width.
-    """
+    """Chooses the width of a pass: 1 (plain decoding) to `max_width`."""
 
     def __init__(
-        self, max_width: int, *, times: PassTimes | None = None, fixed: bool = False
+        self,
+        max_width: int,
+        *,
+        times: PassTimes | None = None,
+        widths: Sequence[int] | None = None,
     ) -> None:
         self.times = times or PassTimes()
-        self.fixed = fixed
+        self.widths = widths
+        """Allowed widths in rising order, such as those with CUDA graphs; None for LADDER. Without
+        1 among them no pass is plain. Those above `max_width` are not used, except the first."""
         self.limit(max_width)
 
     def limit(self, max_width: int) -> None:
@@ -82,18 +85,23 @@ class WidthPolicy:
         gains = factors @ scores
         gains[:1] = bs  # column 0 holds the roots, which yield the bonus tokens
         tokens = gains.cumsum().tolist()
-        if self.fixed:
-            return self._pass(bs, self.max_width, tokens)
-        plain = self._pass(bs, 1, tokens)
-        best, rate = plain, MARGIN * plain.rate
+        first, *wider = self._allowed()
+        narrowest = self._pass(bs, first, tokens)
+        best, rate = narrowest, narrowest.rate * (MARGIN if first == 1 else 1.0)
         largest = np.count_nonzero(gains)
-        for width in self._steps[1:]:
+        for width in wider:
             found = self._pass(bs, width, tokens)
             if found.rate > rate:
                 best, rate = found, found.rate
             if width >= largest:
                 break
-        return plain if self.times.plain_is_due(bs) else best
+        return narrowest if first == 1 and self.times.plain_is_due(bs) else best
+
+    def _allowed(self) -> Sequence[int]:
+        """The widths to choose from; at least one."""
+        if self.widths is None:
+            return self._steps
+        return [width for width in self.widths if width <= self.max_width] or self.widths[:1]
 
     def _pass(self, bs: int, width: int, tokens: Sequence[float]) -> Choice:
         """The pass of this width; `tokens[w - 1]` is the expected yield at width w."""

@@ -36,7 +36,7 @@ def drafted(batch: Any) -> int:
     """Number of draft tokens that a pass over `batch` has; the prompt of its request repeats."""
     active = make(None)
     enqueue(active, prompt_ids=[7, 8, 9] * 5, max_new_tokens=100)
-    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    runtime_settings = RuntimeSettings.of(QSpecConfig(), 8)
     proposer = Proposer(active, runtime_settings, PassTimes())
     return int(proposer.propose(batch, PipelinePlan("ahead", 8)).trees.sizes[0]) - 1
 

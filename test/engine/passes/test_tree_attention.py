@@ -3,7 +3,8 @@
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.passes.tree_attention import verification_of
+from sglang_qspec.engine.cuda import backends
+from sglang_qspec.engine.passes.tree_attention import Verification, verification_of
 from sglang_qspec.errors import ConfigError
 
 
@@ -12,18 +13,28 @@ def test_passes_on_our_cpu_backend_are_ragged_unless_the_setting_says_tree(
     verify: str, ragged: bool
 ) -> None:
     found = verification_of(QSpecConfig(verify=verify), "cpu", "qspec_cpu")
-    assert (found.can_be_ragged, found.ragged, found.chains) == (True, ragged, False)
+    assert found == Verification(ragged, can_change=True, chains=False)
+    assert found.allowed == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("device", "backend"),
-    [("cpu", "torch_native"), ("cpu", None), ("cuda", "fa3"), ("cuda:1", "qspec_cpu")],
+    [("cpu", "torch_native"), ("cpu", None)],
 )
-def test_other_backends_verify_one_width_and_refuse_ragged_passes(
+def test_other_backends_of_a_cpu_verify_one_width_and_refuse_ragged_passes(
     device: str, backend: str | None
 ) -> None:
     for verify in ("auto", "tree"):
         found = verification_of(QSpecConfig(verify=verify), device, backend)
-        assert (found.can_be_ragged, found.ragged) == (False, False)
+        assert found == Verification(False, can_change=False, chains=False)
+        assert found.allowed == (0, 0)
     with pytest.raises(ConfigError, match=r"--speculative-qspec-verify is 'ragged', but"):
         verification_of(QSpecConfig(verify="ragged"), device, backend)
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+def test_on_a_gpu_the_start_has_decided(ragged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "is_ragged", lambda: ragged)
+    found = verification_of(QSpecConfig(), "cuda:1", "fa3")
+    assert found == Verification(ragged, can_change=False, chains=ragged)
+    assert found.allowed == (ragged, ragged)

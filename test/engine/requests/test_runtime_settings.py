@@ -12,24 +12,21 @@ from sglang_qspec.errors import RequestError
 SETTINGS = QSpecConfig()
 
 
-def check(given: dict[str, float], *, graphs: bool = False) -> None:
+def check(given: dict[str, float]) -> None:
     """Check as a server that was started with the defaults and 8 draft tokens."""
-    runtime_settings.check(given, SETTINGS, 8, graphs=graphs, can_be_ragged=not graphs)
+    runtime_settings.check(given, SETTINGS, 8, ragged=(0, 1))
 
 
 def test_they_start_as_the_servers_settings() -> None:
-    started = RuntimeSettings.of(
-        QSpecConfig(mode="halves", step_tokens=5, completions=3), 8, graphs=False
-    )
+    started = RuntimeSettings.of(QSpecConfig(mode="halves", step_tokens=5, completions=3), 8)
     assert started == RuntimeSettings("halves", 5, 8, fixed_width=False, completions=3)
     assert started.enabled
     assert started.sources == set(SOURCES)
-    assert RuntimeSettings.of(QSpecConfig(width="fixed"), 8, graphs=False).fixed_width
-    assert RuntimeSettings.of(QSpecConfig(), 8, graphs=True).fixed_width
+    assert RuntimeSettings.of(QSpecConfig(width="fixed"), 8).fixed_width
 
 
 def test_a_mode_is_set_by_its_index_and_a_switch_by_0_or_1() -> None:
-    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    current = RuntimeSettings.of(QSpecConfig(), 8)
     given = {"qspec_mode": 2, "qspec_step_tokens": 3.0, "qspec_draft_token_num": 4}
     switched = {"qspec_fixed_width": 1, "qspec_enabled": 0.0, "qspec_source_step": 0}
     check({**given, **switched, "qspec_completions": 2})
@@ -47,7 +44,7 @@ def test_every_setting_can_be_set() -> None:
 
 
 def test_a_request_gets_what_it_asks_for_within_the_settings() -> None:
-    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False)
+    current = RuntimeSettings.of(QSpecConfig(), 8)
     wanted = controls.read({"qspec_completions": 5, "qspec_sources": ["queue", "step"]}, SETTINGS)
     assert current.grant(wanted) == wanted
     current.completions, current.source_step = 3, False
@@ -84,21 +81,16 @@ def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: float, al
         check({name: value})
 
 
-def test_captured_graphs_have_one_width() -> None:
-    with pytest.raises(RequestError, match="from 8 to 8"):
-        check({"qspec_draft_token_num": 4}, graphs=True)
-    with pytest.raises(RequestError, match="from 1 to 1"):
-        check({"qspec_fixed_width": 0}, graphs=True)
-
-
 def test_passes_become_ragged_only_where_the_attention_backend_can_run_them() -> None:
-    current = RuntimeSettings.of(QSpecConfig(), 8, graphs=False, ragged=True)
+    current = RuntimeSettings.of(QSpecConfig(), 8, ragged=True)
     assert current.ragged
     current.set("qspec_ragged", 0)
     assert not current.ragged
-    runtime_settings.check({"qspec_ragged": 0}, SETTINGS, 8, graphs=False, can_be_ragged=False)
+    runtime_settings.check({"qspec_ragged": 0}, SETTINGS, 8)
     with pytest.raises(RequestError, match="qspec_ragged is 1, but must be .* from 0 to 0"):
-        runtime_settings.check({"qspec_ragged": 1}, SETTINGS, 8, graphs=False, can_be_ragged=False)
+        runtime_settings.check({"qspec_ragged": 1}, SETTINGS, 8)
+    with pytest.raises(RequestError, match="qspec_ragged is 0, but must be .* from 1 to 1"):
+        runtime_settings.check({"qspec_ragged": 0}, SETTINGS, 8, ragged=(1, 1))
 
 
 def test_an_unknown_setting_is_refused_and_settings_of_sglang_pass() -> None:

@@ -39,8 +39,10 @@ class PassAccounting:
         speculator: Speculator,
         runtime: RuntimeSettings,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        times: PassTimes | None = None,
     ) -> None:
-        self.times = PassTimes()
+        self.times = times or PassTimes()
         self._speculator = speculator
         self._runtime = runtime
         self._clock = clock

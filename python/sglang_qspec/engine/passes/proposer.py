@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
+def any_width(requests: int) -> None:
+    """All widths are allowed for a batch of this size."""
+
+
 class Proposer:
     """Chooses the trees of each pass by the measured pass `times`."""
 
@@ -41,9 +45,12 @@ class Proposer:
         times: PassTimes,
         *,
         chains: bool = False,
+        widths: Callable[[int], Sequence[int] | None] = any_width,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`widths` gives the allowed widths of a batch in rising order, and None for all."""
         self._speculator = active
+        self._widths = widths
         self._runtime = runtime_settings
         self._clock = clock
         self._chains = chains
@@ -72,8 +79,10 @@ class Proposer:
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
         rids = [req.rid for req in batch.reqs]
         outputs = outputs_of(batch.reqs)
-        policy = self._policy()
+        policy = self._policy(len(rids))
         widest = min(policy.max_width, plan.width)
+        if policy is self._uniform and policy.widths is not None:
+            widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
         if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):
             return Proposal(self._speculator.propose(rids, outputs, 1, drafts=False))
         factors = self._speculator.factors(rids)
@@ -89,13 +98,23 @@ class Proposer:
             if left <= 0.0:
                 return Proposal(choice.cut(usable), trees, waited)
 
-    def _policy(self) -> WidthPolicy | RowBudget:
-        """The policy of the next pass, by the present runtime settings."""
+    def _policy(self, requests: int) -> WidthPolicy | RowBudget:
+        """The policy of the next pass, by the present runtime settings and the batch size."""
         policy = self._ragged if self._runtime.ragged else self._uniform
         if self._runtime.draft_token_num != policy.max_width:
             policy.limit(self._runtime.draft_token_num)
-        policy.fixed = self._runtime.fixed_width
+        self._ragged.fixed = self._runtime.fixed_width
+        self._uniform.widths = self._allowed(requests)
         return policy
+
+    def _allowed(self, requests: int) -> Sequence[int] | None:
+        """Widths that a pass of one width may have; None for all."""
+        most, widths = self._runtime.draft_token_num, self._widths(requests)
+        if widths is not None:
+            widths = [width for width in widths if width <= most] or widths[:1]
+        if not self._runtime.fixed_width:
+            return widths
+        return (most,) if widths is None else widths[-1:]
 
     def _wait(
         self,

@@ -1,8 +1,8 @@
 """What the attention backends of a device expect of draft trees, and which passes they can run.
 
-SGLang's backends for CPUs read the mask of the tree alone, and take its width from the pass. On
-GPUs they also read the mask of the prefix, and CUDA graphs have one width. The backend of this
-package for CPUs also runs ragged passes, over trees of different sizes.
+SGLang's backends for CPUs read the mask of the tree alone. On GPUs they also read the mask of the
+prefix. The backend of this package for CPUs also runs ragged passes, over trees of different sizes.
+On GPUs ragged passes take chains (`engine.cuda.backends`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sglang_qspec.config import QSpecConfig, flag
+from sglang_qspec.engine.cuda import backends
 from sglang_qspec.errors import ConfigError
 
 RAGGED_TREES = ("qspec_cpu",)
@@ -19,35 +20,39 @@ RAGGED_TREES = ("qspec_cpu",)
 class Verification(NamedTuple):
     """How verify passes run on a device."""
 
-    can_be_ragged: bool
-    """Whether the attention backend can run ragged passes."""
     ragged: bool
     """Whether passes are ragged at the start."""
+    can_change: bool
+    """Whether a running server can change that."""
     chains: bool
     """Whether ragged passes take only one path of each tree."""
+
+    @property
+    def allowed(self) -> tuple[int, int]:
+        """Smallest and largest value of the runtime setting `ragged`."""
+        return (0, 1) if self.can_change else (int(self.ragged), int(self.ragged))
 
 
 def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> Verification:
     """How passes run on `device` with an attention `backend` of SGLang.
 
-    `auto` is ragged on CPUs, where it was measured to be better (docs/results.md). Raises
-    ConfigError if the setting asks for ragged passes that the backend cannot run.
+    `auto` is ragged on CPUs, where it was measured to be better (docs/results.md). On a GPU the
+    start has decided (`engine.cuda.backends.prepare`). Raises ConfigError if the setting asks for
+    ragged passes that the backend cannot run.
     """
-    can_be_ragged = device.startswith("cpu") and backend in RAGGED_TREES
+    if not device.startswith("cpu"):
+        ragged = backends.is_ragged()
+        return Verification(ragged, can_change=False, chains=ragged)
+    can_be_ragged = backend in RAGGED_TREES
     if settings.verify == "ragged" and not can_be_ragged:
         raise ConfigError(
             f"{flag('verify')} is 'ragged', but the attention backend {backend!r} on {device!r} "
             f"verifies one width: it must be 'auto' or 'tree', or --attention-backend must be "
-            f"{' or '.join(RAGGED_TREES)} on a CPU"
+            f"{' or '.join(RAGGED_TREES)}"
         )
-    return Verification(can_be_ragged, can_be_ragged and settings.verify != "tree", chains=False)
+    return Verification(can_be_ragged and settings.verify != "tree", can_be_ragged, chains=False)
 
 
 def reads_full_mask(device: str) -> bool:
     """Whether a mask covers the prefix too, as [D, seq_len + D] for each request."""
-    return not device.startswith("cpu")
-
-
-def has_one_width(device: str) -> bool:
-    """Whether every verify pass has the width for which SGLang captured CUDA graphs."""
     return not device.startswith("cpu")

@@ -29,6 +29,9 @@ from sglang.srt.speculative.spec_utils import (
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import compat, hooks, speculator
+from sglang_qspec.engine.cuda import ragged
+from sglang_qspec.engine.cuda.backends import pass_cost
+from sglang_qspec.engine.cuda.graphs import PassGraphs
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import batch_split, relay, sampling_seeds, tree_attention
@@ -45,7 +48,7 @@ from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_inpu
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.sidecar.startup import open_link
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import PipelinePlan, PipelineSelector
+from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
 
@@ -68,20 +71,24 @@ class QSpecWorker(BaseSpecWorker):
         self._draft_token_num: int = get_spec().speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self._draft_token_num
         settings = config.from_environment()
-        one_width = tree_attention.has_one_width(self._device)
         verification = tree_attention.verification_of(
             settings, self._device, attention_backends()[1]
         )
         self._runtime = RuntimeSettings.of(
-            settings, self._draft_token_num, graphs=one_width, ragged=verification.ragged
+            settings, self._draft_token_num, ragged=verification.ragged
         )
+        self._graphs = PassGraphs(target_worker.model_runner, settings)
         self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._overlap = not get_schedule().disable_overlap_schedule
-        self._accounting = PassAccounting(self._speculator, self._runtime)
+        times = PassTimes(pass_cost(self._device))
+        self._accounting = PassAccounting(self._speculator, self._runtime, times=times)
         self._settlement = Settlement(self._accounting, overlap=self._overlap)
-        times = self._accounting.times
         self._proposer = Proposer(
-            self._speculator, self._runtime, times, chains=verification.chains
+            self._speculator,
+            self._runtime,
+            times,
+            chains=verification.chains,
+            widths=self._graphs.widths,
         )
         self._selector = PipelineSelector(times)
         self._halves = Halves()
@@ -99,6 +106,10 @@ class QSpecWorker(BaseSpecWorker):
         self.req_to_token_pool, self.token_to_kv_pool_allocator = (
             self._target_worker.get_memory_pool()
         )
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the graphs of further widths. SGLang has captured its own before."""
+        self._graphs.capture()
 
     def clear_cache_pool(self) -> None:
         """Drop all drafts. SGLang calls this for /flush_cache and after weight updates."""
@@ -259,11 +270,20 @@ class QSpecWorker(BaseSpecWorker):
         batch.seq_lens_sum = None
         read_outputs(batch)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
-            result = self._target_worker.forward_batch_generation(batch)
+            result = self._run(batch, 1)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(bs, 1)
         return self._finished(result, result.next_token_ids, _ones(batch), batch.seq_lens, 1)
+
+    def _run(self, batch: ScheduleBatch, width: int) -> GenerationBatchResult:
+        """Run the target over at most `width` tokens of each request; only a plain pass samples."""
+        rows = len(batch.input_ids)
+        with self._graphs.at(width), ragged.padded(batch, self._graphs.tiers):
+            result = self._target_worker.forward_batch_generation(batch, is_verify=width > 1)
+        ragged.cut(result.logits_output, rows)
+        self._speculator.totals.eager_passes += not result.can_run_cuda_graph
+        return result
 
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
@@ -273,7 +293,7 @@ class QSpecWorker(BaseSpecWorker):
         batch.input_ids = verify_input.input_ids
         batch.out_cache_loc = verify_input.slots(batch)
         batch.spec_info = verify_input
-        result = self._target_worker.forward_batch_generation(batch, is_verify=True)
+        result = self._run(batch, trees.width)
         grammar_mask = self._grammar_mask(batch, trees, verify_input)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
             predict, accept_lens, accept_index = sample_and_accept(

@@ -32,7 +32,8 @@ class RuntimeSettings:
     draft_token_num: int
     """Maximum number of tokens that a pass verifies for each request."""
     fixed_width: bool
-    """True: every pass has `draft_token_num` tokens for each request."""
+    """True: every pass has `draft_token_num` tokens for each request, or the next number below
+    with CUDA graphs for the batch. A ragged pass leaves out the padding."""
     ragged: bool = False
     """True: a pass verifies the likeliest tokens of all requests, without padding."""
     enabled: bool = True
@@ -48,19 +49,14 @@ class RuntimeSettings:
 
     @classmethod
     def of(
-        cls,
-        settings: QSpecConfig,
-        draft_token_num: int,
-        *,
-        graphs: bool,
-        ragged: bool = False,
+        cls, settings: QSpecConfig, draft_token_num: int, *, ragged: bool = False
     ) -> RuntimeSettings:
-        """The values at the start of a server. With CUDA graphs the width is fixed."""
+        """The values at the start of a server."""
         return cls(
             settings.mode,
             settings.step_tokens,
             draft_token_num,
-            graphs or settings.width == "fixed",
+            settings.width == "fixed",
             ragged,
             completions=settings.completions,
         )
@@ -105,22 +101,21 @@ def check(
     settings: QSpecConfig,
     draft_token_num: int,
     *,
-    graphs: bool,
-    can_be_ragged: bool = False,
+    ragged: tuple[int, int] = (0, 0),
 ) -> None:
     """Check the settings of QSPEC among `given`.
 
     `settings` and `draft_token_num` are the values at the start of the server, which bound the new
-    ones. With CUDA graphs (`graphs`) the width cannot change. Passes can be ragged if
-    `can_be_ragged`. Raises RequestError for an unknown setting or a value that is not allowed.
+    ones. `ragged` are the smallest and largest value of that setting. Raises RequestError for an
+    unknown setting or a value that is not allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {
         "mode": (0, len(MODES) - 1),
         "step_tokens": (1, 64),
-        "draft_token_num": (draft_token_num if graphs else 1, draft_token_num),
-        "fixed_width": (int(graphs), 1),
-        "ragged": (0, int(can_be_ragged)),
+        "draft_token_num": (1, draft_token_num),
+        "fixed_width": switch,
+        "ragged": ragged,
         "enabled": switch,
         "completions": (1, settings.completions),
         **{f"source_{source}": switch for source in SOURCES},

@@ -84,6 +84,5 @@ def _check(given: Mapping[str, Any], settings: QSpecConfig, device: str) -> None
         given,
         settings,
         get_spec().speculative_num_draft_tokens,
-        graphs=tree_attention.has_one_width(device),
-        can_be_ragged=verification.can_be_ragged,
+        ragged=verification.allowed,
     )

@@ -26,6 +26,7 @@ GAUGES = {
     "sidecar_kv_tokens": "KV slots that the open rows hold, over all servers of the sidecar.",
 }
 TOTALS = {
+    "eager_passes": "Decode and verify passes of the target that ran without a CUDA graph.",
     "drafted_tokens": "Tokens that the sidecar drafted, over all its servers.",
     "evictions": "Requests that lost their drafts to the cap on draft tokens of all requests.",
     "declined_requests": "Requests that a sidecar refused to draft for.",

@@ -45,6 +45,8 @@ class Totals:
         self.pipelines = {name: PassTotals() for name in ("queue", *PIPELINES)}
         self.pipeline = "none"
         """Pipeline of the latest decoding round; `none` before the first."""
+        self.eager_passes = 0
+        """Passes that ran without a CUDA graph; on a CPU, or with graphs disabled, all passes."""
         self.agreement = FIRST_AGREEMENT
         """Moving average: fraction of step-draft tokens that are right after a right prefix."""
 
@@ -86,6 +88,7 @@ class Totals:
             "proposed_tokens": {source.name.lower(): n for source, n in self.proposed.items()},
             "accepted_tokens": {source.name.lower(): n for source, n in self.accepted.items()},
             "positions": self.positions.describe(),
+            "eager_passes": self.eager_passes,
             "step_agreement": self.agreement,
             "pipeline": self.pipeline,
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},

@@ -1,0 +1,125 @@
+"""What SGLang's attention backends can verify.
+
+The answers are read from SGLang 0.5.23. A backend that is not listed verifies trees, and takes the
+width of a pass from the configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import attention_backends_of
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_platform, get_spec
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy import PassCost
+
+MOST_CHILDREN = 10
+"""Value of SGLang's `speculative_eagle_topk` for trees, which only says that drafts branch."""
+GPU_COST = PassCost(cheap_rows=192, cheap_row=0.0005, row=0.003)
+"""Relative time of a pass on a GPU before any pass was measured.
+
+Predicted for an 8B model in bfloat16 on an H100: 512 rows take about twice as long as one, and up
+to about 200 rows the read of the weights takes longer than the products.
+"""
+_XQA = (9, 12)
+"""Major compute capabilities on which trtllm_mha runs its kernels without ragged lengths."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What one attention backend can verify."""
+
+    trees: bool = True
+    """Whether the backend reads masks, so that a node sees only its ancestors."""
+    ragged: bool = False
+    """Whether one pass can verify another number of tokens for each request, also in CUDA graphs.
+    Such a pass takes chains only: these backends ignore its mask."""
+    any_width: bool = False
+    """Whether an eager pass takes its width from the pass. Otherwise it takes the width for which
+    the backend was made, and any other width gives wrong logits."""
+
+
+_BACKENDS = {
+    "qspec_cpu": Attention(any_width=True),
+    "flashinfer": Attention(any_width=True),
+    "triton": Attention(any_width=True),
+    "fa3": Attention(ragged=True),
+    "fa4": Attention(ragged=True),
+    "trtllm_mha": Attention(trees=False, ragged=True),
+}
+
+
+def attention_of(backend: str, capability: int | None = None) -> Attention:
+    """What `backend` can verify on a GPU of the major compute `capability`; None is not a GPU."""
+    if backend == "trtllm_mha" and capability in _XQA:
+        return Attention(trees=False)
+    return _BACKENDS.get(backend, Attention())
+
+
+def verify_backend(view: Any) -> str:
+    """Name of the attention backend that verifies; `view` is SGLang's resolving view of arguments.
+
+    With different backends for prefill and decode, `speculative_attention_mode` chooses one.
+    """
+    prefill, decode = attention_backends_of(view)
+    return str(prefill if view.speculative_attention_mode == "prefill" else decode)
+
+
+def chooses_ragged(view: Any, verify: str) -> bool:
+    """Whether a GPU server verifies ragged chains (True) or trees of one width (False).
+
+    `view` is SGLang's resolving view of the server's arguments, after SGLang has chosen the
+    attention backend. `verify` is `auto`, `tree` or `ragged`; `auto` takes trees where the backend
+    reads their masks. Raises ConfigError if the backend cannot verify so.
+    """
+    backend = verify_backend(view)
+    attention = attention_of(backend, get_platform().device_capability[0])
+    # SGLang's graphs of ragged passes pad batches, and do not split them.
+    possible = attention.ragged and not (
+        view.disable_cuda_graph_padding or view.enable_two_batch_overlap
+    )
+    if verify == "ragged" and not possible:
+        raise ConfigError(
+            f"--speculative-qspec-verify is ragged, but the attention backend {backend} verifies "
+            "the same number of tokens for all requests on this server: use tree"
+        )
+    if attention.trees:
+        return verify == "ragged"
+    if not possible or verify == "tree":
+        raise ConfigError(
+            f"--attention-backend is {backend}, which ignores the masks of draft trees: use "
+            "flashinfer or triton"
+        )
+    return True
+
+
+def pass_cost(device: str) -> PassCost:
+    """The shape of the times of passes by their rows, which measured passes scale."""
+    return PassCost() if device.startswith("cpu") else GPU_COST
+
+
+def branching(width: int) -> int:
+    """SGLang's `speculative_eagle_topk` for trees of `width` tokens.
+
+    A tree of two tokens is a chain, for which fa3 needs no second pass over the draft tokens.
+    """
+    return min(MOST_CHILDREN, width) if width > 2 else 1
+
+
+def prepare(args: Any, *, ragged: bool) -> None:
+    """Set SGLang's arguments for ragged chains or for trees.
+
+    Call it in the process that parses the arguments: SGLang's other processes inherit the mode of
+    verification through the environment.
+    """
+    args.speculative_eagle_topk = 1 if ragged else branching(args.speculative_num_draft_tokens)
+    envs.SGLANG_RAGGED_VERIFY_MODE.set("compact" if ragged else "static")
+
+
+def is_ragged() -> bool:
+    """Whether this server verifies ragged chains, as `prepare` set it."""
+    chains = get_spec().speculative_eagle_topk == 1
+    return bool(chains and envs.SGLANG_RAGGED_VERIFY_MODE.get() == "compact")

@@ -1,0 +1,64 @@
+"""Which class captures the target's CUDA graphs, and at which batch sizes.
+
+SGLang reads the batch sizes of a capture from the configuration, so a capture runs with a pruned
+copy of it. The classes are imported only for a capture, which a CPU server does not run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.runtime_context import get_exec, get_spec
+
+from sglang_qspec.engine.algorithm import QSpecAlgorithm
+from sglang_qspec.engine.arguments import PASS_ROWS
+from sglang_qspec.engine.cuda import backends, widths
+
+
+def runner_class(target: Callable[[Any], type], model_runner: Any) -> type:
+    """Around `ModelRunner._decode_cuda_graph_runner_cls`: the class for the target of QSPEC."""
+    if not _is_target(model_runner):
+        return target(model_runner)
+    from sglang_qspec.engine.cuda import runners
+
+    return runners.RaggedGraphs if backends.is_ragged() else runners.TreeGraphs
+
+
+def logits_rows(target: Callable[[Any], int], model_runner: Any) -> int:
+    """Around `ModelRunner.max_decode_logits_rows`: the rows of the batches that are captured."""
+    rows = target(model_runner)
+    if not _is_target(model_runner):
+        return rows
+    with pruned(get_spec().speculative_num_draft_tokens):
+        verified = target(model_runner)
+    return max(verified, min(rows, PASS_ROWS), max(get_exec().graph.cuda_graph_config.decode.bs))
+
+
+def capture_width(model_runner: Any, backend: Any, width: int) -> Any:
+    """Capture the graphs of `width` on `backend`, a backend of its own; 1 is a plain pass."""
+    from sglang_qspec.engine.cuda import runners
+
+    made = runners.PlainGraphs if width == 1 else runners.TreeGraphs
+    return made(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
+
+
+@contextmanager
+def pruned(width: int) -> Iterator[list[int]]:
+    """SGLang's configuration, with the batch sizes that are captured at `width`.
+
+    SGLang reads them from the leaf `cuda_graph_config`, not from `cuda_graph_bs_decode`.
+    """
+    graph = get_exec().graph
+    config = graph.cuda_graph_config
+    sizes = widths.batch_sizes(sorted(config.decode.bs), width)
+    decode = dataclasses.replace(config.decode, bs=sizes, max_bs=max(sizes))
+    with graph.override(cuda_graph_config=dataclasses.replace(config, decode=decode)):
+        yield sizes
+
+
+def _is_target(model_runner: Any) -> bool:
+    """Whether the runner is a target's with QSPEC; the sidecar's has no speculation."""
+    return isinstance(model_runner.spec_algorithm, QSpecAlgorithm)

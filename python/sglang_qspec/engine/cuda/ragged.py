@@ -1,0 +1,46 @@
+"""Pads ragged verify passes to the totals of tokens for which graphs are captured."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+
+
+@contextmanager
+def padded(batch: Any, tiers: Sequence[int]) -> Iterator[None]:
+    """Pad the packed rows of a ragged pass to the next of the rising `tiers`, inside the block.
+
+    `batch` has int64 [rows] `input_ids` and `out_cache_loc`; its `spec_info` has int64 [rows]
+    `positions` and SGLang's `ragged_verify_layout`. Added rows have token, position and slot 0,
+    which no request uses. Passes with more rows than the last tier stay as they are and run
+    eagerly. Passes of one width are not padded here, because SGLang's runner pads them.
+    """
+    spec_info = batch.spec_info
+    layout = None if spec_info is None else spec_info.ragged_verify_layout
+    rows = len(batch.input_ids)
+    place = bisect_left(tiers, rows)
+    if layout is None or place == len(tiers):
+        yield
+        return
+    kept = batch.input_ids, batch.out_cache_loc, spec_info.positions
+    batch.input_ids, batch.out_cache_loc, spec_info.positions = (
+        torch.nn.functional.pad(each, (0, tiers[place] - rows)) for each in kept
+    )
+    spec_info.ragged_verify_layout = msgspec.structs.replace(layout, graph_num_tokens=tiers[place])
+    try:
+        yield
+    finally:
+        batch.input_ids, batch.out_cache_loc, spec_info.positions = kept
+        spec_info.ragged_verify_layout = layout
+
+
+def cut(logits_output: Any, rows: int) -> None:
+    """Drop the logits and the hidden states of the rows that `padded` added behind `rows`."""
+    logits_output.next_token_logits = logits_output.next_token_logits[:rows]
+    if logits_output.hidden_states is not None:
+        logits_output.hidden_states = logits_output.hidden_states[:rows]

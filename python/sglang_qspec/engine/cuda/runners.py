@@ -1,0 +1,59 @@
+"""SGLang's runner of decode CUDA graphs, for plain passes, trees of one width and ragged chains.
+
+SGLang captures one runner: TARGET_VERIFY at the width of `--speculative-num-draft-tokens`, in
+which no plain pass fits. `PlainGraphs` captures DECODE next to it, `TreeGraphs` further widths. In
+SGLang's RAGGED_VERIFY_MODE `compact`, graphs are keyed by the total of tokens instead;
+`RaggedGraphs` adds what the branch for NGRAM lacks there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_spec
+
+from sglang_qspec.engine.cuda import widths
+from sglang_qspec.engine.cuda.capture import pruned
+
+
+class PlainGraphs(DecodeCudaGraphRunner):
+    """Graphs of DECODE passes, which have one token for each request and no draft."""
+
+    @property
+    def capture_forward_mode(self) -> Any:
+        """DECODE, although SGLang sets TARGET_VERIFY for speculative algorithms."""
+        return ForwardMode.DECODE
+
+    @capture_forward_mode.setter
+    def capture_forward_mode(self, mode: Any) -> None:
+        pass
+
+    def get_spec_info(self, num_tokens: int) -> None:
+        """No drafts: backends read a decode pass with drafts as a pass of a draft model."""
+
+
+class TreeGraphs(DecodeCudaGraphRunner):
+    """Graphs of verify passes with trees of one width, at the batch sizes of `widths`."""
+
+    def __init__(self, model_runner: Any, **options: Any) -> None:
+        width = options.get("speculative_num_draft_tokens")
+        with pruned(width or get_spec().speculative_num_draft_tokens):
+            super().__init__(model_runner, **options)
+
+
+class RaggedGraphs(DecodeCudaGraphRunner):
+    """Graphs of ragged verify passes, keyed by their total of tokens (tiers)."""
+
+    def get_spec_info(self, num_tokens: int) -> Any:
+        """The dummy input of a capture, with the layout that its kernels read at replay."""
+        spec_info = super().get_spec_info(num_tokens)
+        spec_info.ragged_verify_layout = self._capture_ragged_verify_layout(num_tokens)
+        return spec_info
+
+    def _build_ragged_verify_token_buckets(self) -> list[int]:
+        """The tiers. SGLang has derived `max_bs` before, so all batch sizes keep their slots."""
+        self.capture_bs = widths.batch_sizes(self.capture_bs, self.captured_req_width)
+        tiers: list[int] = super()._build_ragged_verify_token_buckets()
+        return tiers

@@ -1,0 +1,1 @@
+"""CUDA graphs of the target's passes, on a CPU."""
