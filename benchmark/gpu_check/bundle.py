@@ -98,7 +98,7 @@ def collect(folder: Path, have: Path | None) -> int:
     total = sum(float(size) for _, size, _ in rows)
     note = f"{total:.0f} MiB for Python {python}, in {folder}."
     print(Table("Files to carry", ("file", "MiB", "needed for"), rows, note).text())
-    print("\n".join(f"not downloaded: {line}" for line in failed) + f"\n{HINT}")
+    print("\n".join([*(f"not downloaded: {line}" for line in failed), "", HINT]))
     return int(bool(failed))
 
 

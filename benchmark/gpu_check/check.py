@@ -63,7 +63,8 @@ def run(part: Part, options: Options, limit: float, folder: Path) -> Outcome:
     result, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     result.unlink(missing_ok=True)
     encoded = msgspec.json.encode(options).decode()
-    command = [sys.executable, "-m", "benchmark.gpu_check.child", part.name, encoded, str(result)]
+    command = [sys.executable, "-m", "benchmark.gpu_check.child"]
+    command += [part.module, part.name, encoded, str(result)]
     began, ended = time.monotonic(), True
     with log.open("w") as output, Peak() as peak:
         process = subprocess.Popen(

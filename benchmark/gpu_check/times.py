@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.gpu_check import dummy
+from benchmark.gpu_check import dummy, standin
 from benchmark.gpu_check.outcome import Options, Steps
 from benchmark.gpu_check.serving import demo_settings, settings
 from benchmark.harness.child import Child
@@ -150,10 +150,12 @@ def stepper(path: str, device: str, loading: dict[str, Any]) -> Callable[[int], 
     sizes = Namespace(prompt=PROMPT_TOKENS, tokens=OUTPUT_TOKENS)
     length = sizes.prompt + sizes.tokens
     total = max(DRAFT_ROWS) * length + 4096
+    # On a GPU it may take all that is free.
     place = {
         "dtype": "bfloat16",
         "device": device,
-        "mem_fraction": 0.6 if device == "cuda" else 0.1,
+        "mem_fraction": 0.1 if device == "cpu" else None,
+        "attention_backend": None if device == "cpu" else _attention_backend(),
     }
     model = draft_model(path, **place, max_total_tokens=total, context_len=length + 64, **loading)
     bench = Bench(model, sizes)
@@ -167,6 +169,10 @@ def models(options: Options) -> Iterator[tuple[Path, Sequence[str]]]:
     shapes = ("tiny",) if options.emulated or not options.on_gpu else ("llama-8b", "llama-1b")
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         yield Path(folder), shapes
+
+
+def _attention_backend() -> str | None:
+    return standin.BACKEND if standin.import_error() is not None else None
 
 
 def _takes_fp8() -> bool:

@@ -15,16 +15,21 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-FLAGS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
-"""Flags of a server that needs no other function of sgl_kernel."""
+BACKEND = "triton"
+"""Attention backend of target and sidecar that needs no other function of sgl_kernel."""
+FLAGS = (
+    *("--attention-backend", BACKEND, "--speculative-draft-attention-backend", BACKEND),
+    *("--sampling-backend", "pytorch"),
+)
+"""Flags of a server with the stand-ins."""
 
 
 @cache
 def import_error() -> str | None:
-    """Why `import sgl_kernel` fails in a new process, in one line; None if it works."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import sgl_kernel"], capture_output=True, text=True
-    )
+    """Why the real `sgl_kernel` does not load in a new process, in one line; None if it does."""
+    real = {**os.environ, "PYTHONPATH": os.pathsep.join(_path(os.environ))}
+    command = [sys.executable, "-c", "import sgl_kernel"]
+    done = subprocess.run(command, capture_output=True, text=True, env=real)
     if not done.returncode:
         return None
     return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -32,8 +37,13 @@ def import_error() -> str | None:
 
 def environment(present: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables with which a process finds the stand-ins first, and SGLang accepts them."""
-    path = [str(FOLDER), *filter(None, present.get("PYTHONPATH", "").split(os.pathsep))]
     return {
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join([str(FOLDER), *_path(present)]),
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     }
+
+
+def _path(present: Mapping[str, str]) -> list[str]:
+    """PYTHONPATH without the stand-ins."""
+    parts = present.get("PYTHONPATH", "").split(os.pathsep)
+    return [part for part in parts if part and part != str(FOLDER)]
