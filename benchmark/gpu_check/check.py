@@ -122,6 +122,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             left.kill()
         except psutil.NoSuchProcess:
             continue
+    psutil.wait_procs(below, STOP_SECONDS)
 
 
 def failures(found: Mapping[str, Outcome]) -> dict[str, str]:

@@ -100,6 +100,9 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 torch.cuda.get_device_name = lambda *_: "a mock"
+torch.cuda.get_device_properties = lambda *_: type(
+    "Properties", (), {"major": 9, "minor": 0, "multi_processor_count": 132}
+)
 import sgl_kernel
 assert "standin" in sgl_kernel.__file__, sgl_kernel.__file__
 from sglang.srt.utils import is_cuda
@@ -111,6 +114,16 @@ from sglang.srt.model_executor.runner_backend_utils import weak_ref_tensor
 from sglang.srt.model_executor import model_runner
 from sglang.srt.models import llama
 from sglang.kernels.ops.speculative import spec_tree, reconstruct_tree
+from sglang.srt.managers import scheduler
+from sglang.srt.entrypoints import http_server
+from sglang_qspec.engine.passes import worker
+from sglang.srt.layers.quantization.compressed_tensors.schemes import compressed_tensors_w8a8_int8
+try:
+    compressed_tensors_w8a8_int8.int8_scaled_mm(1)
+except NotImplementedError as error:
+    assert "sgl_kernel.int8_scaled_mm has no stand-in" in str(error)
+else:
+    raise AssertionError("a function without a stand-in did nothing")
 """
 
 

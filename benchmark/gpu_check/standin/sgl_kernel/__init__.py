@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+_UNUSED = ("int8_scaled_mm", "moe_sum", "moe_sum_reduce")
+
 
 def __getattr__(name: str) -> object:
+    if name in _UNUSED:
+        from sgl_kernel.unused import unused
+
+        return unused(name)
     # `from sgl_kernel import x` turns this into an ImportError, which SGLang catches for optional
     # imports. In other uses the user sees this message.
     raise AttributeError(
