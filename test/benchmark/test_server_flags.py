@@ -6,10 +6,12 @@ On a GPU the platform is mocked, as in `test.engine.test_gpu_defaults`.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 import pytest
 
@@ -19,7 +21,7 @@ from benchmark.harness.options import settings_of, words
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES, Cell
-from sglang_qspec.config import place, placement
+from sglang_qspec.config import placement
 from sglang_qspec.models import DemoModels
 from test.engine.test_gpu_defaults import cuda, resolved
 
@@ -107,10 +109,10 @@ def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
         if tuple(arguments[6:]) in seen:  # behind the port, which always differs
             continue
         seen.add(tuple(arguments[6:]))
-        with cuda(sm):
+        # The settings of QSPEC and the placement are in the environment.
+        with cuda(sm), mock.patch.dict(os.environ):
             view = resolved(ServerArgs.from_cli_args(parser.parse_args(arguments)))
             sidecar = placement()
-            place(None)
         own = configuration.name
         assert view.dtype == dtype, (name, own)
         assert (view.attention_backend == "triton") == (dtype == "float32"), (name, own)
