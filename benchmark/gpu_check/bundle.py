@@ -144,8 +144,8 @@ def download(package: Locked, python: str, folder: Path) -> str:
 
 def pip() -> str:
     """A Python with pip; uv makes environments without it."""
-    own = str(ROOT / ".venv-uv" / "bin" / "python")
-    for python in (sys.executable, own, "python3"):
+    folders = (Path(sys.prefix), ROOT / ".venv-uv", Path(sys.base_prefix))
+    for python in (str(folder / "bin" / "python3") for folder in folders):
         try:
             done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True)
         except OSError:
