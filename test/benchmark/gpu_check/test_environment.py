@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,16 +73,24 @@ def test_a_machine_without_a_gpu_is_no_failure_of_an_emulated_check() -> None:
     assert set(steps.found.skipped) == {"gpu", "toolkit", "sgl_kernel"}
 
 
-def test_the_peak_is_the_largest_sum_over_all_gpus(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("machine")
+def test_the_memory_in_use_is_the_sum_over_all_gpus() -> None:
+    assert memory.used_mib() == 320
+
+
+def test_the_peak_is_the_largest_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, over = [320, 750, 150, 140], threading.Event()
+
+    def used() -> int:
+        if len(samples) == 1:
+            over.set()
+            return samples[0]
+        return samples.pop(0)
+
     monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(memory, "used_mib", used)
     with memory.Peak() as peak:
-        (machine / "used").write_text("700\n50\n")
-        deadline = time.monotonic() + 20
-        while peak.mib != 750 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        (machine / "used").write_text("100\n50\n")
+        assert over.wait(30)
     assert peak.mib == 750
 
 
