@@ -69,7 +69,7 @@ class Locked:
 
 def locked(text: str, python: str) -> dict[str, Locked]:
     """The packages of a lock for a version of Python such as 3.12, by name."""
-    found = {}
+    found: dict[str, Locked] = {}
     for block in re.split(r"\n(?=[A-Za-z0-9])", text):
         head = block.split("\\\n")[0].strip()
         if not head or head.startswith("#"):

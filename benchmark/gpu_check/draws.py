@@ -125,7 +125,7 @@ def sidecar_sampling(device: torch.device) -> str:
     """Draft tokens of all kinds of requests equal those of the CPU, but for ties by rounding."""
     logits = torch.randn(48, 5001, generator=_generator()) * 3
     seeded = SeededSampling(1, 0.8, 50, 0.9, 0.0)
-    kinds = [GREEDY, Sampling(0.7), Sampling(1.2, 0.8), seeded]
+    kinds: list[Sampling | SeededSampling] = [GREEDY, Sampling(0.7), Sampling(1.2, 0.8), seeded]
     asked = [kinds[row % 4] for row in range(48)]
     numbers = list(range(48))
     found = sampling.choose(logits.to(device), asked, numbers, numbers).token_ids
@@ -148,7 +148,16 @@ def _generator() -> torch.Generator:
 
 
 def _moved(draws: Draws, device: torch.device) -> Draws:
-    return Draws(*(each.to(device) if isinstance(each, Tensor) else each for each in draws))
+    def moved(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.to(device)
+
+    return Draws(
+        moved(draws.top_ks),
+        moved(draws.top_ps),
+        moved(draws.min_ps),
+        moved(draws.seeds),
+        moved(draws.positions),
+    )
 
 
 def _mostly_equal(found: Tensor, expected: Tensor) -> str:

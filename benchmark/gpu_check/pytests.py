@@ -57,7 +57,8 @@ def run(steps: Steps, arguments: Sequence[str], environment: Mapping[str, str] =
 
 def read(steps: Steps, report: ElementTree.Element) -> None:
     """Record the results of a junit report."""
-    skipped, probabilities = 0, []
+    skipped = 0
+    probabilities: list[float] = []
     for case in report.iter("testcase"):
         name = case.get("name", "")
         problem = case.find("failure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -96,10 +97,11 @@ def links(device: torch.device) -> None:
         mask = torch.from_numpy(trees.lay_out().mask).flatten()
         lengths = torch.arange(9) + 10
         results = []
-        for place, derive in (
+        both: tuple[tuple[torch.device, Callable[..., None]], ...] = (
             (torch.device("cpu"), on_cpu.reconstruct_indices_from_tree_mask),
             (device, reconstruct_indices_from_tree_mask),
-        ):
+        )
+        for place, derive in both:
             out = [torch.zeros(9 * width, dtype=torch.int64, device=place) for _ in range(4)]
             derive(mask.to(place), lengths.to(place), *out, 9, width)
             results.append([values.cpu() for values in out])

@@ -132,11 +132,13 @@ def test_on_a_gpu_the_demo_draft_has_weights_that_its_kernels_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
+
+    def demo_models(*, on_cuda: bool = False) -> DemoModels:
+        asked.append(on_cuda)
+        return DemoModels(Path("t"), Path("d"))
+
     monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(
-        "sglang_qspec.models.demo_models",
-        lambda on_cuda=False: asked.append(on_cuda) or DemoModels(Path("t"), Path("d")),
-    )
+    monkeypatch.setattr("sglang_qspec.models.demo_models", demo_models)
     options = argparse.Namespace(
         model=None, draft_model=None, dtype="bfloat16", cpu=False, flags=words("--a 'b c'")
     )

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from benchmark.gpu_check import check as checking
+from benchmark.gpu_check import standin
 from benchmark.gpu_check.check import check, environment, failures, skips, summary
 from benchmark.gpu_check.outcome import Options, Outcome
 from benchmark.gpu_check.page import page
@@ -92,7 +93,7 @@ def test_only_the_kernels_are_interpreted_and_only_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(checking.standin, "import_error", lambda: None)
+    monkeypatch.setattr(standin, "import_error", lambda: None)
     by_name = {each.name: each for each in PARTS}
     assert environment(by_name["kernels"], CPU)["TRITON_INTERPRET"] == "1"
     assert "TRITON_INTERPRET" not in environment(by_name["parity"], CPU)
@@ -101,10 +102,10 @@ def test_only_the_kernels_are_interpreted_and_only_on_a_cpu(
 
 def test_a_gpu_whose_sgl_kernel_loads_gets_no_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(checking.standin, "import_error", lambda: None)
+    monkeypatch.setattr(standin, "import_error", lambda: None)
     assert "PYTHONPATH" not in environment(part("fine"), GPU)
-    monkeypatch.setattr(checking.standin, "import_error", lambda: "ImportError: undefined symbol")
-    assert environment(part("fine"), GPU)["PYTHONPATH"] == str(checking.standin.FOLDER)
+    monkeypatch.setattr(standin, "import_error", lambda: "ImportError: undefined symbol")
+    assert environment(part("fine"), GPU)["PYTHONPATH"] == str(standin.FOLDER)
     assert "PYTHONPATH" not in environment(part("fine"), CPU)
 
 
