@@ -44,7 +44,7 @@ PARTS = (
     Part(
         "parity",
         f"{_HERE}.parity",
-        240,
+        420,  # the first servers compile SGLang's kernels
         "greedy answers with and without QSPEC, in float32",
         _SERVED.format("test/engine/test_parity.py"),
     ),
