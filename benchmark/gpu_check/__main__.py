@@ -74,7 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--emulate", action="store_true", help="on a CPU, what needs neither a GPU nor a server")
     add("--minutes", type=positive, default=MINUTES, help=f"total limit (default: {MINUTES})")
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
-    add("--flags", type=words, default=(), help="more flags of every server, in one argument")
+    add("--flags", type=words, default=(), help="more flags of every server, as --flags='--a b'")
     add("--bundle", type=Path, metavar="FOLDER", help="collect the files to carry, with sizes")
     add("--have", type=Path, help="with --bundle: `pip freeze` of the machine without a network")
     options = parser.parse_args(argv)

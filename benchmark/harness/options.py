@@ -43,7 +43,7 @@ def add_servers(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--target-cores", type=cores, help="processors, such as 0-3 (default: the first)")
     add("--sidecar-cores", type=cores, help="processors, such as 4-5 (default: the second)")
-    add("--flags", type=words, default=(), help="more flags of every server, in one argument")
+    add("--flags", type=words, default=(), help="more flags of every server, as --flags='--a b'")
 
 
 def add_run(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -> None:
