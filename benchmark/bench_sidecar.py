@@ -46,8 +46,9 @@ def main() -> None:
     if path is None:
         from sglang_qspec.models import demo_models
 
-        path = str(demo_models().draft)
-        options.target_path = options.target_path or str(demo_models().target)
+        demo = demo_models(on_cuda=options.device != "cpu")
+        path = str(demo.draft)
+        options.target_path = options.target_path or str(demo.target)
     model = open_model(path, options, rows=64)
     if options.load:
         report_load(options, model)

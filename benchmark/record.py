@@ -30,7 +30,7 @@ def main() -> None:
 
     from sglang_qspec.models import demo_models
 
-    models = demo_models()
+    models = demo_models(on_cuda=options.device != "cpu")
     tokenizer = AutoTokenizer.from_pretrained(models.target)
     prompts = [
         list(

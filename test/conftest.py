@@ -14,6 +14,7 @@ from sglang_qspec.models import DemoModels, demo_models
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="no test with a server or a model")
     parser.addoption("--thorough", action="store_true", help="also tests that take minutes each")
+    parser.addoption("--device", default="cpu", help="of the toy target (scripts/gpu-check)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -34,6 +34,8 @@ class Settings:
     """Processors of the sidecar; empty if it is not pinned."""
     total_tokens: int | None = None
     """KV slots of a CPU server; None for twice the need of `slots` requests of full length."""
+    flags: tuple[str, ...] = ()
+    """More flags of all servers; they win over those above."""
 
     @property
     def all_cores(self) -> tuple[int, ...]:
@@ -43,7 +45,10 @@ class Settings:
     @property
     def shown(self) -> dict[str, str]:
         """The settings by name, for headers and results."""
-        return {name: str(value) for name, value in asdict(self).items()}
+        given = asdict(self)
+        if not self.flags:  # headers of older runs do not have them
+            del given["flags"]
+        return {name: str(value) for name, value in given.items()}
 
     def arguments(self) -> list[str]:
         """The server flags."""
@@ -52,9 +57,14 @@ class Settings:
         found += ["--max-running-requests", str(self.slots)]
         found += ["--context-length", str(self.context_length)]
         if self.on_gpu:
-            return [*found, "--mem-fraction-static", "0.5"]
-        tokens = self.total_tokens or max(8192, 2 * self.slots * self.context_length)
-        return [*found, "--device", "cpu", "--max-total-tokens", str(tokens)]
+            found += ["--mem-fraction-static", "0.5"]
+            if self.dtype == "float32":
+                # SGLang's default backends on GPUs have no kernels for it.
+                found += ["--attention-backend", "triton"]
+        else:
+            tokens = self.total_tokens or max(8192, 2 * self.slots * self.context_length)
+            found += ["--device", "cpu", "--max-total-tokens", str(tokens)]
+        return [*found, *self.flags]
 
     def qspec(self, *flags: str, mem_fraction: float | None = None) -> tuple[str, ...]:
         """The server flags of QSPEC with a sidecar, followed by `flags`.

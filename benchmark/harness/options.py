@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ def add_servers(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--target-cores", type=cores, help="processors, such as 0-3 (default: the first)")
     add("--sidecar-cores", type=cores, help="processors, such as 4-5 (default: the second)")
+    add("--flags", type=words, default=(), help="more flags of every server, as --flags='--a b'")
 
 
 def add_run(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -> None:
@@ -84,7 +86,9 @@ def settings_of(
     if target is None:
         target, sidecar = split_cores(on_gpu)
     lengths = (slots, context_length, on_gpu)
-    return Settings(model, draft_model, options.dtype, *lengths, target, sidecar, total_tokens)
+    pinned = (target, sidecar)
+    more = (total_tokens, options.flags)
+    return Settings(model, draft_model, options.dtype, *lengths, *pinned, *more)
 
 
 def positive(text: str) -> int:
@@ -93,6 +97,14 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
     return value
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a shell command line."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def rate(text: str) -> float:

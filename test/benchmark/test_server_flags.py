@@ -1,20 +1,29 @@
-"""The server's own parser accepts the flags of every benchmark."""
+"""The server's own parser accepts the flags of every benchmark, and its defaults fit them.
+
+On a GPU the platform is mocked, as in `test.engine.test_gpu_defaults`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 import pytest
 
 from benchmark import bench_soak, bench_worst_case
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
+from benchmark.harness.options import settings_of, words
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES, Cell
+from sglang_qspec.config import placement
+from sglang_qspec.models import DemoModels
+from test.engine.test_gpu_defaults import cuda, resolved
 
 CPU = Settings(Path("target"), Path("draft"), "bfloat16", 4, 2048, False, (0,), (1,))
 GPU = replace(CPU, on_gpu=True, target_cores=(), sidecar_cores=())
@@ -80,3 +89,61 @@ def test_the_server_takes_every_flag(
 def test_the_parser_rejects_a_flag_that_does_not_exist(parser: argparse.ArgumentParser) -> None:
     with pytest.raises(ValueError, match="--speculative-qspec-device"):
         parser.parse_args(["--model-path", "m", "--speculative-qspec-device", "cuda:0"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sm", [80, 90, 100])
+def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
+    models: DemoModels, parser: argparse.ArgumentParser, sm: int, dtype: str
+) -> None:
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    # The draft model that the benchmarks make for a GPU has the target's format too.
+    settings = replace(GPU, model=models.target, draft_model=models.target, dtype=dtype)
+    seen = set()
+    for name, configuration in all_of(settings):
+        arguments = configuration.server().command
+        arguments = arguments[arguments.index("--model-path") :]
+        if tuple(arguments[6:]) in seen:  # behind the port, which always differs
+            continue
+        seen.add(tuple(arguments[6:]))
+        # The settings of QSPEC and the placement are in the environment.
+        with cuda(sm), mock.patch.dict(os.environ):
+            view = resolved(ServerArgs.from_cli_args(parser.parse_args(arguments)))
+            sidecar = placement()
+        own = configuration.name
+        assert view.dtype == dtype, (name, own)
+        assert (view.attention_backend == "triton") == (dtype == "float32"), (name, own)
+        assert view.mem_fraction_static == 0.5, (name, own)
+        if "--speculative-draft-model-path" in arguments:
+            assert sidecar is not None, (name, own)
+            assert sidecar.device == "cuda:0"
+            assert 0.5 + sidecar.mem_fraction <= 0.95
+        if "QSPEC" in arguments:
+            # A pass has at most 768 rows, unless the benchmark asks for more.
+            rows = view.max_running_requests * view.speculative_num_draft_tokens
+            assert rows <= 768 or "--max-running-requests" in arguments
+            assert view.page_size == 1
+
+
+def test_on_a_gpu_the_demo_draft_has_weights_that_its_kernels_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def demo_models(*, on_cuda: bool = False) -> DemoModels:
+        asked.append(on_cuda)
+        return DemoModels(Path("t"), Path("d"))
+
+    monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("sglang_qspec.models.demo_models", demo_models)
+    options = argparse.Namespace(
+        model=None, draft_model=None, dtype="bfloat16", cpu=False, flags=words("--a 'b c'")
+    )
+    options.target_cores = options.sidecar_cores = None
+    settings = settings_of(options, 4, 2048)
+    assert asked == [True]
+    assert settings.on_gpu
+    assert settings.arguments()[-2:] == ["--a", "b c"]

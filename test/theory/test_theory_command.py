@@ -13,7 +13,7 @@ from sglang_qspec.__main__ import main
 from test.theory.test_fit import made
 
 TABLE = """\
-pipeline    tokens/pass  round ms  tokens/s  x none  x sequential
+predicted   tokens/pass  round ms  tokens/s  x none  x sequential
 none               1.00      40.0     200.0    1.00          0.25
 sequential         4.71      48.0     784.8    3.92          1.00
 halves             4.71      80.0     470.9    2.35          0.60

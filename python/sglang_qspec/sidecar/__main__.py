@@ -83,6 +83,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
             context_len=options.context_length,
             batch=options.slots,
             prefill_tokens=options.prefill_tokens,
+            attention_backend=options.attention_backend,
             trust_remote_code=options.trust_remote_code,
         )
     )
@@ -210,6 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     add("--key-file", default="", help="key file for a tcp endpoint (see qspec keys)")
+    add("--attention-backend", help="SGLang's backend (default: one for pages of one token)")
     add("--trust-remote-code", action="store_true", help="run code that is part of the checkpoint")
     add("--parent-pid", type=int, help="PID of the parent process; the sidecar stops when it ends")
     return parser

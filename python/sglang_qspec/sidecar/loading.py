@@ -41,6 +41,8 @@ class DraftModelOptions:
     """SGLang's quantization method; None selects that of the checkpoint."""
     dtype: str = "auto"
     """Data type of the activations."""
+    load_format: str | None = None
+    """SGLang's format of the weights, such as dummy for random ones; None selects by the files."""
     device: str | None = None
     """`cpu`, or `cuda` for the first GPU that this process sees."""
     mem_fraction: float | None = None
@@ -194,6 +196,7 @@ def server_args(options: DraftModelOptions) -> Any:
     given = {
         "revision": options.revision,
         "quantization": options.quantization,
+        "load_format": options.load_format,
         "device": options.device,
         "mem_fraction_static": options.mem_fraction,
         "max_total_tokens": options.max_total_tokens,

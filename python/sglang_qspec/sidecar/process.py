@@ -48,6 +48,7 @@ class SidecarProcess:
         mem_fraction: float | None = None,
         visible: str | None = None,
         revision: str | None = None,
+        attention_backend: str | None = None,
         trust_remote_code: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,6 +58,7 @@ class SidecarProcess:
         `mem_fraction` is the sidecar's fraction of the device's memory; 0 stands for its default,
         and None for that of `settings`.
         `revision` is the branch, tag or commit of a model on a hub; None is the hub's default.
+        `attention_backend` is one of SGLang's; None lets the sidecar choose.
         """
         self.command = [
             sys.executable,
@@ -76,6 +78,8 @@ class SidecarProcess:
             self.command.append(f"--quantization={quantization}")
         if revision is not None:
             self.command.append(f"--revision={revision}")
+        if attention_backend is not None:
+            self.command.append(f"--attention-backend={attention_backend}")
         if settings.key_file:
             self.command.append(f"--key-file={settings.key_file}")
         if trust_remote_code:

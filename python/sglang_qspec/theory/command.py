@@ -110,7 +110,7 @@ def _pipelines(options: argparse.Namespace) -> str:
         )
         for name, estimate in found.items()
     ]
-    head = ("pipeline", "tokens/pass", "round ms", "tokens/s", "x none", "x sequential")
+    head = ("predicted", "tokens/pass", "round ms", "tokens/s", "x none", "x sequential")
     return _table([head, *rows])
 
 

@@ -67,8 +67,8 @@ def case_of(temperature: float, name: str, drafter: str, shape: str, accept: str
 
 
 @pytest.fixture(autouse=True)
-def engine() -> Iterator[None]:
-    with toy.engine():
+def engine(pytestconfig: pytest.Config) -> Iterator[None]:
+    with toy.engine(pytestconfig.getoption("--device")):
         yield
 
 

@@ -88,11 +88,12 @@ class Batch:
     @property
     def seq_lens(self) -> Tensor:
         """int64 [bs]: without the last token of the output, which the next pass reads."""
-        return torch.tensor([PROMPT + len(req.output_ids) - 1 for req in self.reqs])
+        lengths = [PROMPT + len(req.output_ids) - 1 for req in self.reqs]
+        return torch.tensor(lengths, device=self.device)
 
     @property
     def last(self) -> Tensor:
-        """int64 [bs]: the last token of each output."""
+        """int64 [bs]: the last token of each output, on the host."""
         return torch.tensor([req.output_ids[-1] for req in self.reqs])
 
     @contextmanager
@@ -104,8 +105,9 @@ class Batch:
 
 
 @contextmanager
-def engine() -> Iterator[None]:
-    """The global settings of a CPU server's process, without seeded draws."""
+def engine(device: str = "cpu") -> Iterator[None]:
+    """The global settings of a server's process on `device`, without seeded draws."""
+    Batch.device = device
     sample_from_probs = Sampler._sample_from_probs
     group = SimpleNamespace(world_size=1, device_group=None)
     with (
@@ -205,8 +207,9 @@ def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
     if case.ragged:
         # The lengths depend on the draft tokens, as those that a policy chooses.
         trees = trees.cut(1 + (trees.token_ids[:, 1:3].sum(axis=1) + np.arange(len(trees))) % 7)
-    verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
-    logits: Any = SimpleNamespace(next_token_logits=LOGITS[verify_input.input_ids])
+    verify_input = verify_input_of(trees, batch.seq_lens, batch.device, full_mask=False)
+    of_nodes = LOGITS.to(batch.device)[verify_input.input_ids]
+    logits: Any = SimpleNamespace(next_token_logits=of_nodes)
     with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch, trees)):
         predict, accept_lens, accept_index = sample_and_accept(verify_input, batch, logits)
     tokens = predict[accept_index.clamp(min=0)].tolist()
@@ -223,7 +226,7 @@ def _decode(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
 
 def _sampled(batch: Batch) -> Tensor:
     """A token for each request, by SGLang's sampler."""
-    logits = LOGITS[batch.last]
+    logits = LOGITS[batch.last].to(batch.device)
     batch.sampling_info.apply_logits_bias(logits)
     output: Any = SimpleNamespace(next_token_logits=logits)
     sampled: Tensor = Sampler()(output, batch.sampling_info, False, [], [], batch.seq_lens)
@@ -297,10 +300,10 @@ class _Sidecar:
         sharp = self._probs.pow(1 / params["temperature"])
         # Drops no token, but filtered rows are drawn all at once, and others in one race each.
         unfiltered = torch.full((len(seeds),), 1e-6)
-        last, tokens = batch.last, []
+        last, positions, tokens = batch.last, batch.seq_lens.cpu(), []
         for step in range(LENGTH):
             probs = (sharp / sharp.sum(1, keepdim=True))[last]
-            draws = Draws(min_ps=unfiltered, seeds=seeds, positions=batch.seq_lens + step)
+            draws = Draws(min_ps=unfiltered, seeds=seeds, positions=positions + step)
             last = sample_probs(probs, draws)
             tokens.append(last)
         return torch.stack(tokens, 1)

@@ -11,17 +11,25 @@ from sglang_qspec.config import Placement, QSpecConfig
 from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink
 from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.sidecar.__main__ import _parser
 from sglang_qspec.sidecar.process import SidecarProcess
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def spec() -> SimpleNamespace:
+    """The part of SGLang's settings that a start reads."""
+    return SimpleNamespace(
+        _speculative_draft_quantization_explicitly_set=False,
+        speculative_draft_model_revision=None,
+        speculative_draft_attention_backend=None,
+    )
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, spec: SimpleNamespace) -> list[list[str]]:
     """The command lines of the sidecars that have started; none of them really starts."""
     commands: list[list[str]] = []
     monkeypatch.setattr(SidecarProcess, "start", lambda process: commands.append(process.command))
-    spec = SimpleNamespace(
-        _speculative_draft_quantization_explicitly_set=False, speculative_draft_model_revision=None
-    )
     monkeypatch.setattr(startup, "get_spec", lambda: spec)
     monkeypatch.setattr(startup, "get_model", lambda: SimpleNamespace(trust_remote_code=False))
     monkeypatch.setattr("atexit.register", mock.Mock())
@@ -46,6 +54,19 @@ def test_a_sidecar_on_the_targets_gpu_starts_after_the_target_has_sized_its_kv(
     assert {"--device=cuda:0", "--mem-fraction=0.2"} <= set(started[0])
     startup.start_waiting(None)
     assert len(started) == 1
+
+
+def test_sglangs_flag_for_the_draft_models_attention_backend_reaches_the_sidecar(
+    started: list[list[str]], spec: SimpleNamespace
+) -> None:
+    start(draft_device="cpu").close()
+    spec.speculative_draft_attention_backend = "triton"
+    start(draft_device="cpu").close()
+    without, given = started
+    assert not any(argument.startswith("--attention-backend") for argument in without)
+    assert "--attention-backend=triton" in given
+    options = _parser().parse_args(given[3:])
+    assert options.attention_backend == "triton"
 
 
 def test_a_sidecar_on_a_device_of_its_own_starts_at_once(

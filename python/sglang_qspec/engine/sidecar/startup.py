@@ -107,6 +107,7 @@ def _start_own(
         mem_fraction=placed.mem_fraction,
         visible=placed.visible,
         revision=spec.speculative_draft_model_revision,
+        attention_backend=spec.speculative_draft_attention_backend,
         trust_remote_code=get_model().trust_remote_code,
     )
     if placed.shared:

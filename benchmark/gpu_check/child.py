@@ -1,0 +1,32 @@
+"""Runs one part in a process of its own: a CUDA error spoils only the process that made it.
+
+`benchmark.gpu_check.check` starts it with a module, a function, the options and a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from benchmark.gpu_check.outcome import Options, Steps
+
+
+def main() -> None:
+    module, function, options, path = sys.argv[1:]
+    # SIGTERM then raises KeyboardInterrupt, so that every server is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    decoded = msgspec.json.decode(options, type=Options)
+    if not decoded.on_gpu:
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    steps = Steps(Path(path))
+    with steps.check():
+        getattr(importlib.import_module(module), function)(decoded, steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The memory in use on the machine's GPUs, and its peak while a part runs."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import Self
+
+PERIOD_SECONDS = 0.5
+
+
+def used_mib() -> int | None:
+    """Memory in use on all GPUs together, in MiB; None without nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        return sum(map(int, listing.stdout.split()))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+class Peak:
+    """The largest `used_mib` while the context lasts, sampled every PERIOD_SECONDS."""
+
+    def __init__(self) -> None:
+        self.mib = used_mib()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self.mib is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(PERIOD_SECONDS):
+            self.mib = max(self.mib or 0, used_mib() or 0)

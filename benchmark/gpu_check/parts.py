@@ -1,0 +1,87 @@
+"""The parts of the check, in the order in which a first run needs them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """A part of the check: the function `name` of a module, which takes Options and Steps."""
+
+    name: str
+    module: str
+    seconds: int
+    """Time limit on a GPU."""
+    text: str
+    not_emulated: str = ""
+    """Why `--emulate` runs the part only if it is named; empty if it always runs."""
+
+
+_HERE = "benchmark.gpu_check"
+_SERVED = "starts servers; the test suite runs this on a CPU ({})"
+
+PARTS = (
+    Part("environment", f"{_HERE}.environment", 60, "GPU, driver, torch, CUDA toolkit, sgl_kernel"),
+    Part(
+        "kernels",
+        f"{_HERE}.kernels",
+        240,
+        "kernels and tensor code against their results on the CPU",
+    ),
+    Part(
+        "mocked",
+        f"{_HERE}.pytests",
+        120,
+        "tests with fake CUDA tensors and mocked GPUs, flags, defaults",
+    ),
+    Part(
+        "distribution",
+        f"{_HERE}.pytests",
+        180,
+        "the distribution of sampled texts of a toy target",
+        "the test suite runs it on a CPU (test/engine/passes/test_distribution.py)",
+    ),
+    Part(
+        "parity",
+        f"{_HERE}.parity",
+        420,  # the first servers compile SGLang's kernels
+        "greedy answers with and without QSPEC, in float32",
+        _SERVED.format("test/engine/test_parity.py"),
+    ),
+    Part(
+        "passes",
+        f"{_HERE}.passes",
+        240,
+        "share of passes in CUDA graphs, and sampled answers, of mixed requests in bfloat16",
+        _SERVED.format("test/engine/external/test_pipelines.py"),
+    ),
+    Part(
+        "verify_times",
+        f"{_HERE}.times",
+        300,
+        "V(b, w): time of a pass by requests and width, of an 8B model and the demo model",
+        _SERVED.format("benchmark/bench_batch_parallel.py measures V"),
+    ),
+    Part(
+        "draft_times",
+        f"{_HERE}.times",
+        240,
+        "D(b): time of a draft step by requests, of an 8B model and the demo's draft model",
+        "loads models; benchmark/bench_sidecar.py measures D",
+    ),
+    Part(
+        "queue",
+        f"{_HERE}.loads",
+        240,
+        "bench_queue in small",
+        _SERVED.format("test/benchmark/test_bench_queue.py"),
+    ),
+    Part(
+        "worst_case",
+        f"{_HERE}.loads",
+        240,
+        "bench_worst_case in small",
+        _SERVED.format("test/benchmark/test_bench_worst_case.py"),
+    ),
+)
+BY_NAME = {part.name: part for part in PARTS}

@@ -1,0 +1,117 @@
+"""Mixed requests to one server: which passes run outside CUDA graphs, and what is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.serving import LOGGING, Passes, demo_settings, passes_of
+from benchmark.harness.configuration import Configuration
+from benchmark.harness.dataset import render
+from benchmark.harness.report import Table
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import update_settings, wait_for_sidecar
+from benchmark.prompts import PROMPTS
+from sglang_qspec.config import MODES
+from test.engine.frequencies import PARAMETERS, check_first_tokens
+
+SLOTS = 8
+OFF = {"custom_params": {"qspec_enabled": False}}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}
+PENALISED: dict[str, Any] = {"temperature": 0.7, "frequency_penalty": 0.3, "min_new_tokens": 4}
+MIN_P: dict[str, Any] = {"temperature": 1.0, "min_p": 0.1}
+MIXES: Mapping[str, Sequence[dict[str, Any]]] = {
+    "without drafts": [{**GREEDY, **OFF}],
+    "greedy": [GREEDY],
+    "top-k and top-p": [SAMPLED],
+    "min-p": [MIN_P],
+    "penalties": [PENALISED],
+    "mixed": [
+        GREEDY,
+        {**GREEDY, **OFF},
+        SAMPLED,
+        MIN_P,
+        PENALISED,
+        {**SAMPLED, "sampling_seed": 5},
+    ],
+}
+"""Sampling parameters of the requests that run at once, in turn."""
+HALVES = "halves"
+DISTRIBUTIONS = ("top-k, presence", "min-p, frequency")
+"""Of `test.engine.frequencies`."""
+
+
+def passes(options: Options, steps: Steps) -> None:
+    """Serve each mix by one server in bfloat16, and count its passes."""
+    settings = demo_settings(options, "bfloat16", SLOTS)
+    configuration = Configuration(
+        "QSPEC", settings, settings.qspec(*LOGGING), settings.target_cores
+    )
+    tokens, samples = (8, 40) if options.emulated else (64, 300)
+    prompts = render(settings.model, PROMPTS)
+    found: dict[str, Passes] = {}
+    with configuration.server() as server:
+        wait_for_sidecar(server)
+        for name, params in MIXES.items():
+            found[name] = count(server, prompts, params, tokens)
+        update_settings(server, {"qspec_mode": MODES.index(HALVES)})
+        found[HALVES] = count(server, prompts, [GREEDY], tokens)
+        update_settings(server, {"qspec_mode": MODES.index("auto")})
+        steps.found.figures["passes"] = {
+            name: {"total": one.total, "eager": one.eager} for name, one in found.items()
+        }
+        steps.found.tables.append(table(found, options))
+        with steps.check("counted"):
+            assert all(one.total for one in found.values()), "the server logged no decode pass"
+        if options.on_gpu:
+            steps.found.eager_passes = sum(one.eager for one in found.values())
+            with steps.check("graphs"):
+                eager = [name for name, one in found.items() if one.eager]
+                assert not eager, f"passes outside CUDA graphs: {', '.join(eager)}"
+        for name in DISTRIBUTIONS:
+            with steps.check(f"sampled {name}"):
+                check_first_tokens(server, PARAMETERS[name], {}, samples)
+        with steps.check("bfloat16 answers"):
+            steps.found.figures["equal_bfloat16_answers"] = equal_share(server, prompts, tokens)
+
+
+def count(
+    server: Server, prompts: Sequence[str], params: Sequence[dict[str, Any]], tokens: int
+) -> Passes:
+    """The passes for 2 * SLOTS requests with the parameters in turn."""
+    before = passes_of(server)
+    ask(server, prompts, params, tokens)
+    return passes_of(server).since(before)
+
+
+def ask(
+    server: Server, prompts: Sequence[str], params: Sequence[dict[str, Any]], tokens: int
+) -> list[dict[str, Any]]:
+    """The answers to 2 * SLOTS requests with the parameters in turn."""
+    texts = list(islice(cycle(prompts), 2 * SLOTS))
+    asked = [{"max_new_tokens": tokens, **one} for one in islice(cycle(params), len(texts))]
+    answers: list[dict[str, Any]] = server.post(
+        "/generate", {"text": texts, "sampling_params": asked}
+    )
+    return answers
+
+
+def equal_share(server: Server, prompts: Sequence[str], tokens: int) -> float:
+    """Share of greedy answers that drafts leave equal; rounding may change some in bfloat16."""
+    ours = ask(server, prompts, [GREEDY], tokens)
+    theirs = ask(server, prompts, [{**GREEDY, **OFF}], tokens)
+    pairs = zip(ours, theirs, strict=True)
+    return sum(a["output_ids"] == b["output_ids"] for a, b in pairs) / len(ours)
+
+
+def table(found: Mapping[str, Passes], options: Options) -> Table:
+    columns = {
+        "requests": lambda row: row[0],
+        "passes": lambda row: row[1].total,
+        "outside graphs": lambda row: row[1].eager,
+    }
+    note = "" if options.on_gpu else "A CPU has no graphs, so every pass counts as outside."
+    return Table.of("Passes in CUDA graphs", found.items(), columns, note)

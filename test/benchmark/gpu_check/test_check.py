@@ -1,0 +1,126 @@
+"""The check runs its parts in processes with time limits, and sums up what they found."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmark.gpu_check import check as checking
+from benchmark.gpu_check import standin
+from benchmark.gpu_check.check import check, environment, failures, skips, summary
+from benchmark.gpu_check.outcome import Options, Outcome
+from benchmark.gpu_check.page import page
+from benchmark.gpu_check.parts import PARTS, Part
+from benchmark.harness.report import Table
+from test.benchmark.gpu_check import fakes
+
+CPU = Options("cpu", emulated=True)
+GPU = Options("cuda", emulated=False)
+
+
+def part(name: str, seconds: int = 60, not_emulated: str = "") -> Part:
+    return Part(name, fakes.__name__, seconds, "a fake", not_emulated)
+
+
+def test_a_failure_is_named_and_does_not_end_the_others(tmp_path: Path) -> None:
+    found = check([], CPU, 300.0, tmp_path, [part("wrong"), part("crashing"), part("fine")])
+    assert failures(found) == {
+        "wrong.sum": "AssertionError: two is not three",
+        "wrong": "RuntimeError: the rest broke",
+        "crashing": "ended with 7: ",
+    }
+    assert skips(found) == {"wrong.gpu": "there is none"}
+    assert found["wrong"].passed == ["after"]
+    assert found["crashing"].passed == ["before"]
+    assert found["fine"].passed == ["one"]
+    assert found["fine"].figures == {"device": "cpu"}
+    assert summary(found) == {
+        "failed": ["wrong.sum", "wrong", "crashing"],
+        "eager_passes": 2,
+        "identical": False,
+        "skipped": ["wrong.gpu"],
+    }
+
+
+def test_a_part_over_its_limit_ends_with_its_processes_and_keeps_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    monkeypatch.setenv(fakes.CHILD_FILE, str(child))
+    monkeypatch.setattr(checking, "STOP_SECONDS", 5.0)
+    began = time.monotonic()
+    found = check([], CPU, 300.0, tmp_path, [part("hanging", seconds=8)])
+    assert time.monotonic() - began < 60
+    assert failures(found)["hanging"].startswith("the time limit of 8 s is over")
+    assert found["hanging"].passed == ["before"]
+    number = int(child.read_text())
+    assert not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie"
+
+
+def test_no_part_starts_after_the_total_time(tmp_path: Path) -> None:
+    found = check([], CPU, 1.0, tmp_path, [part("fine"), part("wrong")])
+    assert failures(found) == dict.fromkeys(("fine", "wrong"), "the total time is over")
+
+
+def test_an_emulated_check_leaves_out_parts_with_servers_unless_they_are_named(
+    tmp_path: Path,
+) -> None:
+    parts = [part("wrong"), part("fine", not_emulated="it starts servers")]
+    found = check(["fine"], CPU, 60.0, tmp_path, parts)
+    assert list(found) == ["fine"]
+    assert found["fine"].passed == ["one"]
+    found = check([], CPU, 60.0, tmp_path, parts[1:])
+    assert found["fine"] == Outcome(skipped={"": "it starts servers"})
+
+
+def test_without_results_the_last_line_claims_nothing() -> None:
+    assert summary({"one": Outcome()})["identical"] is None
+    assert summary({"one": Outcome()})["eager_passes"] is None
+
+
+def test_every_part_exists_and_all_fit_a_first_hour() -> None:
+    import importlib
+
+    for each in PARTS:
+        assert callable(getattr(importlib.import_module(each.module), each.name))
+    assert sum(each.seconds for each in PARTS) < 3600
+
+
+def test_only_the_kernels_are_interpreted_and_only_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(standin, "import_error", lambda: None)
+    by_name = {each.name: each for each in PARTS}
+    assert environment(by_name["kernels"], CPU)["TRITON_INTERPRET"] == "1"
+    assert "TRITON_INTERPRET" not in environment(by_name["parity"], CPU)
+    assert "TRITON_INTERPRET" not in environment(by_name["kernels"], GPU)
+
+
+def test_a_gpu_whose_sgl_kernel_loads_gets_no_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(standin, "import_error", lambda: None)
+    assert "PYTHONPATH" not in environment(part("fine"), GPU)
+    monkeypatch.setattr(standin, "import_error", lambda: "ImportError: undefined symbol")
+    assert environment(part("fine"), GPU)["PYTHONPATH"] == str(standin.FOLDER)
+    assert "PYTHONPATH" not in environment(part("fine"), CPU)
+
+
+def test_the_page_says_what_failed_and_that_a_cpu_is_no_gpu() -> None:
+    table = Table("Numbers", ("a", "b"), [("1", "2")])
+    found = {
+        "good": Outcome(tables=[table], peak_mib=123, seconds=4.5),
+        "bad": Outcome(failed={"gumbel": "rows differ"}),
+        "left": Outcome(skipped={"": "no GPU"}),
+    }
+    facts = {"command": "gpu-check", "machine": "here", "versions": {}, "emulated": True}
+    text = page(found, {**summary(found), **facts})
+    assert "no figure here is of a GPU" in text
+    assert "| good | passed | 0 | 4.50 | 123 |" in text
+    assert "- failed: bad.gumbel: rows differ" in text
+    assert "- skipped: left: no GPU" in text
+    assert "## Numbers\n\n| a | b |" in text
+    assert "no figure" not in page(found, {**summary(found), **facts, "emulated": False})

@@ -1,0 +1,82 @@
+"""`scripts/gpu-check` without a GPU: its last line, its files, and what it names as failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.gpu_check.__main__ import parse
+from benchmark.gpu_check.parts import PARTS
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "python" / "sglang_qspec"
+
+
+def run(*arguments: str, package: Path = PACKAGE.parent) -> tuple[int, dict[str, Any]]:
+    """The exit status and the last line of the command, with the package in a folder."""
+    path = os.pathsep.join([str(package), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmark.gpu_check", "--emulate", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return done.returncode, record
+
+
+def test_the_emulated_check_passes_and_says_what_it_left_out(tmp_path: Path) -> None:
+    status, record = run("--output", str(tmp_path))
+    assert record["failed"] == []
+    assert status == 0
+    assert record["emulated"] is True
+    assert record["eager_passes"] is None
+    assert record["identical"] is None
+    assert set(record["skipped"]) >= {part.name for part in PARTS if part.not_emulated}
+    whole = json.loads((tmp_path / "results.json").read_text())
+    assert list(whole["parts"]) == [part.name for part in PARTS]
+    assert {"gumbel", "accept", "verify_input", "kv_rows"} <= set(
+        whole["parts"]["kernels"]["passed"]
+    )
+    assert whole["parts"]["mocked"]["figures"]["passed"] > 100
+    assert "no figure here is of a GPU" in (tmp_path / "table.md").read_text()
+
+
+def test_a_broken_kernel_is_named(tmp_path: Path) -> None:
+    """The package with one wrong constant in the hash of the Triton kernel."""
+    package = tmp_path / "python"
+    (package / "sglang_qspec" / "verify").mkdir(parents=True)
+    for folder, copy in (
+        (PACKAGE, package / "sglang_qspec"),
+        (PACKAGE / "verify", package / "sglang_qspec" / "verify"),
+    ):
+        for path in folder.iterdir():
+            if not (copy / path.name).exists():
+                (copy / path.name).symlink_to(path)
+    kernel = package / "sglang_qspec" / "verify" / "gumbel_triton.py"
+    source = kernel.read_text()
+    assert "0xE6546B64" in source
+    kernel.unlink()
+    kernel.write_text(source.replace("0xE6546B64", "0xE6546B65"))
+    status, record = run("kernels", "--output", str(tmp_path / "out"), package=package)
+    assert record["failed"] == ["kernels.gumbel"]
+    assert status == 1
+
+
+@pytest.mark.parametrize("arguments", [["karnels", "--emulate"], ["--minutes", "0"], []])
+def test_a_bad_option_or_a_machine_without_a_gpu_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    with pytest.raises(SystemExit) as stop:
+        parse(arguments)
+    assert stop.value.code == 2
+    named = arguments[0] if arguments else "--emulate runs what needs none"
+    assert named in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""The environment of a machine, told by a made-up nvidia-smi and CUDA toolkit."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmark.gpu_check import memory, standin
+from benchmark.gpu_check.environment import environment
+from benchmark.gpu_check.outcome import Options, Steps
+
+GPU = "0, NVIDIA T, 580.1, 80 MiB, 9.0"
+
+
+def program(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a GPU that torch does not see, and a complete toolkit."""
+    used = tmp_path / "used"
+    used.write_text("300\n20\n")
+    answer = f'case "$1" in *memory.used*) cat {used};; *) echo "{GPU}";; esac'
+    program(tmp_path / "bin" / "nvidia-smi", answer)
+    toolkit = tmp_path / "cuda"
+    program(toolkit / "bin" / "nvcc", "echo 'Cuda compilation tools'; echo 'Build 13.0'")
+    program(toolkit / "include" / "cuda_runtime.h", "")
+    program(toolkit / "lib64" / "libcudart.so", "")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_HOME", str(toolkit))
+    return tmp_path
+
+
+def test_the_facts_and_what_is_missing_are_recorded(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(standin, "import_error", lambda: "ImportError: undefined symbol")
+    steps = Steps()
+    environment(Options("cuda", emulated=False), steps)
+    assert steps.found.figures["gpus"] == [GPU]
+    assert steps.found.figures["nvcc"] == "Build 13.0"
+    assert steps.found.figures["cuda_home"] == str(machine / "cuda")
+    assert steps.found.failed == {
+        "gpu": "AssertionError: torch finds no GPU that it can use",
+    }
+    assert steps.found.passed == ["toolkit"]
+    assert "undefined symbol" in steps.found.skipped["sgl_kernel"]
+
+
+def test_an_incomplete_toolkit_is_a_failure_with_the_missing_file(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(standin, "import_error", lambda: None)
+    (machine / "cuda" / "bin" / "nvcc").unlink()
+    steps = Steps()
+    environment(Options("cuda", emulated=False), steps)
+    assert "has no" in steps.found.failed["toolkit"]
+    assert "bin/nvcc" in steps.found.failed["toolkit"]
+
+
+def test_a_machine_without_a_gpu_is_no_failure_of_an_emulated_check() -> None:
+    steps = Steps()
+    environment(Options("cpu", emulated=True), steps)
+    assert not steps.found.failed
+    assert set(steps.found.skipped) == {"gpu", "toolkit", "sgl_kernel"}
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_memory_in_use_is_the_sum_over_all_gpus() -> None:
+    assert memory.used_mib() == 320
+
+
+def test_the_peak_is_the_largest_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, over = [320, 750, 150, 140], threading.Event()
+
+    def used() -> int:
+        if len(samples) == 1:
+            over.set()
+            return samples[0]
+        return samples.pop(0)
+
+    monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(memory, "used_mib", used)
+    with memory.Peak() as peak:
+        assert over.wait(30)
+    assert peak.mib == 750
+
+
+def test_without_nvidia_smi_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with memory.Peak() as peak:
+        pass
+    assert peak.mib is None

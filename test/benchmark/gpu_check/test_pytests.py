@@ -1,0 +1,41 @@
+"""A pytest report becomes checks, with the smallest p-value."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmark.gpu_check.environment import ROOT
+from benchmark.gpu_check.outcome import Steps
+from benchmark.gpu_check.pytests import DISTRIBUTION, MOCKED, read
+
+REPORT = """\
+<testsuites><testsuite>
+<testcase name="test_a"><properties>
+<property name="1 tokens" value="chi2=3.1 df=4 p=0.25 n=100"/>
+<property name="2 tokens" value="chi2=9.0 df=9 p=0.003 n=100"/>
+</properties></testcase>
+<testcase name="test_b"><failure message="assert 1 == 2">long</failure></testcase>
+<testcase name="test_c"><error message="no fixture">long</error></testcase>
+<testcase name="test_d"><skipped message="not here"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_a_report_names_failed_tests_and_counts_the_others() -> None:
+    steps = Steps()
+    read(steps, ElementTree.fromstring(REPORT))
+    assert steps.found.passed == ["test_a"]
+    assert steps.found.failed == {"test_b": "assert 1 == 2", "test_c": "no fixture"}
+    assert steps.found.figures == {"passed": 1, "skipped": 1, "smallest_p": 0.003}
+
+
+def test_a_run_without_a_passed_test_is_a_failure() -> None:
+    with pytest.raises(RuntimeError, match="no test has passed"):
+        read(Steps(), ElementTree.fromstring("<testsuites/>"))
+
+
+def test_the_files_of_the_tests_exist() -> None:
+    for name in (*MOCKED, DISTRIBUTION):
+        assert (ROOT / name).is_file()

@@ -1,0 +1,178 @@
+"""The parts with servers judge what the servers answer; here made-up servers answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.gpu_check import loads, parity, passes, serving
+from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.serving import Passes
+from benchmark.harness.configuration import Settings
+from benchmark.harness.run import Run
+from benchmark.prompts import PROMPTS
+from test.benchmark.runs import answer
+
+CPU = Options("cpu", emulated=True)
+GPU = Options("cuda", emulated=False, flags=("--a", "b c"))
+SETTINGS = Settings(Path("target"), Path("draft"), "float32", 4, 2048, True)
+
+
+@pytest.fixture(autouse=True)
+def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (parity, passes):
+        monkeypatch.setattr(module, "demo_settings", lambda *_: SETTINGS)
+        monkeypatch.setattr(module, "render", lambda _model, prompts: list(prompts))
+
+
+def runs(*first_ids: int) -> dict[str, Run]:
+    """Answers of both servers to the prompts; a first id other than 0 is another answer."""
+    count = len(PROMPTS)
+    plain = Run(2.0, tuple(answer() for _ in range(count)))
+    ids = [*first_ids, *[0] * (count - len(first_ids))]
+    answers = (answer(passes=4, proposed=9, accepted={"step": 5}, first_id=one) for one in ids)
+    qspec = Run(1.0, tuple(answers))
+    return {"no speculation": plain, "QSPEC": qspec}
+
+
+@pytest.mark.parametrize(("first_ids", "different"), [((), []), ((0, 3, 0, 7), [1, 3])])
+def test_parity_names_the_answers_that_differ(
+    monkeypatch: pytest.MonkeyPatch, first_ids: tuple[int, ...], different: list[int]
+) -> None:
+    served = runs(*first_ids)
+    monkeypatch.setattr(parity, "serve", lambda configuration, *_: served[configuration.name])
+    steps = Steps()
+    parity.parity(GPU, steps)
+    assert steps.found.identical == (not different)
+    assert steps.found.figures["different"] == different
+    assert list(steps.found.failed) == (["greedy"] if different else [])
+    (table,) = steps.found.tables
+    assert table.lines[1][0] == "QSPEC"
+    assert table.lines[1][3] == f"{12 - len(different)} of 12"
+
+
+def test_parity_without_accepted_drafts_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = runs()["no speculation"]
+    monkeypatch.setattr(parity, "serve", lambda *_: plain)
+    steps = Steps()
+    parity.parity(GPU, steps)
+    assert list(steps.found.failed) == ["drafts"]
+
+
+class Server:
+    """Runs a pass for each request, and those with penalties outside graphs."""
+
+    def __init__(self) -> None:
+        self.total = self.eager = 0
+        self.changed: list[dict[str, int]] = []
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/set_internal_state":
+            self.changed.append(body["server_args"])
+            return [True]
+        asked = body["sampling_params"]
+        self.total += len(asked)
+        self.eager += sum("frequency_penalty" in one for one in asked)
+        return [{"output_ids": [len(text)]} for text in body["text"]]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+
+    @contextmanager
+    def start(_configuration: object) -> Iterator[Server]:
+        yield made
+
+    monkeypatch.setattr("benchmark.harness.configuration.Configuration.server", start)
+    monkeypatch.setattr(passes, "wait_for_sidecar", lambda _server: None)
+    monkeypatch.setattr(passes, "passes_of", lambda server: Passes(server.total, server.eager))
+    monkeypatch.setattr(passes, "check_first_tokens", lambda *_: None)
+    return made
+
+
+def test_mixes_with_passes_outside_graphs_are_named_on_a_gpu(server: Server) -> None:
+    steps = Steps()
+    passes.passes(GPU, steps)
+    assert list(steps.found.failed) == ["graphs"]
+    assert steps.found.failed["graphs"].endswith("outside CUDA graphs: penalties, mixed")
+    assert steps.found.eager_passes == server.eager == 16 + 2  # the fifth of six in turn
+    assert steps.found.figures["passes"]["greedy"] == {"total": 16, "eager": 0}
+    assert steps.found.figures["equal_bfloat16_answers"] == 1.0
+    assert [change["qspec_mode"] for change in server.changed] == [2, 4]
+    assert {"counted", "bfloat16 answers"} <= set(steps.found.passed)
+
+
+def test_a_cpu_has_no_graphs_to_miss(server: Server) -> None:
+    steps = Steps()
+    passes.passes(CPU, steps)
+    assert not steps.found.failed
+    assert steps.found.eager_passes is None
+    assert "A CPU has no graphs" in steps.found.tables[0].note
+
+
+def test_a_sampled_distribution_that_differs_is_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_server: object, params: dict[str, Any], _custom: object, _count: int) -> None:
+        assert "min_p" not in params, "p = 1e-9"
+
+    monkeypatch.setattr(passes, "check_first_tokens", check)
+    steps = Steps()
+    passes.passes(CPU, steps)
+    assert list(steps.found.failed) == ["sampled min-p, frequency"]
+
+
+def test_a_benchmark_gets_the_flags_and_its_line_of_json_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = []
+    row = {"config": "none", "tokens_per_s": 3.0, "speedup": None, "accept_len": 1.0}
+    record = {"rows": [row, {**row, "config": "qspec-8"}], "command": "c"}
+
+    def run(command: list[str], **_: object) -> Any:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, f"a table\n{json.dumps(record)}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    steps = Steps()
+    loads.queue(GPU, steps)
+    assert commands[0][2] == "benchmark.bench_queue"
+    assert "--flags=--a 'b c'" in commands[0]
+    assert "--cpu" not in commands[0]
+    assert steps.found.passed == ["rows"]
+    assert steps.found.tables[0].lines[0] == ["none", "3.00", "–", "1.00"]
+    loads.queue(CPU, Steps())
+    assert "--cpu" in commands[1]
+    assert not any(argument.startswith("--flags") for argument in commands[1])
+
+
+def test_failed_cells_and_a_benchmark_without_a_result_are_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = json.dumps({"rows": [], "failed": {"long-context": "no memory"}, "command": "c"})
+
+    def run(command: list[str], **_: object) -> Any:
+        return subprocess.CompletedProcess(command, 1, printed)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    steps = Steps()
+    loads.worst_case(CPU, steps)
+    assert "no memory" in steps.found.failed["cells"]
+    printed = "Traceback\n"
+    with pytest.raises(RuntimeError, match="bench_worst_case ended with 1"):
+        loads.worst_case(CPU, Steps())
+
+
+def test_the_flags_of_the_check_reach_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = serving.settings(GPU, Path("t"), Path("d"), "bfloat16", 4, 2048)
+    assert given.on_gpu
+    assert given.arguments()[-2:] == ["--a", "b c"]
+    on_cpu = serving.settings(CPU, Path("t"), Path("d"), "bfloat16", 4, 2048)
+    assert "cpu" in on_cpu.arguments()

@@ -1,0 +1,160 @@
+"""The stand-ins for sgl_kernel compute what torch computes, and SGLang imports them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, rms_norm, silu
+
+from benchmark.gpu_check import stand_ins, standin
+
+ROOT = Path(__file__).parents[3]
+KERNELS = stand_ins.module()
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("name", "shift"), [("rmsnorm", 0.0), ("gemma_rmsnorm", 1.0)])
+def test_a_norm_is_torchs_rms_norm(name: str, shift: float) -> None:
+    rows, weight = normal(5, 64), normal(64, seed=1)
+    expected = rms_norm(rows, (64,), weight + shift, 1e-5)
+    torch.testing.assert_close(getattr(KERNELS, name)(rows, weight, 1e-5), expected)
+    out = torch.empty_like(rows)
+    assert getattr(KERNELS, name)(rows, weight, 1e-5, out=out) is out
+    torch.testing.assert_close(out, expected)
+    half = getattr(KERNELS, name)(rows.bfloat16(), weight.bfloat16(), 1e-5)
+    assert half.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "shift"), [("fused_add_rmsnorm", 0.0), ("gemma_fused_add_rmsnorm", 1.0)]
+)
+def test_a_fused_norm_adds_to_the_residual_and_normalises_in_place(name: str, shift: float) -> None:
+    rows, residual, weight = normal(5, 64), normal(5, 64, seed=1), normal(64, seed=2)
+    total = rows + residual
+    getattr(KERNELS, name)(rows, residual, weight, 1e-5)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(rows, rms_norm(total, (64,), weight + shift, 1e-5))
+
+
+def test_the_activations_gate_the_second_half() -> None:
+    both = normal(3, 4, 20)
+    gate, up = both[..., :10], both[..., 10:]
+    torch.testing.assert_close(KERNELS.silu_and_mul(both), silu(gate) * up)
+    torch.testing.assert_close(KERNELS.gelu_and_mul(both), gelu(gate) * up)
+    tanh = gelu(gate, approximate="tanh") * up
+    out = torch.empty(3, 4, 10)
+    KERNELS.gelu_tanh_and_mul(both, out)
+    torch.testing.assert_close(out, tanh)
+
+
+def test_the_filters_keep_the_likeliest_tokens() -> None:
+    probs = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.05, 0.6, 0.1]])
+    kept = KERNELS.top_k_renorm_prob(probs, torch.tensor([2, 4], dtype=torch.int32))
+    expected = torch.tensor([[0.0, 4 / 7, 0.0, 3 / 7], [0.25, 0.05, 0.6, 0.1]])
+    torch.testing.assert_close(kept, expected)
+    kept = KERNELS.top_p_renorm_prob(probs, torch.tensor([0.5, 0.84]))
+    expected = torch.tensor([[0.0, 4 / 7, 0.0, 3 / 7], [5 / 17, 0.0, 12 / 17, 0.0]])
+    torch.testing.assert_close(kept, expected)
+
+
+def test_merged_attention_is_attention_over_both_parts() -> None:
+    scores, values = normal(7, 4, 9), normal(7, 4, 9, 8, seed=1)
+
+    def attend(first: int, last: int) -> tuple[Tensor, Tensor]:
+        part = scores[..., first:last]
+        return torch.softmax(part, -1).unsqueeze(2) @ values[..., first:last, :], part.logsumexp(-1)
+
+    (first, first_logs), (rest, rest_logs) = attend(0, 5), attend(5, 9)
+    whole, logs = attend(0, 9)
+    merged = KERNELS.merge_state_v2(first.squeeze(2), first_logs, rest.squeeze(2), rest_logs)
+    torch.testing.assert_close(merged[0], whole.squeeze(2))
+    torch.testing.assert_close(merged[1], logs)
+    empty = torch.full_like(logs, -torch.inf)
+    alone = KERNELS.merge_state_v2(first.squeeze(2), first_logs, first.squeeze(2), empty)
+    torch.testing.assert_close(alone[0], first.squeeze(2))
+    neither = KERNELS.merge_state_v2(first.squeeze(2), empty, first.squeeze(2), empty)
+    assert not neither[0].any()
+
+
+def test_the_comparison_with_the_real_functions_calls_every_stand_in() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, call in stand_ins.calls(torch.device("cpu"), dtype).items():
+            assert all(values.isfinite().all() for values in call(KERNELS)), name
+    public = {name for name, value in vars(KERNELS).items() if callable(value) and name[0] != "_"}
+    public -= {"Tensor", "gelu", "silu", "weak_ref_tensor"}
+    assert public == set(stand_ins.calls(torch.device("cpu"), torch.float32))
+
+
+IMPORTED = """
+import torch
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch.cuda.get_device_name = lambda *_: "a mock"
+torch.cuda.get_device_properties = lambda *_: type(
+    "Properties", (), {"major": 9, "minor": 0, "multi_processor_count": 132}
+)
+import sgl_kernel
+assert "standin" in sgl_kernel.__file__, sgl_kernel.__file__
+from sglang.srt.utils import is_cuda
+assert is_cuda()
+from sglang.srt.layers import activation, layernorm, sampler
+from sglang.srt.layers.attention import merge_state, triton_backend
+from sglang.srt.layers.quantization import utils
+from sglang.srt.model_executor.runner_backend_utils import weak_ref_tensor
+from sglang.srt.model_executor import model_runner
+from sglang.srt.models import llama
+from sglang.kernels.ops.speculative import spec_tree, reconstruct_tree
+from sglang.srt.managers import scheduler
+from sglang.srt.entrypoints import http_server
+from sglang_qspec.engine.passes import worker
+from sglang.srt.layers.quantization.compressed_tensors.schemes import compressed_tensors_w8a8_int8
+try:
+    compressed_tensors_w8a8_int8.int8_scaled_mm(1)
+except NotImplementedError as error:
+    assert "sgl_kernel.int8_scaled_mm has no stand-in" in str(error)
+else:
+    raise AssertionError("a function without a stand-in did nothing")
+"""
+
+
+def test_sglangs_modules_for_a_dense_model_on_cuda_import_with_the_stand_ins() -> None:
+    """With the facts of a platform mocked; no kernel runs."""
+    variables = {**os.environ, **standin.environment()}
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT / "python")
+    variables["SGLANG_USE_CPU_ENGINE"] = "0"
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_real_package_is_looked_for_without_the_stand_ins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tmp_path / "sgl_kernel"
+    real.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(standin.FOLDER), str(tmp_path)]))
+    (real / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    standin.import_error.cache_clear()
+    assert standin.import_error() == "ImportError: undefined symbol: _ZN3c10"
+    (real / "__init__.py").write_text("")
+    standin.import_error.cache_clear()
+    assert standin.import_error() is None
+    standin.import_error.cache_clear()
+    path = standin.environment()["PYTHONPATH"].split(os.pathsep)
+    assert path == [str(standin.FOLDER), str(tmp_path)]
+
+
+def test_another_function_of_sgl_kernel_is_a_clear_error() -> None:
+    with pytest.raises(AttributeError, match=r"sgl_kernel\.fp8_scaled_mm has no stand-in"):
+        _ = KERNELS.fp8_scaled_mm

@@ -1,0 +1,83 @@
+"""V(b, w) is the time of passes between two states of a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmark.gpu_check import times
+from benchmark.gpu_check.outcome import Steps
+from benchmark.harness.server import ServerError
+
+
+class Server:
+    """Counts a pass of `width` ms for each output token, and takes widths up to 4."""
+
+    def __init__(self) -> None:
+        self.width = 0
+        self.asked: list[dict[str, Any]] = []
+        self.counts = dict.fromkeys(("passes", "requests", "input_tokens", "seconds"), 0.0)
+
+    def get(self, path: str, timeout: float) -> Any:
+        idle = dict.fromkeys(self.counts, 0.0)
+        state = {"pipelines": {"queue": dict(self.counts), "ahead": idle}}
+        return {"internal_states": [{"qspec": state}]}
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/set_internal_state":
+            width = body["server_args"]["qspec_draft_token_num"]
+            if width > 4:
+                raise ServerError("HTTP 400: too wide")
+            self.width = width
+            return [True]
+        self.asked.append(body)
+        batch, passes = len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]
+        self.counts["passes"] += passes
+        self.counts["requests"] += batch * passes
+        self.counts["input_tokens"] += batch * passes * self.width
+        self.counts["seconds"] += 1e-3 * self.width * passes
+        return []
+
+
+def test_a_time_is_that_of_the_second_use_of_a_shape() -> None:
+    server: Any = Server()
+    server.width = 3
+    found = times.verify_time(server, 2, 3)
+    assert found == {
+        "requests": 2,
+        "width": 3,
+        "ms": 3.0,
+        "passes": times.OUTPUT_TOKENS,
+        "mean_requests": 2.0,
+        "mean_width": 3.0,
+    }
+    assert len(server.asked) == 2
+    assert server.asked[1]["sampling_params"]["ignore_eos"]
+
+
+def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any) -> None:
+    server = Server()
+
+    class Configuration:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def server(self) -> Any:
+            return self
+
+        def __enter__(self) -> Any:
+            return server
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(times, "Configuration", Configuration)
+    steps, chosen = Steps(), type("Settings", (), {"target_cores": ()})
+    times.measure(steps, "demo", chosen, (), (1, 2))  # type: ignore[arg-type]
+    assert list(steps.found.figures["demo"]["refused_widths"]) == [8, 16]
+    (table,) = steps.found.tables
+    assert table.head == ("requests", "width 1", "width 2", "width 4")
+    assert list(map(list, table.lines)) == [
+        ["1", "1.00", "2.00", "4.00"],
+        ["2", "1.00", "2.00", "4.00"],
+    ]
+    assert table.note == "The server refused the widths 8, 16."
