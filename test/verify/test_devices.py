@@ -97,7 +97,7 @@ def test_penalties_stay_on_the_device() -> None:
             output_ids=numbers(2, 7),
             output_counts=floats(2, 7),
         )
-        penalize(logits, penalties, numbers(3, 4), mask)
+        penalize(logits, penalties, numbers(3, 4), mask, numbers(3, 4))
     assert not costs.synchronisations
     assert not costs.uploads
 

@@ -20,7 +20,7 @@ from sglang_qspec.engine.passes.outputs import (
 class Req(SimpleNamespace):
     """The part of SGLang's request that the code reads; every request is its own key."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
     ended = False
 
     def finished(self) -> bool:

@@ -54,7 +54,9 @@ def trees_of(count: int) -> DraftTrees:
         token_ids,
         np.broadcast_to(np.array(PARENTS, np.int32), shape).copy(),
         np.full(shape, Source.STEP, np.uint8),
-        np.broadcast_to(1 / (1 + np.arange(len(PARENTS), dtype=np.float32)), shape).copy(),
+        np.broadcast_to(
+            np.float32(1) / np.arange(1, len(PARENTS) + 1, dtype=np.float32), shape
+        ).copy(),
         np.full(count, len(PARENTS), np.int32),
     )
     return whole.cut(1 + drawn.integers(0, len(PARENTS), count))
