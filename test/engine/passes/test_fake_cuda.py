@@ -103,7 +103,7 @@ def verify(
     count = len(reqs)
     trees = trees_of(count)
     if ragged:
-        trees = trees.cut(trees.sizes)
+        trees = trees.cut(trees.sizes.astype(np.int64))
     known = torch.ones(trees.rows, dtype=torch.bool)
     offered = torch.zeros(trees.rows, 4, dtype=torch.int64)
     proposals = Proposals(known, offered[:, 0].clone(), offered, torch.ones(trees.rows, 4))

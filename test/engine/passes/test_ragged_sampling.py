@@ -54,7 +54,7 @@ def trees_of(count: int) -> DraftTrees:
         token_ids,
         np.broadcast_to(np.array(PARENTS, np.int32), shape).copy(),
         np.full(shape, Source.STEP, np.uint8),
-        np.broadcast_to(1 / (1 + np.arange(len(PARENTS), dtype=np.float32)), shape).copy(),
+        np.broadcast_to(1 / np.arange(1, 1 + len(PARENTS)), shape).astype(np.float32),
         np.full(count, len(PARENTS), np.int32),
     )
     return whole.cut(1 + drawn.integers(0, len(PARENTS), count))
