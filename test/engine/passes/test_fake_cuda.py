@@ -236,12 +236,9 @@ def launch(reqs: list[Req], trees: DraftTrees | None) -> tuple[Costs, Any]:
     `trees` is None for a pass without drafts.
     """
     speculates = object.__new__(worker.QSpecWorker)
-    vars(speculates).update(
-        _overlap=True,
-        _draft_token_num=WIDTH,
-        _target_worker=Target(),
-        token_to_kv_pool_allocator=None,
-    )
+    state = {"_overlap": True, "_draft_token_num": WIDTH, "_target_worker": Target()}
+    for name, value in {**state, "token_to_kv_pool_allocator": None}.items():
+        setattr(speculates, name, value)
     count = len(reqs)
     with fake_cuda() as costs, get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
         lens = torch.zeros(count, dtype=torch.int64, device=CUDA)
