@@ -141,7 +141,7 @@ def test_each_backend_verifies_ragged_chains_or_trees_of_one_width(
         assert not backends.chooses_ragged(view, "tree")
         if not ragged:
             with pytest.raises(
-                ConfigError, match=f"is ragged, but the attention backend {backend}"
+                ConfigError, match=f"is 'ragged', but the attention backend {backend}"
             ):
                 backends.chooses_ragged(view, "ragged")
 
