@@ -76,7 +76,7 @@ def penalties(device: torch.device) -> None:
     """Logits after penalties, at every node of trees."""
     count, width, vocab = 5, 8, 3000
     generator = _generator()
-    logits = torch.randn(count, width, vocab, generator=generator)
+    logits = torch.randn(count * width, vocab, generator=generator)
     token_ids = torch.randint(vocab, (count, width), generator=generator)
     mask = torch.rand(count, width, width, generator=generator) < 0.5
     mask = mask.tril() | torch.eye(width, dtype=torch.bool)
@@ -92,9 +92,10 @@ def penalties(device: torch.device) -> None:
         output_counts=torch.arange(30).remainder(4).float().repeat(3, 1),
     )
     expected, found = logits.clone(), logits.to(device)
-    penalize(expected, given, token_ids, mask)
+    rows = torch.arange(len(logits)).view(token_ids.shape)
+    penalize(expected, given, token_ids, mask, rows)
     moved = BatchPenalties(*(values.to(device) for values in given))
-    penalize(found, moved, token_ids.to(device), mask.to(device))
+    penalize(found, moved, token_ids.to(device), mask.to(device), rows.to(device))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
