@@ -85,7 +85,7 @@ def test_no_draw_without_filters_waits_for_the_device() -> None:
 
 def test_penalties_stay_on_the_device() -> None:
     with fake_cuda() as costs:
-        logits, mask = floats(3, 4, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
+        logits, mask = floats(12, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
         penalties = BatchPenalties(
             rows=numbers(2),
             frequency=floats(2),
@@ -97,7 +97,7 @@ def test_penalties_stay_on_the_device() -> None:
             output_ids=numbers(2, 7),
             output_counts=floats(2, 7),
         )
-        penalize(logits, penalties, numbers(3, 4), mask)
+        penalize(logits, penalties, numbers(3, 4), mask, numbers(3, 4))
     assert not costs.synchronisations
     assert not costs.uploads
 
