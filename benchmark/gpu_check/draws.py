@@ -76,7 +76,7 @@ def penalties(device: torch.device) -> None:
     """Logits after penalties, at every node of trees."""
     count, width, vocab = 5, 8, 3000
     generator = _generator()
-    logits = torch.randn(count, width, vocab, generator=generator)
+    logits = torch.randn(count * width, vocab, generator=generator)
     token_ids = torch.randint(vocab, (count, width), generator=generator)
     mask = torch.rand(count, width, width, generator=generator) < 0.5
     mask = mask.tril() | torch.eye(width, dtype=torch.bool)

@@ -51,7 +51,7 @@ PARTS = (
     Part(
         "passes",
         f"{_HERE}.passes",
-        240,
+        360,
         "share of passes in CUDA graphs, and sampled answers, of mixed requests in bfloat16",
         _SERVED.format("test/engine/external/test_pipelines.py"),
     ),

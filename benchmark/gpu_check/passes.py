@@ -1,4 +1,7 @@
-"""Mixed requests to one server: which passes run outside CUDA graphs, and what is sampled."""
+"""Mixed requests to a server: which passes run outside CUDA graphs, and what is sampled.
+
+On a GPU with SGLang's fa3 a second server verifies ragged chains, which is not the default there.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,24 @@ DISTRIBUTIONS = ("top-k, presence", "min-p, frequency")
 """Of `test.engine.frequencies`."""
 
 
+RAGGED = ("--speculative-qspec-verify", "ragged", "--attention-backend", "fa3")
+HOPPER = 9
+"""Major compute capability on which SGLang has fa3 for certain."""
+
+
 def passes(options: Options, steps: Steps) -> None:
-    """Serve each mix by one server in bfloat16, and count its passes."""
+    """Serve each mix by a server in bfloat16, and count its passes."""
+    serve(options, steps, "", ())
+    if options.on_gpu and not options.flags and _capability() == HOPPER:
+        with steps.check("ragged"):
+            serve(options, steps, "ragged ", RAGGED)
+
+
+def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> None:
+    """The checks of one server; their names begin with `prefix`."""
     settings = demo_settings(options, "bfloat16", SLOTS)
-    configuration = Configuration(
-        "QSPEC", settings, settings.qspec(*LOGGING), settings.target_cores
-    )
+    every = settings.qspec(*LOGGING, *flags)
+    configuration = Configuration("QSPEC", settings, every, settings.target_cores)
     tokens, samples = (8, 40) if options.emulated else (64, 300)
     prompts = render(settings.model, PROMPTS)
     found: dict[str, Passes] = {}
@@ -60,22 +75,24 @@ def passes(options: Options, steps: Steps) -> None:
         update_settings(server, {"qspec_mode": MODES.index(HALVES)})
         found[HALVES] = count(server, prompts, [GREEDY], tokens)
         update_settings(server, {"qspec_mode": MODES.index("auto")})
-        steps.found.figures["passes"] = {
+        steps.found.figures[f"{prefix}passes"] = {
             name: {"total": one.total, "eager": one.eager} for name, one in found.items()
         }
-        steps.found.tables.append(table(found, options))
-        with steps.check("counted"):
+        steps.found.tables.append(table(found, options, prefix))
+        with steps.check(f"{prefix}counted"):
             assert all(one.total for one in found.values()), "the server logged no decode pass"
         if options.on_gpu:
-            steps.found.eager_passes = sum(one.eager for one in found.values())
-            with steps.check("graphs"):
+            eager_passes = sum(one.eager for one in found.values())
+            steps.found.eager_passes = (steps.found.eager_passes or 0) + eager_passes
+            with steps.check(f"{prefix}graphs"):
                 eager = [name for name, one in found.items() if one.eager]
                 assert not eager, f"passes outside CUDA graphs: {', '.join(eager)}"
         for name in DISTRIBUTIONS:
-            with steps.check(f"sampled {name}"):
+            with steps.check(f"{prefix}sampled {name}"):
                 check_first_tokens(server, PARAMETERS[name], {}, samples)
-        with steps.check("bfloat16 answers"):
-            steps.found.figures["equal_bfloat16_answers"] = equal_share(server, prompts, tokens)
+        with steps.check(f"{prefix}bfloat16 answers"):
+            share = equal_share(server, prompts, tokens)
+            steps.found.figures[f"{prefix}equal_bfloat16_answers"] = share
 
 
 def count(
@@ -107,11 +124,19 @@ def equal_share(server: Server, prompts: Sequence[str], tokens: int) -> float:
     return sum(a["output_ids"] == b["output_ids"] for a, b in pairs) / len(ours)
 
 
-def table(found: Mapping[str, Passes], options: Options) -> Table:
+def _capability() -> int:
+    import torch
+
+    return torch.cuda.get_device_capability()[0]
+
+
+def table(found: Mapping[str, Passes], options: Options, prefix: str) -> Table:
     columns = {
         "requests": lambda row: row[0],
         "passes": lambda row: row[1].total,
         "outside graphs": lambda row: row[1].eager,
     }
     note = "" if options.on_gpu else "A CPU has no graphs, so every pass counts as outside."
-    return Table.of("Passes in CUDA graphs", found.items(), columns, note)
+    return Table.of(
+        f"Passes in CUDA graphs, {prefix or 'default '}server", found.items(), columns, note
+    )

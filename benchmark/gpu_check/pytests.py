@@ -25,9 +25,10 @@ DISTRIBUTION = "test/engine/passes/test_distribution.py"
 
 
 def mocked(_options: Options, steps: Steps) -> None:
-    """Run the tests with fake CUDA tensors and mocked GPUs, in processes without a real one."""
-    hidden = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run(steps, MOCKED, hidden)
+    """Run the tests with fake CUDA tensors and mocked GPUs, which need no real one."""
+    # The user's choice of real GPUs would change the placement on mocked ones.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    run(steps, MOCKED, {"SGLANG_USE_CPU_ENGINE": "1"})
 
 
 def distribution(options: Options, steps: Steps) -> None:

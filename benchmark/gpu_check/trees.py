@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sglang_qspec.cpu import kernels as on_cpu
-from sglang_qspec.cpu.tree_links import links_from_parents
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -36,21 +36,20 @@ def staging(device: torch.device) -> None:
 
 
 def verify_input(device: torch.device) -> None:
-    """The tensors of a verify pass, with and without the prefix in the mask."""
+    """The tensors of a pass over trees of one width, with and without the prefix, and ragged."""
     from sglang_qspec.engine.passes.verify_input import verify_input_of
 
     names = ["draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token"]
-    names += ["retrieve_next_sibling", "tree_mask"]
-    for width in WIDTHS:
-        trees = DraftTrees.of([_tree(number, width) for number in range(9)], width)
-        lengths = torch.arange(9) * 31 + 1
+    names += ["retrieve_next_sibling", "tree_mask", "owners", "offsets", "input_ids"]
+    lengths = torch.arange(9) * 31 + 1
+    for trees in _batches(9):
         for full_mask in (True, False):
             found = verify_input_of(trees, lengths.to(device), device, full_mask=full_mask)
             expected = verify_input_of(trees, lengths, "cpu", full_mask=full_mask)
             for name in names:
                 ours, theirs = getattr(found, name), getattr(expected, name)
                 assert ours.device.type == device.type, name
-                assert torch.equal(ours.cpu(), theirs), f"{name} differs at width {width}"
+                assert torch.equal(ours.cpu(), theirs), f"{name} differs at width {trees.width}"
 
 
 def accept(device: torch.device) -> str:
@@ -58,33 +57,31 @@ def accept(device: torch.device) -> str:
     from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 
     accepted = 0
-    for width in WIDTHS:
-        for count in (1, 60):
-            given = _to_accept(count, width)
-            expected, found = _buffers(count, width), _buffers(count, width)
-            inputs = dict(zip(("retrive_index", *_LINKS), given[1:4], strict=True))
+    for count in (1, 60):
+        for trees in _batches(count):
+            given = _to_accept(trees)
+            expected, found = _buffers(trees), _buffers(trees)
             on_cpu.verify_tree_greedy_cpu(
-                **expected, candidates=given[0], target_predict=given[4], **inputs
+                **expected,
+                candidates=given["candidates"],
+                retrive_index=given["retrieve_index"],
+                retrive_next_token=given["retrieve_next_token"],
+                retrive_next_sibling=given["retrieve_next_sibling"],
+                target_predict=given["target_predict"],
             )
             moved = {name: values.to(device) for name, values in found.items()}
-            candidates, index, child, sibling, targets = (each.to(device) for each in given)
-            verify_tree_greedy_func(
-                **moved,
-                candidates=candidates,
-                retrieve_index=index,
-                retrieve_next_token=child,
-                retrieve_next_sibling=sibling,
-                target_predict=targets,
-            )
+            inputs = {name: values.to(device) for name, values in given.items()}
+            verify_tree_greedy_func(**moved, **inputs)
             places = expected["accept_index"].flatten()
             places = places[places >= 0].long()
+            kind = f"width {trees.width}{', ragged' if trees.ragged else ''}"
             for name in ("accept_index", "accept_token_num"):
-                assert torch.equal(moved[name].cpu(), expected[name]), f"{name}, width {width}"
+                assert torch.equal(moved[name].cpu(), expected[name]), f"{name}, {kind}"
             # Only the tokens of accepted nodes have a meaning.
             tokens = moved["predicts"].cpu()[places]
-            assert torch.equal(tokens, expected["predicts"][places]), f"predicts, width {width}"
+            assert torch.equal(tokens, expected["predicts"][places]), f"predicts, {kind}"
             accepted += int(expected["accept_token_num"].sum())
-    assert accepted > 50
+    assert accepted > 200
     return f"{accepted} draft tokens accepted"
 
 
@@ -115,10 +112,6 @@ def kv_rows(device: torch.device) -> None:
     assert torch.equal(*tables)
 
 
-_LINKS = ("retrive_next_token", "retrive_next_sibling")
-"""SGLang's spelling."""
-
-
 def _tree(number: int, width: int) -> DraftTree:
     """A tree of `width` nodes or fewer; siblings have different tokens."""
     rng = random.Random(f"{number} {width}")
@@ -131,19 +124,42 @@ def _tree(number: int, width: int) -> DraftTree:
     )
 
 
-def _to_accept(count: int, width: int) -> list[Tensor]:
-    """Draft tokens, indices, links and the target's tokens [count, width] of random trees."""
-    generator = torch.Generator().manual_seed(width)
-    parents = torch.zeros(count, width, dtype=torch.int64)
-    for node in range(1, width):
-        parents[:, node] = torch.randint(0, node, (count,), generator=generator)
-    child, sibling = links_from_parents(parents)
-    tokens, targets = (torch.randint(0, 3, (count, width), generator=generator) for _ in range(2))
-    index = torch.arange(count * width).view(count, width)
-    return [tokens, index, child, sibling, targets]
+def _batches(count: int) -> Iterator[DraftTrees]:
+    """Trees of each of WIDTHS, of one width and ragged."""
+    for width in WIDTHS:
+        trees = DraftTrees.of([_tree(number, width) for number in range(count)], width)
+        yield trees
+        yield trees.cut(1 + np.arange(count, dtype=np.int64) % width)
 
 
-def _buffers(count: int, width: int) -> dict[str, Tensor]:
+def _to_accept(trees: DraftTrees) -> dict[str, Tensor]:
+    """The inputs of SGLang's kernel in a pass over the trees; the target often agrees with a child.
+
+    As in `passes.sample`: the kernel reads the target's tokens at the rows of `retrieve_index`.
+    """
+    from sglang_qspec.engine.passes.verify_input import verify_input_of
+
+    given = verify_input_of(trees, torch.zeros(len(trees)).long(), "cpu", full_mask=False)
+    candidates = given.draft_token.view(len(trees), trees.width)
+    child = given.retrieve_next_token[given.owners, given.offsets]
+    sibling = given.retrieve_next_sibling[given.owners, child.clamp(min=0)]
+    kind = torch.randint(4, child.shape, generator=torch.Generator().manual_seed(trees.width))
+    # The first child, another child, or neither.
+    chosen = torch.where((kind == 1) & (sibling >= 0), sibling, child)
+    drawn = candidates[given.owners, chosen.clamp(min=0)]
+    drawn = torch.where((kind == 0) | (child < 0), 7, drawn)
+    targets = pad(drawn, (0, candidates.numel() - len(drawn)))
+    return {
+        "candidates": candidates,
+        "retrieve_index": given.retrieve_index,
+        "retrieve_next_token": given.retrieve_next_token,
+        "retrieve_next_sibling": given.retrieve_next_sibling,
+        "target_predict": targets.view_as(candidates),
+    }
+
+
+def _buffers(trees: DraftTrees) -> dict[str, Tensor]:
+    count, width = len(trees), trees.width
     return {
         "predicts": torch.zeros(count * width, dtype=torch.int32),
         "accept_index": torch.full((count, width), -1, dtype=torch.int32),

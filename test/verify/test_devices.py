@@ -85,7 +85,7 @@ def test_no_draw_without_filters_waits_for_the_device() -> None:
 
 def test_penalties_stay_on_the_device() -> None:
     with fake_cuda() as costs:
-        logits, mask = floats(9, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
+        logits, mask = floats(12, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
         penalties = BatchPenalties(
             rows=numbers(2),
             frequency=floats(2),

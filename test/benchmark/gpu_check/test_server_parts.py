@@ -94,6 +94,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(passes, "wait_for_sidecar", lambda _server: None)
     monkeypatch.setattr(passes, "passes_of", lambda server: Passes(server.total, server.eager))
     monkeypatch.setattr(passes, "check_first_tokens", lambda *_: None)
+    monkeypatch.setattr(passes, "_capability", lambda: 8)
     return made
 
 
@@ -107,6 +108,18 @@ def test_mixes_with_passes_outside_graphs_are_named_on_a_gpu(server: Server) -> 
     assert steps.found.figures["equal_bfloat16_answers"] == 1.0
     assert [change["qspec_mode"] for change in server.changed] == [2, 4]
     assert {"counted", "bfloat16 answers"} <= set(steps.found.passed)
+
+
+@pytest.mark.parametrize(("capability", "servers"), [(8, 1), (9, 2), (10, 1)])
+def test_on_hopper_a_second_server_verifies_ragged_chains(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capability: int, servers: int
+) -> None:
+    monkeypatch.setattr(passes, "_capability", lambda: capability)
+    steps = Steps()
+    passes.passes(Options("cuda", emulated=False), steps)
+    assert steps.found.eager_passes == servers * (16 + 2)
+    assert list(steps.found.failed) == ["graphs", "ragged graphs"][:servers]
+    assert len(steps.found.tables) == servers
 
 
 def test_a_cpu_has_no_graphs_to_miss(server: Server) -> None:

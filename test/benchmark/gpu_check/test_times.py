@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from benchmark.gpu_check import times
 from benchmark.gpu_check.outcome import Steps
@@ -81,3 +84,39 @@ def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any)
         ["2", "1.00", "2.00", "4.00"],
     ]
     assert table.note == "The server refused the widths 8, 16."
+
+
+def test_a_pass_that_was_narrower_than_asked_leaves_its_cell_empty() -> None:
+    rows = [
+        {"requests": batch, "width": 4.0, "ms": 2.5, "mean_width": mean}
+        for batch, mean in ((1, 4.0), (8, 2.0))
+    ]
+    table = times.grid("V", rows, (1, 8), {})
+    assert [list(line) for line in table.lines] == [["1", "2.50"], ["8", "–"]]
+
+
+def test_the_server_of_v_verifies_one_width_and_captures_each_of_them(monkeypatch: Any) -> None:
+    from benchmark.harness.configuration import Settings
+
+    asked: list[tuple[str, ...]] = []
+
+    class StopError(Exception):
+        pass
+
+    def configuration(_name: str, _settings: Settings, flags: tuple[str, ...], _cores: Any) -> Any:
+        asked.append(flags)
+        raise StopError
+
+    monkeypatch.setattr(times, "Configuration", configuration)
+    settings = Settings(Path("m"), Path("m"), "bfloat16", 64, 2048, True)
+    with pytest.raises(StopError):
+        times.measure(Steps(), "demo", settings, times.DUMMY, (1,))
+    (flags,) = asked
+    pairs = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert pairs == {
+        "--speculative-algorithm": "QSPEC",
+        "--speculative-num-draft-tokens": "16",
+        "--speculative-qspec-verify": "tree",
+        "--speculative-qspec-graph-widths": "1,2,4,8",
+        "--load-format": "dummy",
+    }
