@@ -207,6 +207,12 @@ class QSpecConfig:
         "needs the attention backend qspec_cpu, or fa3 on a GPU), or what is known to be faster "
         "(auto: ragged with qspec_cpu, otherwise tree)",
     )
+    prefill_drafts: str = _setting(
+        "on",
+        _one_of("on", "off"),
+        "whether the pass over a prompt also verifies drafts of the answer: on (the drafts that "
+        "are expected to save more time than their rows cost) or off",
+    )
     graph_widths: str = _setting(
         "auto",
         _widths,
