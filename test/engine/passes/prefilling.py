@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from test.engine.cuda.prompts import PROMPTS
 from test.engine.cuda.serving import OFF, Serving
 
 # isort: split
+from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins import load_plugins
 
@@ -29,7 +31,7 @@ LENGTH = 24
 CHUNK = 8
 """Tokens of a prefill chunk; each prompt has more."""
 SAMPLED = [{"temperature": 1.0, "sampling_seed": 3 + row, "top_p": 0.9} for row in range(5)]
-PENALIZED = [{"frequency_penalty": 0.6, "repetition_penalty": 1.1, "min_new_tokens": 4}] * 5
+PENALIZED = [{"frequency_penalty": 0.6, "repetition_penalty": 1.1}] * 5
 
 
 @dataclass
@@ -62,13 +64,11 @@ class Prefilling(Serving):
     def __init__(self, model: str) -> None:
         arguments = {"disable_radix_cache": False, "chunked_prefill_size": CHUNK}
         super().__init__(model, "eager", **arguments)
-        self.before: Callable[[Any], None] = lambda batch: None
+        self.before: Callable[[Any], None] | None = None
         """Called between a pass and the processing of its result."""
 
     @torch.inference_mode()
-    def answer(
-        self, params: Sequence[dict[str, Any]], guesses: Sequence[list[int]] = ()
-    ) -> Record:
+    def answer(self, params: Sequence[dict[str, Any]], guesses: Sequence[list[int]] = ()) -> Record:
         """Serve `PROMPTS`, one for each of `params`, with a guess for each if there are any."""
         scheduler = self._scheduler
         self._passes.clear()
@@ -94,7 +94,8 @@ class Prefilling(Serving):
                 is_prefill = batch.forward_mode.is_extend()
                 prefills += is_prefill
                 result = scheduler.run_batch(batch)
-                self.before(batch)
+                if self.before is not None:
+                    self.before(batch)
                 scheduler.process_batch_result(batch, result)
                 for req in reqs:
                     if req.output_ids:
@@ -159,19 +160,42 @@ def cases(serving: Prefilling) -> dict[str, Record]:
     case("mixed", [{}, {"custom_params": OFF}, {"temperature": 1.0, "sampling_seed": 5}], right)
     case("log probabilities", [{}, {"logprob": True}], right)
 
-    def abort(batch: Any) -> None:
-        if batch.forward_mode.is_extend():
-            batch.reqs[-1].to_finish = FINISH_ABORT()
-
-    serving.before = abort
+    serving.before = _abort
     case("aborted", [{}], right)
-    serving.before = lambda batch: None
-    prune = prefill.logits_at
-    prefill.logits_at = lambda rows: prune(None)  # type: ignore[assignment,arg-type]
-    case("without logits", [{}] * 5, right)
-    prefill.logits_at = prune  # type: ignore[assignment]
+    serving.before = None
+    with patched(prefill, "logits_at", lambda rows: nullcontext(rows)):
+        case("without logits", [{}] * 5, right)
+    commit, failed = prefill.commit, set()
+
+    def failing(req: Any) -> int:
+        """Fails at the first end of a pass of each request."""
+        if sys._getframe(1).f_code.co_name == "update_finish_state" and req not in failed:
+            failed.add(req)
+            raise RuntimeError("this hook fails as the test asks")
+        return commit(req)
+
+    with patched(prefill, "commit", failing):
+        case("recovered", [{}] * 5, right)
+        case("recovered and stopped", [{**own, "ignore_eos": False} for own in stops], right)
+    with envs.SGLANG_TEST_RETRACT.override(True):
+        case("retracted", [{}] * 5, wrong)
     case("after all", [{}] * 5, right)
     return found
+
+
+def _abort(batch: Any) -> None:
+    req = batch.reqs[-1]
+    if batch.forward_mode.is_extend() and req.extend_end == len(req.full_untruncated_fill_ids):
+        req.to_finish = FINISH_ABORT()
+
+
+@contextmanager
+def patched(module: Any, name: str, value: Any) -> Iterator[None]:
+    """A context in which the module has another value of a name."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    yield
+    setattr(module, name, before)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ of the last prompt token and of each draft token, and `sample_and_accept` accept
 pass. So the prompt gives k + 1 tokens instead of one.
 
 SGLang's processing of a prefill adds one token to an output. The hook on `Req.update_finish_state`
-adds the k others (`engine.scheduler.endings`), and `take` gives them to it. The KV slots of the
+adds the k others with `commit` (`engine.scheduler.endings`). The KV slots of the
 drafts are a part of the reservation that SGLang makes for the first decode pass. `reserve` makes it
 when SGLang prepares the prefill, on the scheduler's stream, as SGLang does for decode passes.
 
@@ -47,9 +47,20 @@ GRAPHS = ("disabled", "breakable")
 
 _rows: torch.Tensor | None = None
 """int64 [R]: the tokens of the running prefill whose logits it gives; None for SGLang's choice."""
-_coming: WeakKeyDictionary[Any, tuple[ComingOutcome, int]] = WeakKeyDictionary()
-"""By SGLang's request object: the outcome of its prefill, and its row there, until SGLang processes
-the result."""
+_coming: WeakKeyDictionary[Any, _Coming] = WeakKeyDictionary()
+"""By SGLang's request object: its prefill, until the output has all of its tokens."""
+_late: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""By SGLang's request object: number of tokens that joined the output without a search for its
+end."""
+
+
+class _Coming(NamedTuple):
+    """The prefill of a request, which SGLang may not have processed yet."""
+
+    outcome: ComingOutcome
+    row: int
+    output_len: int
+    """Output length before the prefill, in tokens."""
 
 
 class PrefillDrafts(NamedTuple):
@@ -174,12 +185,13 @@ def reserve(result: None, batch: ScheduleBatch) -> None:
     # Never evict a cached prompt, and never make a later request wait, for drafts.
     if allocator.available_size() < needed + len(reqs) * allocator.page_size:
         return
+    (chosen,) = stage(batch.device, np.array(places, np.int64))
     current_cpu, wanted_cpu = (torch.tensor(lens, dtype=torch.int32) for lens in (current, wanted))
     alloc_for_spec_decode(
         batch.tree_cache,
         batch.req_to_token_pool,
         reqs=reqs,
-        req_pool_indices=batch.req_pool_indices[torch.tensor(places, device=batch.device)],
+        req_pool_indices=batch.req_pool_indices[chosen],
         cur_kv_lens=current_cpu.to(batch.device, non_blocking=True),
         cur_kv_lens_cpu=current_cpu,
         nxt_kv_lens=wanted_cpu.to(batch.device, non_blocking=True),
@@ -281,7 +293,8 @@ def prune_states(
 
 def keep(reqs: Sequence[Any], outcome: ComingOutcome) -> None:
     """Keep the outcome of a prefill until SGLang processes it."""
-    _coming.update((req, (outcome, row)) for row, req in enumerate(reqs))
+    for row, req in enumerate(reqs):
+        _coming[req] = _Coming(outcome, row, len(req.output_ids))
 
 
 def forget(reqs: Sequence[Any]) -> None:
@@ -290,10 +303,27 @@ def forget(reqs: Sequence[Any]) -> None:
         _coming.pop(req, None)
 
 
-def take(req: Any) -> list[int]:
-    """The accepted tokens after the first one, which SGLang has just added to the output."""
+def commit(req: Any) -> int:
+    """Add the accepted tokens after the first one, which SGLang has just added to the output.
+
+    Returns the number of tokens in which the end of the output has not been searched for.
+    """
     coming = _coming.pop(req, None)
+    late = _late.pop(req, 0)
     if coming is None:
-        return []
-    outcome, row = coming
-    return outcome.read().tokens[row][1:]
+        return late
+    more = coming.outcome.read().tokens[coming.row][1:]
+    req.output_ids.extend(more)
+    req.kv.kv_committed_len += len(more)
+    return late + len(more)
+
+
+def recover(reqs: Sequence[Any]) -> None:
+    """Add the tokens of prefills that SGLang has processed without `commit`, after an error.
+
+    The end of the output is searched for in these tokens when the next ones join it.
+    """
+    for req in reqs if _coming else ():
+        coming = _coming.get(req)
+        if coming is not None and len(req.output_ids) > coming.output_len:
+            _late[req] = commit(req)

@@ -133,6 +133,7 @@ class QSpecWorker(BaseSpecWorker):
         if not batch.forward_mode.is_decode():
             return self._extend(batch, on_publish)
         self._settlement.settle()
+        prefill.recover(batch.reqs)
         plan, halves = self._plan(batch)
         if not halves:
             return self._pass(batch, plan, on_publish)
@@ -286,7 +287,7 @@ class QSpecWorker(BaseSpecWorker):
         tokens = predict[accept_index]
         seq_lens = batch.seq_lens + accept_lens - 1
         finished = self._finished(result, tokens, accept_lens, seq_lens, 1)
-        # SGLang adds one token of a prefill; `prefill.take` gives the others.
+        # SGLang adds one token of a prefill; `prefill.commit` adds the others.
         finished.next_token_ids = tokens[:, 0].contiguous()
         finished.accept_lens = _ones(batch)
         return finished, outcome

@@ -22,11 +22,8 @@ def update_finish_state(
     """
     if req.finished():
         return
-    more = prefill.take(req)
-    if new_accepted_len and more:
-        req.output_ids.extend(more)
-        req.kv.kv_committed_len += len(more)
-        new_accepted_len += len(more)
+    if new_accepted_len:
+        new_accepted_len += prefill.commit(req)
     aborted = req.to_finish is not None
     update(req, new_accepted_len)
     if new_accepted_len < 2 or not req.finished():
