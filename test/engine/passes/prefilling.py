@@ -20,7 +20,7 @@ from test.engine.cuda.prompts import PROMPTS
 from test.engine.cuda.serving import OFF, Serving
 
 # isort: split
-from sglang.srt.environ import envs
+from sglang.srt.managers import scheduler
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins import load_plugins
 
@@ -70,7 +70,7 @@ class Prefilling(Serving):
     @torch.inference_mode()
     def answer(self, params: Sequence[dict[str, Any]], guesses: Sequence[list[int]] = ()) -> Record:
         """Serve `PROMPTS`, one for each of `params`, with a guess for each if there are any."""
-        scheduler = self._scheduler
+        running = self._scheduler
         self._passes.clear()
         prefills = retracted = 0
         for row, own in enumerate(params):
@@ -78,7 +78,7 @@ class Prefilling(Serving):
             if guesses:
                 custom["qspec_guess_ids"] = list(guesses[row])
             self._add(PROMPTS[row], {**own, "custom_params": custom})
-        reqs = list(scheduler.waiting_queue)
+        reqs = list(running.waiting_queue)
         first: dict[Any, int] = {}
         tallies = {}
         end = self.worker._speculator.end
@@ -93,17 +93,17 @@ class Prefilling(Serving):
             if batch:
                 is_prefill = batch.forward_mode.is_extend()
                 prefills += is_prefill
-                result = scheduler.run_batch(batch)
+                result = running.run_batch(batch)
                 if self.before is not None:
                     self.before(batch)
-                scheduler.process_batch_result(batch, result)
+                running.process_batch_result(batch, result)
                 for req in reqs:
                     if req.output_ids:
                         first.setdefault(req, len(req.output_ids))
-            scheduler.last_batch = batch
+            running.last_batch = batch
             retracted += sum(req.is_retracted for req in reqs)
         del self.worker._speculator.end
-        allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+        allocator, cache = running.token_to_kv_pool_allocator, running.tree_cache
         self.worker._speculator.check_integrity()
         return Record(
             [list(req.output_ids_through_stop) for req in reqs],
@@ -177,7 +177,7 @@ def cases(serving: Prefilling) -> dict[str, Record]:
     with patched(prefill, "commit", failing):
         case("recovered", [{}] * 5, right)
         case("recovered and stopped", [{**own, "ignore_eos": False} for own in stops], right)
-    with envs.SGLANG_TEST_RETRACT.override(True):
+    with patched(scheduler, "TEST_RETRACT", True):
         case("retracted", [{}] * 5, wrong)
     case("after all", [{}] * 5, right)
     return found

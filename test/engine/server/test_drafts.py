@@ -39,6 +39,21 @@ def test_queued_prompts_give_the_targets_own_tokens_in_fewer_passes(
     assert passes < 0.75 * tokens
 
 
+def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_drafts(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    """A server has both, by a runtime setting."""
+    passes = {}
+    for on in (0, 1):
+        values = {"server_args": {"qspec_prefill_drafts": on}}
+        assert server.post("/set_internal_state", values) == [True]
+        custom = {"qspec_guesses": [expected[4]["text"]], "qspec_sources": ["guess"]}
+        answer = generate(server, prompts[4], custom_params=custom)
+        assert answer["output_ids"] == expected[4]["output_ids"]
+        passes[on] = answer["meta_info"]["qspec"]["passes"]
+    assert passes[1] < passes[0]
+
+
 def test_meta_info_adds_up(server: Server, prompts: list[str]) -> None:
     meta = generate(server, prompts[0])["meta_info"]
     record = meta["qspec"]
