@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from sglang_qspec.engine.passes import prefill
 LENGTH = 24
 CHUNK = 8
 """Tokens of a prefill chunk; each prompt has more."""
+MOST_STEPS = 300
+"""Passes of a case; only a broken build reaches the limit."""
 SAMPLED = [{"temperature": 1.0, "sampling_seed": 3 + row, "top_p": 0.9} for row in range(5)]
 PENALIZED = [{"frequency_penalty": 0.6, "repetition_penalty": 1.1}] * 5
 
@@ -88,7 +91,10 @@ class Prefilling(Serving):
             return tallies[rid]
 
         self.worker._speculator.end = ended
-        while not all(req.finished() for req in reqs):
+        for step in count():
+            if all(req.finished() for req in reqs):
+                break
+            assert step < MOST_STEPS, "the requests do not end"
             batch = self._next_batch()
             if batch:
                 is_prefill = batch.forward_mode.is_extend()
@@ -177,7 +183,7 @@ def cases(serving: Prefilling) -> dict[str, Record]:
     with patched(prefill, "commit", failing):
         case("recovered", [{}] * 5, right)
         case("recovered and stopped", [{**own, "ignore_eos": False} for own in stops], right)
-    with patched(scheduler, "TEST_RETRACT", True):
+    with patched(scheduler, "TEST_RETRACT", True), patched(scheduler, "TEST_RETRACT_INTERVAL", 16):
         case("retracted", [{}] * 5, wrong)
     case("after all", [{}] * 5, right)
     return found

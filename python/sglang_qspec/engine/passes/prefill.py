@@ -108,7 +108,7 @@ class PrefillProposer:
         """Measure the prefill within this context, on a device where the host waits for it."""
         began = time.monotonic()
         yield
-        if torch.device(batch.device).type == "cpu":
+        if torch.device(batch.device).type == "cpu" and batch.input_ids is not None:
             self.policy.observe(len(batch.input_ids), time.monotonic() - began)
 
 
