@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sglang_qspec.policy import PassCost, PassTimes, PrefillRows
 
@@ -17,8 +18,9 @@ def made(row: float = 0.01) -> PrefillRows:
     return PrefillRows(times)
 
 
-def lengths(policy: PrefillRows, running: int, rooms: np.ndarray = ROOM) -> list[int]:
-    return policy.lengths(SCORES, rooms, policy.least_chance(running)).tolist()
+def lengths(policy: PrefillRows, running: int, rooms: NDArray[np.int64] = ROOM) -> list[int]:
+    found: list[int] = policy.lengths(SCORES, rooms, policy.least_chance(running)).tolist()
+    return found
 
 
 def test_a_draft_is_verified_if_its_chance_is_worth_the_time_of_its_row() -> None:

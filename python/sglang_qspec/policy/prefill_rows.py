@@ -84,5 +84,6 @@ class PrefillRows:
         request.
         """
         drafts = scores[:, 1:]
-        worth: NDArray[np.int64] = ((drafts > 0) & (drafts >= least)).sum(axis=1)
-        return 1 + np.minimum(worth, rooms)
+        worth = ((drafts > 0) & (drafts >= least)).sum(axis=1)
+        lengths: NDArray[np.int64] = 1 + np.minimum(worth, rooms)
+        return lengths

@@ -83,7 +83,7 @@ class Prefilling(Serving):
             self._add(PROMPTS[row], {**own, "custom_params": custom})
         reqs = list(running.waiting_queue)
         first: dict[Any, int] = {}
-        tallies = {}
+        tallies: dict[str, Any] = {}
         end = self.worker._speculator.end
 
         def ended(rid: str, *args: Any) -> Any:
@@ -171,7 +171,8 @@ def cases(serving: Prefilling) -> dict[str, Record]:
     serving.before = None
     with patched(prefill, "logits_at", lambda rows: nullcontext(rows)):
         case("without logits", [{}] * 5, right)
-    commit, failed = prefill.commit, set()
+    commit = prefill.commit
+    failed: set[Any] = set()
 
     def failing(req: Any) -> int:
         """Fails at the first end of a pass of each request."""

@@ -33,7 +33,7 @@ from sglang_qspec.engine import speculator
 from sglang_qspec.engine.passes.accounting import Proposal
 from sglang_qspec.engine.passes.outcome import ComingOutcome
 from sglang_qspec.engine.passes.outputs import last_ids_of, outputs_of
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.staging import host_waits, stage
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
@@ -108,7 +108,7 @@ class PrefillProposer:
         """Measure the prefill within this context, on a device where the host waits for it."""
         began = time.monotonic()
         yield
-        if torch.device(batch.device).type == "cpu" and batch.input_ids is not None:
+        if host_waits(batch.device) and batch.input_ids is not None:
             self.policy.observe(len(batch.input_ids), time.monotonic() - began)
 
 
@@ -152,7 +152,7 @@ def _room(req: Any) -> int:
         return 0
     reserved: int = req.kv.kv_allocated_len - req.extend_end
     # The target's own token comes after the drafts.
-    remaining = req.sampling_params.max_new_tokens - len(req.output_ids) - 1
+    remaining: int = req.sampling_params.max_new_tokens - len(req.output_ids) - 1
     return max(0, min(reserved, remaining, _most_drafts()))
 
 
