@@ -184,8 +184,8 @@ def cases(serving: Prefilling) -> dict[str, Record]:
     with patched(prefill, "commit", failing):
         case("recovered", [{}] * 5, right)
         case("recovered and stopped", [{**own, "ignore_eos": False} for own in stops], right)
-    with patched(scheduler, "TEST_RETRACT", True), patched(scheduler, "TEST_RETRACT_INTERVAL", 16):
-        case("retracted", [{}] * 5, wrong)
+    with patched(scheduler, "TEST_RETRACT", True), patched(scheduler, "TEST_RETRACT_INTERVAL", 8):
+        case("retracted", [{}] * 5, right, draft_token_num=3)
     case("after all", [{}] * 5, right)
     return found
 
