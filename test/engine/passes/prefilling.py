@@ -1,7 +1,8 @@
 """Serves requests whose answers are drafted before their prompts run, with SGLang's scheduler.
 
-Reads the path of a model from the standard input, and prints what `Record` holds for each case as
-JSON. A process of its own, since SGLang has one configuration per process.
+Reads the path of a model, and whether SGLang's overlap scheduler is on, from the standard input.
+Prints what `Record` holds for each case as JSON. A process of its own, since SGLang has one
+configuration per process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -25,6 +27,7 @@ from sglang.srt.managers import scheduler
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins import load_plugins
 
+from sglang_qspec.engine import arguments
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import prefill
 
@@ -64,9 +67,14 @@ class Record:
 class Prefilling(Serving):
     """A scheduler whose prefills are counted."""
 
-    def __init__(self, model: str) -> None:
-        arguments = {"disable_radix_cache": False, "chunked_prefill_size": CHUNK}
-        super().__init__(model, "eager", **arguments)
+    def __init__(self, model: str, *, overlap: bool) -> None:
+        if overlap:
+            arguments.OVERLAPS.add("cpu")
+        given = {"disable_radix_cache": False, "chunked_prefill_size": CHUNK}
+        super().__init__(model, "eager", **given)
+        assert self._scheduler.enable_overlap == overlap
+        self._launched: deque[tuple[Any, Any]] = deque()
+        """Passes whose results SGLang has not processed."""
         self.before: Callable[[Any], None] | None = None
         """Called between a pass and the processing of its result."""
 
@@ -97,15 +105,16 @@ class Prefilling(Serving):
             assert step < MOST_STEPS, "the requests do not end"
             batch = self._next_batch()
             if batch:
-                is_prefill = batch.forward_mode.is_extend()
-                prefills += is_prefill
+                prefills += batch.forward_mode.is_extend()
                 result = running.run_batch(batch)
-                if self.before is not None:
-                    self.before(batch)
-                running.process_batch_result(batch, result)
-                for req in reqs:
-                    if req.output_ids:
-                        first.setdefault(req, len(req.output_ids))
+                self._launched.append((batch.copy() if running.enable_overlap else batch, result))
+            # With overlap SGLang processes a result when the next pass has been launched.
+            waiting = bool(batch) and running.enable_overlap
+            while len(self._launched) > waiting:
+                self._process(*self._launched.popleft())
+            for req in reqs:
+                if req.output_ids:
+                    first.setdefault(req, len(req.output_ids))
             running.last_batch = batch
             retracted += sum(req.is_retracted for req in reqs)
         del self.worker._speculator.end
@@ -126,10 +135,15 @@ class Prefilling(Serving):
             retracted,
         )
 
+    def _process(self, batch: Any, result: Any) -> None:
+        if self.before is not None:
+            self.before(batch)
+        self._scheduler.process_batch_result(batch, result)
+
     def flush(self) -> None:
         """Drop the cached prompts."""
-        while self._next_batch():  # removes what has ended
-            raise RuntimeError("a request still runs")
+        self._scheduler.last_batch = None
+        assert not self._next_batch()  # removes what has ended
         self._scheduler.last_batch = None
         assert self._scheduler.flush_cache()
 
@@ -209,7 +223,8 @@ def main() -> None:
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # SGLang may print
     load_plugins()
-    serving = Prefilling(json.load(sys.stdin))
+    model, overlap = json.load(sys.stdin)
+    serving = Prefilling(model, overlap=overlap)
     sys.stdout.write(
         json.dumps({name: asdict(record) for name, record in cases(serving).items()}) + "\n"
     )

@@ -24,15 +24,17 @@ WIDEST = 8
 LENGTH = 24
 
 
-@pytest.fixture(scope="module")
-def records(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each case of `prefilling` did."""
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "overlap"])
+def records(
+    models: DemoModels, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Any:
+    """What each case of `prefilling` did, without and with SGLang's overlap scheduler."""
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
     folder = tmp_path_factory.mktemp("model")
     model = write_random_llama(folder, models, hidden_size=64, intermediate_size=96, **sizes)
     ended = subprocess.run(
         [sys.executable, "-m", "test.engine.passes.prefilling"],
-        input=json.dumps(str(model)),
+        input=json.dumps([str(model), request.param]),
         capture_output=True,
         text=True,
         timeout=600,
@@ -41,6 +43,12 @@ def records(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Any
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout)
+
+
+def overshoot(records: Any) -> int:
+    """Passes after an end: one with overlap, as SGLang launches it before it knows of the end."""
+    passes: int = records["plain"]["passes"] - (LENGTH - 1)
+    return passes
 
 
 SAME = (
@@ -98,11 +106,11 @@ def test_records_and_labels_count_the_tokens_of_the_prefill(records: Any, case: 
 
 def test_an_answer_ends_inside_the_accepted_tokens(records: Any) -> None:
     assert records["stopped"]["outputs"] == records["stopped plain"]["outputs"]
-    assert records["stopped"]["passes"] == 0
+    assert records["stopped"]["passes"] == overshoot(records)
     for length in (1, 2, 3):
         case = records[f"{length} tokens"]
         assert case["outputs"] == [output[:length] for output in records["plain"]["outputs"]]
-        assert case["passes"] == 0
+        assert case["passes"] == overshoot(records)
 
 
 def test_an_answer_that_is_aborted_meanwhile_has_one_token(records: Any) -> None:
@@ -136,7 +144,7 @@ def test_tokens_of_a_prefill_join_later_if_the_hook_on_its_end_fails(records: An
     assert records["recovered"]["first"] == [1] * 5
     assert records["recovered"]["passes"] < records["without"]["passes"]
     assert records["recovered and stopped"]["outputs"] == records["stopped plain"]["outputs"]
-    assert records["recovered and stopped"]["passes"] == 1
+    assert records["recovered and stopped"]["passes"] == 1 + overshoot(records)
 
 
 def test_a_retracted_request_verifies_drafts_when_its_prompt_runs_again(records: Any) -> None:
