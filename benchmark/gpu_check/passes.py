@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from benchmark.gpu_check.outcome import Options, Steps
-from benchmark.gpu_check.serving import LOGGING, Passes, demo_settings, passes_of
+from benchmark.gpu_check.serving import LOGGING, Passes, captured, demo_settings, passes_of
 from benchmark.harness.configuration import Configuration
 from benchmark.harness.dataset import render
 from benchmark.harness.report import Table
@@ -78,6 +78,7 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
         steps.found.figures[f"{prefix}passes"] = {
             name: {"total": one.total, "eager": one.eager} for name, one in found.items()
         }
+        steps.found.figures[f"{prefix}captured"] = captured(server.log)
         steps.found.tables.append(table(found, options, prefix))
         with steps.check(f"{prefix}counted"):
             assert all(one.total for one in found.values()), "the server logged no decode pass"
