@@ -65,7 +65,7 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
     settings = demo_settings(options, "bfloat16", SLOTS)
     every = settings.qspec(*LOGGING, *flags)
     configuration = Configuration("QSPEC", settings, every, settings.target_cores)
-    tokens, samples = (8, 40) if options.emulated else (64, 300)
+    tokens, samples = (8, 150) if options.emulated else (64, 300)
     prompts = render(settings.model, PROMPTS)
     found: dict[str, Passes] = {}
     with configuration.server() as server:
