@@ -157,8 +157,9 @@ def _pass(
         one.done += len(step)
         sums.tokens += len(step)
     first = FirstTokens.of(offered, np.array(next_ids, np.int32))
-    claimed = np.where(first.proposed, offered.scores, 0.0).sum(axis=1).tolist()
-    for one, claim, right in zip(running, claimed, first.right.any(axis=1).tolist(), strict=True):
+    claimed: list[float] = np.where(first.proposed, offered.scores, 0.0).sum(axis=1).tolist()
+    right_ones: list[int] = first.right.sum(axis=1).tolist()
+    for one, claim, right in zip(running, claimed, right_ones, strict=True):
         if claim:
-            one.credit.observe(claim, right)
+            one.credit.observe(claim, right > 0)
     return trees.rows

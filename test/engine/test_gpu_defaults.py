@@ -143,7 +143,7 @@ def test_each_backend_verifies_ragged_chains_or_trees_of_one_width(
             assert backends.chooses_ragged(view, "ragged")
         else:
             with pytest.raises(
-                ConfigError, match=f"is ragged, but the attention backend {backend}"
+                ConfigError, match=f"is 'ragged', but the attention backend {backend}"
             ):
                 backends.chooses_ragged(view, "ragged")
 

@@ -58,6 +58,24 @@ def test_a_source_that_is_never_right_is_paused_sooner(sources: Sources) -> None
     assert sources.paused == {GUESS}
 
 
+def test_the_tokens_of_a_tree_fail_together_and_count_as_one(sources: Sources) -> None:
+    for _ in range(13):
+        sources.observe(GUESS, 15, 0, cost=0.01, trees=1)
+    assert sources.paused == frozenset()
+    sources.observe(GUESS, 15, 0, cost=0.01, trees=1)
+    assert sources.paused == {GUESS}
+
+
+def test_a_pass_counts_the_trees_that_have_tokens_of_the_source(sources: Sources) -> None:
+    tree = DraftTree((1, 2, 3, 4), (0, 0, 1, 2), (GUESS, GUESS, GUESS, STEP), (1.0, 0.9, 0.8, 0.7))
+    trees = DraftTrees.of([tree, tree, tree], 6).cut(np.array([4, 3, 1]))
+    for _ in range(6):
+        sources.record(trees, [[], [], []], token_seconds=0.1, extra_seconds=0.1)
+    assert sources.paused == frozenset()
+    sources.record(trees, [[], [], []], token_seconds=0.1, extra_seconds=0.1)
+    assert sources.paused == {GUESS}  # 14 trees; of the other source there are 7
+
+
 @pytest.mark.parametrize(
     ("right", "saved", "cost"),
     [(0, 0.2, 0.1), (FEWEST_TOKENS // 2, 0.1, 0.2), (0, 0.0, 0.0)],

@@ -65,7 +65,9 @@ class OneWidth(CpuAttention):
             mask = torch.ones(cells, dtype=torch.bool)
             given = spec_info.custom_mask[:cells]
             mask[: len(given)] = given
-            view.spec_info = SimpleNamespace(custom_mask=mask, draft_token_num=self.width)
+            view.spec_info = SimpleNamespace(
+                custom_mask=mask, draft_token_num=self.width, ragged_verify_layout=None
+            )
         # The static buffers, as kernels would read them; `out_cache_loc` is padded there.
         super().init_forward_metadata(_Padded(view, self.width))
 

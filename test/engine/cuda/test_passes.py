@@ -5,6 +5,7 @@ SGLang's scheduler, its runner of CUDA graphs and our worker run on the CPU with
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from sglang_qspec.config import variable
 from sglang_qspec.models import DemoModels
 from test.engine.cuda.prompts import PROMPTS
 from test.random_llama import write_random_llama
@@ -48,6 +50,7 @@ def serve(model: Path, kind: str) -> Any:
         text=True,
         timeout=300,
         cwd=Path(__file__).parents[3],
+        env={**os.environ, variable("verify"): "tree"},  # the default on a GPU
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout)
@@ -74,7 +77,9 @@ def test_the_outputs_are_those_without_graphs(records: dict[bool, Any], case: st
     assert with_graphs["outputs"] == without["outputs"]
     assert len(with_graphs["logprobs"]) == (case in ("mixed", "switched off"))
     for found, expected in zip(with_graphs["logprobs"], without["logprobs"], strict=True):
-        assert found == pytest.approx(expected, abs=1e-4)
+        # The last pass may have accepted tokens after the end of the output.
+        length = min(map(len, with_graphs["outputs"]))
+        assert found[:length] == pytest.approx(expected[:length], abs=1e-4)
 
 
 def test_drafts_change_no_greedy_output(records: dict[bool, Any]) -> None:

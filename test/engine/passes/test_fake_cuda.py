@@ -21,6 +21,8 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.cuda.graphs import PassGraphs
 from sglang_qspec.engine.passes import (
     output_counts,
     penalties,
@@ -34,6 +36,7 @@ from sglang_qspec.engine.passes.penalties import read_outputs
 from sglang_qspec.engine.passes.relay import relayed
 from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
+from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.verify.rejection import Proposals
 from test.verify.fake_cuda import CUDA, Costs, fake_cuda, new_fakes
@@ -111,7 +114,7 @@ def verify(
     count = len(reqs)
     trees = trees_of(count)
     if ragged:
-        trees = trees.cut(trees.sizes)
+        trees = trees.cut(trees.sizes.astype(np.int64))
     known = torch.ones(trees.rows, dtype=torch.bool)
     offered = torch.zeros(trees.rows, 4, dtype=torch.int64)
     proposals = Proposals(known, offered[:, 0].clone(), offered, torch.ones(trees.rows, 4))
@@ -239,13 +242,13 @@ def launch(reqs: list[Req], trees: DraftTrees | None) -> tuple[Costs, Any]:
 
     `trees` is None for a pass without drafts.
     """
-    speculates = object.__new__(worker.QSpecWorker)
-    vars(speculates).update(
-        _overlap=True,
-        _draft_token_num=WIDTH,
-        _target_worker=Target(),
-        token_to_kv_pool_allocator=None,
-    )
+    speculates: Any = object.__new__(worker.QSpecWorker)
+    speculates._overlap = True
+    speculates._draft_token_num = WIDTH
+    speculates._target_worker = Target()
+    speculates._graphs = PassGraphs(None, QSpecConfig())
+    speculates._speculator = SimpleNamespace(totals=Totals())
+    speculates.token_to_kv_pool_allocator = None
     count = len(reqs)
     with fake_cuda() as costs, get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
         lens = torch.zeros(count, dtype=torch.int64, device=CUDA)

@@ -2,8 +2,6 @@
 
 from array import array
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,20 +15,18 @@ from sglang_qspec.engine.passes.outputs import (
 )
 
 
-class Req(SimpleNamespace):
-    """The part of SGLang's request that the code reads; every request is its own key."""
+class Req:
+    """The part of SGLang's request that the code reads."""
 
-    __hash__ = object.__hash__
-    ended = False
+    origin_input_ids = (1, 2, 3)
+
+    def __init__(self, output_ids: list[int]) -> None:
+        self.output_ids = array("q", output_ids)
+        self.multimodal_inputs: object = None
+        self.ended = False
 
     def finished(self) -> bool:
         return self.ended
-
-
-def request(output_ids: list[int]) -> Any:
-    return Req(
-        output_ids=array("q", output_ids), origin_input_ids=[1, 2, 3], multimodal_inputs=None
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +36,7 @@ def nothing_spliced() -> Iterator[None]:
 
 
 def test_tokens_of_the_last_pass_follow_the_output_until_sglang_has_added_them() -> None:
-    req, other = request([4, 5]), request([4, 5])
+    req, other = Req([4, 5]), Req([4, 5])
     splice([(req, 2, [6, 7])])
     assert list(output_of(req)) == [4, 5, 6, 7]
     assert list(output_of(other)) == [4, 5]
@@ -49,7 +45,7 @@ def test_tokens_of_the_last_pass_follow_the_output_until_sglang_has_added_them()
 
 
 def test_tokens_of_an_earlier_pass_are_dropped_with_the_next() -> None:
-    req = request([4])
+    req = Req([4])
     splice([(req, 1, [5])])
     splice([])
     assert list(output_of(req)) == [4]
@@ -71,19 +67,19 @@ def test_a_spliced_output_has_the_items_of_both_sequences() -> None:
 
 
 def test_the_last_token_is_the_newest_of_the_output_or_that_of_the_prompt() -> None:
-    old, new, empty = request([4]), request([4]), request([])
+    old, new, empty = Req([4]), Req([4]), Req([])
     splice([(new, 1, [5, 6])])
     assert last_ids_of([old, new, empty]).tolist() == [4, 6, 3]
 
 
 def test_an_output_of_another_length_than_on_the_device_is_an_error() -> None:
-    req = request([4, 5])
+    req = Req([4, 5])
     lens = torch.tensor([3 + 2 - 1])
     check_lengths([req], [2], lens)
     check_lengths([req], [9], None)
     with pytest.raises(RuntimeError, match="1 output tokens on the host, but 2 on the device"):
         check_lengths([req], [1], lens)
-    with_image, ended = request([4]), request([4])
+    with_image, ended = Req([4]), Req([4])
     with_image.multimodal_inputs = object()
     ended.ended = True
     check_lengths([with_image, ended], [1, 1], torch.tensor([4, 4]))

@@ -108,12 +108,13 @@ def test_a_ragged_batch_serves_a_sure_request_beside_others_sooner() -> None:
 
 
 def test_a_chain_of_a_ragged_pass_is_one_path_of_its_tree() -> None:
-    simulation = Simulation(cost, chains=True)
     answers = texts("a", 2)
-    half = {rid: [*text[: LENGTH // 2], *reversed(text)] for rid, text in answers.items()}
     both = {
-        rid: {"qspec_guesses": [], "qspec_guess_ids": [*text, None, *half[rid]]}
+        rid: {"qspec_guess_ids": [*text, None, *misleading(text, VOCAB)]}
         for rid, text in answers.items()
     }
-    assert simulation.serve(answers, both) < 0.5 * plain_seconds(2)
-    assert simulation.branching == 0
+    whole, paths = Simulation(cost), Simulation(cost, chains=True)
+    assert whole.serve(answers, both) < 0.5 * plain_seconds(2)
+    assert paths.serve(answers, both) < 0.5 * plain_seconds(2)
+    assert whole.branching > 0
+    assert paths.branching == 0

@@ -54,18 +54,20 @@ def trees_of(count: int) -> DraftTrees:
         token_ids,
         np.broadcast_to(np.array(PARENTS, np.int32), shape).copy(),
         np.full(shape, Source.STEP, np.uint8),
-        np.broadcast_to(1 / (1 + np.arange(len(PARENTS), dtype=np.float32)), shape).copy(),
+        np.broadcast_to(1 / np.arange(1, 1 + len(PARENTS)), shape).astype(np.float32),
         np.full(count, len(PARENTS), np.int32),
     )
     return whole.cut(1 + drawn.integers(0, len(PARENTS), count))
 
 
 def accept(
-    trees: DraftTrees, params: list[dict[str, Any]], *, masked: bool = False, reject: bool = False
+    trees: DraftTrees, params: list[dict[str, Any]], *, masked: bool = False, first: int = 0
 ) -> tuple[list[list[int]], list[int], list[list[float]]]:
-    """Accepted nodes, bonus tokens and log probabilities of a pass over the trees."""
-    torch.manual_seed(7)
-    batch: Any = Batch([Request(one, number) for number, one in enumerate(params)])
+    """Accepted nodes, bonus tokens and log probabilities of a pass over the trees.
+
+    `first` is the number of the first request, which is its seed.
+    """
+    batch: Any = Batch([Request(one, number) for number, one in enumerate(params, first)])
     verify_input = verify_input_of(trees, batch.seq_lens, "cpu", full_mask=False)
     # A captured graph has more rows than the pass.
     rows = torch.cat((verify_input.input_ids, torch.zeros(3, dtype=torch.int64)))
@@ -79,8 +81,7 @@ def accept(
             apply_vocab_mask=lambda logits, vocab_mask: logits.masked_fill_(vocab_mask, -1e9)
         )
         mask = GrammarMask(grammar, forbidden)
-    proposals = _proposals(trees, batch) if reject else None
-    with batch.forward(), sampling_seeds.seeded_draws(batch, proposals):
+    with batch.forward(), sampling_seeds.seeded_draws(batch):
         predict, lens, index = sample_and_accept(verify_input, batch, logits, mask)
         batch.top_logprobs_nums = batch.token_ids_logprobs = None
         compute_spec_logprobs(batch, logits, predict, accept_index=index)
@@ -117,6 +118,18 @@ def test_a_ragged_pass_accepts_what_a_pass_of_one_width_accepts(greedy: bool, ma
     for found, own in zip(logprobs, expected[2], strict=True):
         assert found == pytest.approx(own, rel=1e-5)
     assert sum(map(len, nodes)) > count / 8
+
+
+def test_a_request_gets_the_same_tokens_as_alone() -> None:
+    """The other requests of the pass have other parameters and other numbers of rows."""
+    params = [dict(one) for one in MIXED * 4]
+    trees = trees_of(len(params))
+    nodes, bonus, logprobs = accept(trees, params)
+    for row, one in enumerate(params):
+        alone = DraftTrees.of([trees[row]], int(trees.sizes[row]))
+        own_nodes, own_bonus, own_logprobs = accept(alone, [one], first=row)
+        assert (nodes[row], bonus[row]) == (own_nodes[0], own_bonus[0])
+        assert logprobs[row] == pytest.approx(own_logprobs[0], rel=1e-5)
 
 
 def test_proposals_are_those_of_the_rows_of_a_ragged_pass() -> None:

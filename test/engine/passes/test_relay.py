@@ -20,10 +20,18 @@ class Pool:
         algorithm: Any = SimpleNamespace(is_ngram=lambda: True, is_some=lambda: True)
         self._map = FutureMap(torch.device("cpu"), algorithm, pool)
 
-    def stash(self, slots: list[int], token_ids: list[int], lens: list[int]) -> None:
+    def stash(
+        self,
+        slots: list[int],
+        token_ids: list[int],
+        lens: list[int],
+        dtype: torch.dtype = torch.int32,
+    ) -> None:
         """A pass of the requests in these slots, with the same number of columns for each."""
         accept_lens = torch.tensor(lens, dtype=torch.int32)
-        relay = relayed(torch.tensor(token_ids), accept_lens, torch.ones(len(lens)), WIDEST)
+        relay = relayed(
+            torch.tensor(token_ids, dtype=dtype), accept_lens, torch.ones(len(lens)), WIDEST
+        )
         self._map.stash(torch.tensor(slots), RelayPayload.from_ngram(relay))
 
     def last_ids(self, slots: list[int]) -> list[int]:
@@ -41,7 +49,7 @@ class Pool:
 
 def test_passes_of_all_widths_share_one_buffer() -> None:
     pool = Pool()
-    pool.stash([1, 3], [10, 20], [1, 1])  # a prefill
+    pool.stash([1, 3], [10, 20], [1, 1], torch.int64)  # a prefill
     pool.stash([3, 5], [30, 31, 0, 50, 51, 52], [2, 3])
     pool.stash([2], [60, 61, 62, 63], [4])
     assert pool.last_ids([5, 1, 3, 2]) == [52, 10, 31, 63]

@@ -192,6 +192,7 @@ def test_a_pass_whose_requests_are_all_gone_counts_only_its_time(engine: Engine)
     for req in engine.reqs:
         req.ended = True
     engine.settlement.settle()
+    assert speculator.active() is engine.active
     assert sum(engine.active.totals.accepted.values()) == 0
     assert engine.active.totals.pipelines["ahead"].passes == 1
 

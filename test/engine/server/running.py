@@ -15,7 +15,7 @@ from benchmark.harness.server import Server
 MAX_NEW_TOKENS = 48
 
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
-PENALIZED = [
+PENALIZED: list[dict[str, Any]] = [
     {**GREEDY, "frequency_penalty": 0.6},
     {**GREEDY, "presence_penalty": 0.9},
     {**GREEDY, "repetition_penalty": 1.2},

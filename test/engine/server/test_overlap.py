@@ -128,7 +128,7 @@ def test_a_rid_may_be_used_again_while_its_last_pass_still_runs(
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(generate, overlapped, prompts[1])
         for number in (2, 3, 2, 3):
-            sampling = {**GREEDY, **ASKED, "max_new_tokens": 8}
+            sampling: dict[str, Any] = {**GREEDY, **ASKED, "max_new_tokens": 8}
             body = {"text": prompts[number], "rid": "again", "sampling_params": sampling}
             answer = overlapped.post("/generate", body)
             assert answer["output_ids"] == expected[number]["output_ids"][:8]

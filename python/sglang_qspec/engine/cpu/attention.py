@@ -262,9 +262,8 @@ class _Group:
         self._given = (offset >= 0).flatten().nonzero().flatten()
         if self._visible is not None:
             own = torch.arange(len(new_lens)).view(-1, 1, 1)
-            seen = self._visible[own, node.unsqueeze(2), node.unsqueeze(1)]
-            # Columns before a request's own are positions of its committed text.
-            self._visible = seen | (offset < 0).unsqueeze(1)
+            # Columns before a request's own are committed text, which all see, as they see node 0.
+            self._visible = self._visible[own, node.unsqueeze(2), node.unsqueeze(1)]
 
     def plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
         """The plan of a layer. Layers with the same head count, dtype and window share one."""

@@ -83,7 +83,7 @@ def chooses_ragged(view: Any, verify: str) -> bool:
     )
     if verify == "ragged" and not possible:
         raise ConfigError(
-            f"--speculative-qspec-verify is ragged, but the attention backend {backend} verifies "
+            f"--speculative-qspec-verify is 'ragged', but the attention backend {backend} verifies "
             "the same number of tokens for all requests on this server: use tree"
         )
     if attention.trees:

@@ -46,6 +46,8 @@ class TreeGraphs(DecodeCudaGraphRunner):
 class RaggedGraphs(DecodeCudaGraphRunner):
     """Graphs of ragged verify passes, keyed by their total of tokens (tiers)."""
 
+    capture_bs: list[int]
+
     def get_spec_info(self, num_tokens: int) -> Any:
         """The dummy input of a capture, with the layout that its kernels read at replay."""
         spec_info = super().get_spec_info(num_tokens)
