@@ -195,9 +195,9 @@ class QSpecConfig:
         "auto",
         _one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
-        "has fewer drafts (tree), the likeliest tokens of all requests, without padding (ragged; "
-        "needs the attention backend qspec_cpu), or the faster of both on this device (auto: "
-        "ragged with qspec_cpu, otherwise tree)",
+        "has fewer drafts (tree), or the likeliest tokens of all requests, without padding "
+        "(ragged; needs the attention backend qspec_cpu); auto is ragged with qspec_cpu, otherwise "
+        "tree",
     )
     acceptance: str = _setting(
         "match",

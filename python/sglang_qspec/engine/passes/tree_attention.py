@@ -30,8 +30,9 @@ class Verification(NamedTuple):
 def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> Verification:
     """How passes run on `device` with an attention `backend` of SGLang.
 
-    `auto` is ragged on CPUs, where it was measured to be better (docs/results.md). Raises
-    ConfigError if the setting asks for ragged passes that the backend cannot run.
+    `auto` is ragged where the backend can run it, because ragged trees yield more tokens at equal
+    rows (docs/results.md). Raises ConfigError if the setting asks for ragged passes that the
+    backend cannot run.
     """
     can_be_ragged = device.startswith("cpu") and backend in RAGGED_TREES
     if settings.verify == "ragged" and not can_be_ragged:
