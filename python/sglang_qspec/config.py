@@ -203,6 +203,7 @@ class QSpecConfig:
         "auto",
         _one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
+<<<<<<< HEAD
         "has fewer drafts (tree), the likeliest tokens of all requests, without padding (ragged; "
         "needs the attention backend qspec_cpu, or fa3 on a GPU), or what is known to be faster "
         "(auto: ragged with qspec_cpu, otherwise tree)",
@@ -220,6 +221,11 @@ class QSpecConfig:
         "maximum memory in MiB of the CUDA graphs that are captured besides those for "
         "--speculative-num-draft-tokens, and of their buffers; never more than half of what is "
         "free. Widths that do not fit are left out",
+=======
+        "has fewer drafts (tree), or the likeliest tokens of all requests, without padding "
+        "(ragged; needs the attention backend qspec_cpu); auto is ragged with qspec_cpu, otherwise "
+        "tree",
+>>>>>>> ragged
     )
     acceptance: str = _setting(
         "match",
