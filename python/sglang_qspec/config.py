@@ -203,9 +203,23 @@ class QSpecConfig:
         "auto",
         _one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
-        "has fewer drafts (tree), or the likeliest tokens of all requests, without padding (ragged; "
-        "needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with qspec_cpu, "
-        "otherwise tree",
+        "has fewer drafts (tree), or the likeliest tokens of all requests without padding "
+        "(ragged; needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with "
+        "qspec_cpu, otherwise tree",
+    )
+    graph_widths: str = _setting(
+        "auto",
+        _widths,
+        "numbers of tokens for each request for which a GPU server captures CUDA graphs, such as "
+        "2,4; 1 and --speculative-num-draft-tokens are always captured. auto adds a half, a "
+        "quarter and an eighth of --speculative-num-draft-tokens",
+    )
+    graph_memory: int = _setting(
+        2048,
+        _whole(0, 1 << 20),
+        "maximum memory in MiB of the CUDA graphs that are captured besides those for "
+        "--speculative-num-draft-tokens, and of their buffers; never more than half of what is "
+        "free. Widths that do not fit are left out",
     )
     acceptance: str = _setting(
         "match",
