@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from benchmark.gpu_check.outcome import Options, Steps
-from benchmark.gpu_check.serving import LOGGING, Passes, demo_settings, passes_of
+from benchmark.gpu_check.serving import LOGGING, Passes, captured, demo_settings, passes_of
 from benchmark.harness.configuration import Configuration
 from benchmark.harness.dataset import render
 from benchmark.harness.report import Table
@@ -65,7 +65,7 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
     settings = demo_settings(options, "bfloat16", SLOTS)
     every = settings.qspec(*LOGGING, *flags)
     configuration = Configuration("QSPEC", settings, every, settings.target_cores)
-    tokens, samples = (8, 40) if options.emulated else (64, 300)
+    tokens, samples = (8, 150) if options.emulated else (64, 300)
     prompts = render(settings.model, PROMPTS)
     found: dict[str, Passes] = {}
     with configuration.server() as server:
@@ -78,6 +78,7 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
         steps.found.figures[f"{prefix}passes"] = {
             name: {"total": one.total, "eager": one.eager} for name, one in found.items()
         }
+        steps.found.figures[f"{prefix}captured"] = captured(server.log)
         steps.found.tables.append(table(found, options, prefix))
         with steps.check(f"{prefix}counted"):
             assert all(one.total for one in found.values()), "the server logged no decode pass"

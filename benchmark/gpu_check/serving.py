@@ -17,6 +17,8 @@ from sglang_qspec.models import demo_models
 LOGGING = ("--log-level", "info", "--decode-log-interval", "1")
 """Flags with which SGLang logs each decode pass, and whether it ran in a graph."""
 LOGGED = re.compile(r"Decode batch.*graph: (True|False)")
+CAPTURED = re.compile(r"(?:Target passes run in|No) CUDA graphs.*")
+"""Messages of QSPEC about the graphs that it captured, with time and memory, or left out."""
 LOG_SECONDS = 0.5
 """Time in which the last lines of the log are written."""
 
@@ -59,6 +61,12 @@ def passes_of(server: Server) -> Passes:
         return Passes(total, state["eager_passes"])
     time.sleep(LOG_SECONDS)
     return logged(server.log)
+
+
+def captured(log: str) -> list[str]:
+    """What a server's log says about captured graphs."""
+    found: list[str] = CAPTURED.findall(log)
+    return found
 
 
 def logged(log: str) -> Passes:

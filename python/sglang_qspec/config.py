@@ -203,12 +203,12 @@ class QSpecConfig:
         "auto",
         _one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
-        "has fewer drafts (tree), the likeliest tokens of all requests, without padding (ragged; "
-        "needs the attention backend qspec_cpu, or fa3 on a GPU), or what is known to be faster "
-        "(auto: ragged with qspec_cpu, otherwise tree)",
+        "has fewer drafts (tree), or the likeliest tokens of all requests without padding "
+        "(ragged; needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with "
+        "qspec_cpu, otherwise tree",
     )
     prefill_drafts: str = _setting(
-        "on",
+        "off",
         _one_of("on", "off"),
         "whether the pass over a prompt also verifies drafts of the answer: on (the drafts that "
         "are expected to save more time than their rows cost) or off",

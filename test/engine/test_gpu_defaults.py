@@ -179,7 +179,7 @@ def test_the_setting_decides_on_ragged_chains_where_the_backend_has_graphs_for_t
     monkeypatch.setenv(variable("verify"), "ragged")
     with cuda(sm):
         if topk is None:
-            with pytest.raises(ConfigError, match="is ragged, but the attention backend flashi"):
+            with pytest.raises(ConfigError, match="is 'ragged', but the attention backend flash"):
                 server(models)
             return
         assert server(models).speculative_eagle_topk == topk

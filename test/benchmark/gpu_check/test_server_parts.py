@@ -68,6 +68,8 @@ def test_parity_without_accepted_drafts_proves_nothing(monkeypatch: pytest.Monke
 class Server:
     """Runs a pass for each request, and those with penalties outside graphs."""
 
+    log = "INFO: Target passes run in CUDA graphs: 1, 8. Those beside took 3 s.\nready\n"
+
     def __init__(self) -> None:
         self.total = self.eager = 0
         self.changed: list[dict[str, int]] = []
@@ -106,6 +108,8 @@ def test_mixes_with_passes_outside_graphs_are_named_on_a_gpu(server: Server) -> 
     assert steps.found.eager_passes == server.eager == 16 + 2  # the fifth of six in turn
     assert steps.found.figures["passes"]["greedy"] == {"total": 16, "eager": 0}
     assert steps.found.figures["equal_bfloat16_answers"] == 1.0
+    (line,) = steps.found.figures["captured"]
+    assert line == "Target passes run in CUDA graphs: 1, 8. Those beside took 3 s."
     assert [change["qspec_mode"] for change in server.changed] == [2, 4]
     assert {"counted", "bfloat16 answers"} <= set(steps.found.passed)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmark.gpu_check import serving
-from benchmark.gpu_check.serving import LOGGING, Passes, logged, passes_of
+from benchmark.gpu_check.serving import LOGGING, Passes, captured, logged, passes_of
 
 LOG = """\
 [2026-11-23 03:00:00] Prefill batch, #new-seq: 2, #cached-token: 0, cuda graph: False
@@ -55,3 +55,16 @@ def test_sglangs_reporter_logs_in_this_form() -> None:
     assert '"cuda graph"' in source
     assert "decode_log_interval" in source
     assert LOGGING[2:] == ("--decode-log-interval", "1")
+
+
+def test_the_log_says_what_was_captured_and_what_did_not_fit() -> None:
+    """The source has both messages."""
+    import inspect
+
+    from sglang_qspec.engine.cuda import graphs
+
+    source = inspect.getsource(graphs)
+    for start in ("Target passes run in CUDA graphs", "No CUDA graphs for width"):
+        assert start in source
+        assert captured(f"[03:00 INFO] {start}: 3 s\nmore") == [f"{start}: 3 s"]
+    assert captured("cuda graph: True") == []

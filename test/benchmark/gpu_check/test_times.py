@@ -57,6 +57,12 @@ def test_a_time_is_that_of_the_second_use_of_a_shape() -> None:
     assert server.asked[1]["sampling_params"]["ignore_eos"]
 
 
+def test_wide_passes_get_longer_answers_because_they_may_accept_all_tokens() -> None:
+    server: Any = Server()
+    found = [times.verify_time(server, 1, width)["passes"] for width in (1, 4, 16)]
+    assert found == [times.OUTPUT_TOKENS * factor for factor in (1, 1, 4)]
+
+
 def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any) -> None:
     server = Server()
 

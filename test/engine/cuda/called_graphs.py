@@ -72,8 +72,9 @@ class OneWidth(CpuAttention):
         super().init_forward_metadata(_Padded(view, self.width))
 
     def _check(self, forward_batch: Any) -> None:
-        if forward_batch.forward_mode.is_target_verify():
-            assert forward_batch.spec_info.draft_token_num == self.width, "another backend's width"
+        spec_info = forward_batch.spec_info
+        if spec_info is not None and spec_info.ragged_verify_layout is None:
+            assert spec_info.draft_token_num == self.width, "another backend's width"
 
 
 class _Padded(SimpleNamespace):

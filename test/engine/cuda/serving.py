@@ -34,11 +34,12 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_qspec.engine.cuda import backends
-from sglang_qspec.engine.passes import batch_split
+from sglang_qspec.engine.passes import batch_split, tree_attention
 from test.engine.cuda.prompts import PROMPTS
 
-KINDS = ("eager", "trees", "ragged")
-"""Passes without graphs, graphs of several widths, and graphs of ragged chains."""
+KINDS = ("eager", "trees", "ragged", "chains")
+"""Passes without graphs, graphs of several widths, graphs of ragged chains, and some given chains
+in such graphs."""
 BATCHES = (1, 2, 4, 6)
 """Batch sizes with graphs."""
 WIDEST = 8
@@ -75,7 +76,11 @@ class Serving:
     """One scheduler with QSPEC, and a worker that writes down its passes."""
 
     def __init__(self, model: str, kind: str, **arguments: Any) -> None:
-        if kind == "ragged":
+        ragged = kind in ("ragged", "chains")
+        tree_attention.verification_of = lambda *_: tree_attention.Verification(
+            ragged, ragged, chains=ragged
+        )
+        if ragged:
             backends.prepare = partial(_prepare_ragged, backends.prepare)
         defaults: dict[str, Any] = {
             "model_path": model,
@@ -276,7 +281,7 @@ def main() -> None:
     load_plugins()
     serving = Serving(model, kind)
     found: dict[str, Any]
-    if kind == "ragged":
+    if kind == "chains":
         found = serving.verify_chains()
     else:
         found = {name: asdict(record) for name, record in cases(serving).items()}

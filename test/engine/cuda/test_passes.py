@@ -5,7 +5,6 @@ SGLang's scheduler, its runner of CUDA graphs and our worker run on the CPU with
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from sglang_qspec.config import variable
 from sglang_qspec.models import DemoModels
 from test.engine.cuda.prompts import PROMPTS
 from test.random_llama import write_random_llama
@@ -50,7 +48,6 @@ def serve(model: Path, kind: str) -> Any:
         text=True,
         timeout=300,
         cwd=Path(__file__).parents[3],
-        env={**os.environ, variable("verify"): "tree"},  # the default on a GPU
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout)
@@ -82,6 +79,17 @@ def test_the_outputs_are_those_without_graphs(records: dict[bool, Any], case: st
         assert found[:length] == pytest.approx(expected[:length], abs=1e-4)
 
 
+def test_ragged_passes_run_in_graphs_and_change_no_output(
+    records: dict[bool, Any], model: Path
+) -> None:
+    found = serve(model, "ragged")
+    for case in CASES:
+        assert found[case]["eager_passes"] == 0
+        assert found[case]["outputs"] == records[False][case]["outputs"]
+    widths = {width for width, _, _ in found["adaptive"]["passes"]}
+    assert widths - {1, 2, 4, 8}  # the longest chain of a pass is any number of tokens
+
+
 def test_drafts_change_no_greedy_output(records: dict[bool, Any]) -> None:
     found = records[True]
     for case in ("width 2", "width 4", "width 8", "adaptive", "halves"):
@@ -106,7 +114,7 @@ def test_passes_have_the_widths_and_batches_that_the_cases_ask_for(
 
 
 def test_ragged_chains_run_in_graphs_of_their_total_of_tokens(model: Path) -> None:
-    found = serve(model, "ragged")
+    found = serve(model, "chains")
     assert found["tiers"] == [8, 16, 32, 48]
     assert found["widths"] == [1]
     assert found["plain"]

@@ -28,8 +28,8 @@ PARENTS = (0, 0, 0, 1, 1, 2, 3)
 MIXED: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.0},
-    {"temperature": 1.5, "top_k": 4, "top_p": 0.9},
-    {"temperature": 0.7, "frequency_penalty": 0.9, "repetition_penalty": 1.3},
+    {"temperature": 3.0, "top_k": 4, "top_p": 0.9},
+    {"temperature": 0.3, "frequency_penalty": 0.9, "repetition_penalty": 1.3},
     {"temperature": 1.0, "min_p": 0.1, "logit_bias": {"2": 1.5}},
     {"temperature": 1.0, "min_new_tokens": 4, "presence_penalty": -0.5},
 ]
@@ -122,7 +122,7 @@ def test_a_ragged_pass_accepts_what_a_pass_of_one_width_accepts(greedy: bool, ma
 
 def test_a_request_gets_the_same_tokens_as_alone() -> None:
     """The other requests of the pass have other parameters and other numbers of rows."""
-    params = [dict(one) for one in MIXED * 4]
+    params = [dict(one) for one in MIXED * 12]
     trees = trees_of(len(params))
     nodes, bonus, logprobs = accept(trees, params)
     for row, one in enumerate(params):

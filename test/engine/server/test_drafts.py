@@ -44,7 +44,7 @@ def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_draft
 ) -> None:
     """A server has both, by a runtime setting."""
     passes = {}
-    for on in (0, 1):
+    for on in (1, 0):
         values = {"server_args": {"qspec_prefill_drafts": on}}
         assert server.post("/set_internal_state", values) == [True]
         custom = {"qspec_guesses": [expected[4]["text"]], "qspec_sources": ["guess"]}

@@ -36,9 +36,9 @@ class Verification(NamedTuple):
 def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> Verification:
     """How passes run on `device` with an attention `backend` of SGLang.
 
-    `auto` is ragged on CPUs, where it was measured to be better (docs/results.md). On a GPU the
-    start has decided (`engine.cuda.backends.prepare`). Raises ConfigError if the setting asks for
-    ragged passes that the backend cannot run.
+    `auto` is ragged on CPUs, because ragged trees yield more tokens at equal rows
+    (docs/results.md). On a GPU the start has decided (`engine.cuda.backends.prepare`). Raises
+    ConfigError if the setting asks for ragged passes that the backend cannot run.
     """
     if not device.startswith("cpu"):
         ragged = backends.is_ragged()

@@ -36,7 +36,7 @@ class RuntimeSettings:
     with CUDA graphs for the batch. A ragged pass leaves out the padding."""
     ragged: bool = False
     """True: a pass verifies the likeliest tokens of all requests, without padding."""
-    prefill_drafts: bool = True
+    prefill_drafts: bool = False
     """True: the pass over a prompt also verifies drafts of the answer, if that pays."""
     enabled: bool = True
     """False: all requests are decoded plainly, and the sidecar drafts nothing."""
