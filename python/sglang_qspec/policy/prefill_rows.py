@@ -9,6 +9,8 @@ where the host waits for them, which is on CPUs; elsewhere `PassCost` gives the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,7 +75,7 @@ class PrefillRows:
 
     def lengths(
         self,
-        scores: NDArray[np.float32],
+        scores: NDArray[np.floating[Any]],
         rooms: NDArray[np.int64],
         least: float,
     ) -> NDArray[np.int64]:
