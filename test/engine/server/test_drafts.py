@@ -46,7 +46,7 @@ def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_draft
     passes = {}
     for on in (1, 0):
         change(server, qspec_prefill_drafts=on, qspec_fixed_width=1)
-        custom = {"qspec_guesses": [expected[4]["text"]], "qspec_sources": ["guess"]}
+        custom = {"qspec_guess_ids": expected[4]["output_ids"], "qspec_sources": ["guess"]}
         answer = generate(server, prompts[4], custom_params=custom)
         assert answer["output_ids"] == expected[4]["output_ids"]
         passes[on] = answer["meta_info"]["qspec"]["passes"]
