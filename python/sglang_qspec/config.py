@@ -207,6 +207,12 @@ class QSpecConfig:
         "(ragged; needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with "
         "qspec_cpu, otherwise tree",
     )
+    prefill_drafts: str = _setting(
+        "off",
+        _one_of("on", "off"),
+        "whether the pass over a prompt also verifies drafts of the answer: on (the drafts that "
+        "are expected to save more time than their rows cost) or off",
+    )
     graph_widths: str = _setting(
         "auto",
         _widths,

@@ -131,6 +131,7 @@ def front() -> tuple[Hook, ...]:
 def scheduler() -> tuple[Hook, ...]:
     """Hooks of the scheduler's process."""
     from sglang_qspec.engine.cuda import capture
+    from sglang_qspec.engine.passes import prefill
     from sglang_qspec.engine.scheduler import (
         endings,
         internal_state,
@@ -200,5 +201,19 @@ def scheduler() -> tuple[Hook, ...]:
             endings.update_finish_state,
             AROUND,
             OnError.SKIP,
+        ),
+        # Without these slots a prefill verifies no drafts.
+        Hook(
+            "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
+            prefill.reserve,
+            AFTER,
+            OnError.END_SPECULATION,
+        ),
+        # Without these logits the worker repeats the prefill without drafts.
+        Hook(
+            "sglang.srt.layers.logits_processor.LogitsProcessor._get_pruned_states",
+            prefill.prune_states,
+            AROUND,
+            OnError.END_SPECULATION,
         ),
     )

@@ -132,6 +132,10 @@ class Speculator:
             live.waits = False
             self.sidecar.admit(live)
 
+    def is_live(self, rid: str) -> bool:
+        """Whether the request may get drafts."""
+        return rid in self._live
+
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
         """Forget a request that has ended. Returns its tally; None for an unknown request.
 
@@ -189,19 +193,22 @@ class Speculator:
         width: int,
         *,
         drafts: bool = True,
+        roots: Sequence[int] | None = None,
     ) -> DraftTrees:
         """A tree for each request, of at most `width` tokens including the root.
 
         A request without drafts gets only the root; if `drafts` is False, all requests do.
-        `outputs` has the committed output tokens of each request, at least one. The new ones are
-        added to its trie and reported to the sidecar.
+        `outputs` has the committed output tokens of each request. The new ones are added to its
+        trie and reported to the sidecar. `roots` are the last tokens of the texts; None takes those
+        of the outputs, which then have at least one.
         """
         drafting = [
             rid if self._follow(rid, output_ids) and drafts else None
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
         self._report(rids)
-        roots = [output_ids[-1] for output_ids in outputs]
+        if roots is None:
+            roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width, paused=self.sources.paused)
 
     def _report(self, rids: Sequence[str]) -> None:
@@ -213,6 +220,11 @@ class Speculator:
         """Seconds spent on sending and receiving since the last call, without waits."""
         seconds, self._link_seconds = self._link_seconds, 0.0
         return seconds
+
+    @property
+    def running(self) -> int:
+        """Number of live requests that SGLang serves now."""
+        return sum(not live.waits for live in self._live.values())
 
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factor by which each request's scores are multiplied: float64 [bs]."""
@@ -266,11 +278,13 @@ class Speculator:
         trees: DraftTrees,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
+        *,
+        prefill: bool = False,
     ) -> None:
         """Commit the result of a pass over `trees`, and report it to the sidecar.
 
         `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them.
+        after them. A `prefill` does not count as a pass of a request.
         """
         self.totals.record(trees, accepted)
         sizes, sources, tokens = (
@@ -281,7 +295,7 @@ class Speculator:
             if live is None:
                 continue
             tally = live.tally
-            tally.passes += 1
+            tally.passes += not prefill
             tally.proposed += sizes[row] - 1
             tally.latest = [Source(sources[row][node]) for node in accepted[row]]
             for source in tally.latest:

@@ -86,7 +86,11 @@ _IMPORTED = {
     ),
     "sglang.srt.managers.tp_worker": ("TpModelWorker",),
     "sglang.srt.managers.utils": ("is_health_check_generate_req",),
-    "sglang.srt.mem_cache.allocation_sizing": ("get_alloc_reserve_per_decode",),
+    "sglang.srt.mem_cache.allocation": ("alloc_for_spec_decode",),
+    "sglang.srt.mem_cache.allocation_sizing": (
+        "get_alloc_reserve_per_decode",
+        "page_aligned_decode_alloc_lens",
+    ),
     "sglang.srt.mem_cache.kv_cache_configurator": ("KVCacheConfigurator._profile_available_bytes",),
     "sglang.srt.mem_cache.memory_pool": ("KVWriteLoc", "MHATokenToKVPool"),
     "sglang.srt.model_executor.forward_batch_info": (

@@ -3,6 +3,7 @@
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.pass_times import PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
+from sglang_qspec.policy.prefill_rows import PrefillRows
 from sglang_qspec.policy.row_budget import RowBudget, RowChoice, spend
 from sglang_qspec.policy.sources import Sources
 from sglang_qspec.policy.waiting import DraftDeadline, WaitBudget, with_next_steps
@@ -18,6 +19,7 @@ __all__ = [
     "PassTimes",
     "PipelinePlan",
     "PipelineSelector",
+    "PrefillRows",
     "RowBudget",
     "RowChoice",
     "Sources",

@@ -75,26 +75,27 @@ class Record:
 class Serving:
     """One scheduler with QSPEC, and a worker that writes down its passes."""
 
-    def __init__(self, model: str, kind: str) -> None:
+    def __init__(self, model: str, kind: str, **arguments: Any) -> None:
         ragged = kind in ("ragged", "chains")
         tree_attention.verification_of = lambda *_: tree_attention.Verification(
             ragged, ragged, chains=ragged
         )
         if ragged:
             backends.prepare = partial(_prepare_ragged, backends.prepare)
-        args = ServerArgs(
-            model_path=model,
-            device="cpu",
-            dtype="float32",
-            speculative_algorithm="QSPEC",
-            speculative_num_draft_tokens=WIDEST,
-            max_running_requests=8,
-            max_total_tokens=2048,
-            context_length=128,
-            disable_radix_cache=True,
-            skip_tokenizer_init=True,
-            log_level="warning",
-        )
+        defaults: dict[str, Any] = {
+            "model_path": model,
+            "device": "cpu",
+            "dtype": "float32",
+            "speculative_algorithm": "QSPEC",
+            "speculative_num_draft_tokens": WIDEST,
+            "max_running_requests": 8,
+            "max_total_tokens": 2048,
+            "context_length": 128,
+            "disable_radix_cache": True,
+            "skip_tokenizer_init": True,
+            "log_level": "warning",
+        }
+        args = ServerArgs(**{**defaults, **arguments})
         args.resolve_once()
         rank = spawn_world_rank(args, tp_rank=0, pp_rank=0)
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))

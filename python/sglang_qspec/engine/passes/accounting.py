@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import FirstTokens, PassTimes
+from sglang_qspec.policy import FirstTokens, PassTimes, PrefillRows
 from sglang_qspec.trie import DraftTrees, Source
 
 
@@ -41,8 +41,10 @@ class PassAccounting:
         clock: Callable[[], float] = time.monotonic,
         *,
         times: PassTimes | None = None,
+        rows: PrefillRows | None = None,
     ) -> None:
         self.times = times or PassTimes()
+        self._rows = rows or PrefillRows(self.times)
         self._speculator = speculator
         self._runtime = runtime
         self._clock = clock
@@ -89,8 +91,28 @@ class PassAccounting:
         if rids:
             self._speculator.record(rids, trees, accepted, bonus_ids)
         self._record_time(pipeline, whole or trees, proposal.waited)
+        tokens = len(bonus_ids) + sum(map(len, accepted))
         if rids:
+            self._rows.observe_decode(len(rids), trees.rows, tokens)
             self._update_policies(rids, proposal, accepted, bonus_ids)
+
+    def record_prefill(
+        self,
+        rids: Sequence[str],
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+    ) -> None:
+        """Record the drafts that a prefill verified; the arguments are as in `record`."""
+        trees = proposal.trees
+        self._speculator.record(rids, trees, accepted, bonus_ids, prefill=True)
+        self._learn_first(rids, proposal, accepted, bonus_ids)
+        self._speculator.sources.record(
+            trees,
+            accepted,
+            token_seconds=self._rows.token_seconds(max(len(rids), self._speculator.running)),
+            extra_seconds=self._rows.row_seconds * (trees.rows - len(trees)),
+        )
 
     def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> None:
         """Record the time of a pass that ends now; for an interrupted one count the predicted."""
@@ -115,12 +137,7 @@ class PassAccounting:
         trees, candidates = proposal.trees, proposal.candidates
         if candidates is None:
             return
-        next_ids = [
-            trees.token_ids[row, nodes[0]] if nodes else bonus_ids[row]
-            for row, nodes in enumerate(accepted)
-        ]
-        first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
-        self._speculator.update_credit(rids, candidates, first)
+        first = self._learn_first(rids, proposal, accepted, bonus_ids)
         sources = self._speculator.sources
         only_replaces_padding = self._runtime.fixed_width and not trees.ragged
         if trees.width > 1:
@@ -136,3 +153,20 @@ class PassAccounting:
             sources.update(candidates, first)
         source = Source.STEP if self._speculator.sidecar.lookahead else Source.QUEUE
         sources.observe(source, 0, 0, cost=proposal.waited + link_seconds)
+
+    def _learn_first(
+        self,
+        rids: Sequence[str],
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+    ) -> FirstTokens:
+        """Update the credit of each request by the first tokens of its larger tree."""
+        trees, candidates = proposal.trees, proposal.candidates or proposal.trees
+        next_ids = [
+            trees.token_ids[row, nodes[0]] if nodes else bonus_ids[row]
+            for row, nodes in enumerate(accepted)
+        ]
+        first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
+        self._speculator.update_credit(rids, candidates, first)
+        return first

@@ -39,11 +39,11 @@ class PendingPass:
     pipeline: str = ""
     """Pipeline of the pass; empty for a prefill."""
     proposal: Proposal | None = None
-    """Drafts of the pass; None for a prefill, or if speculation had ended."""
+    """Drafts of the pass; None for a prefill without, or if speculation had ended."""
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the pass was a prefill, of which nothing but the tokens counts."""
+        """Whether the pass was a prefill. Without drafts, nothing but its tokens counts."""
         return not self.pipeline
 
 
@@ -86,34 +86,35 @@ class Settlement:
 
     def _settle(self, launched: PendingPass) -> Outcome | PlainOutcome:
         outcome = launched.outcome.read()
-        if not launched.is_prefill:
+        if not launched.is_prefill or launched.proposal is not None:
             self._record(launched, outcome)
         return outcome
 
     def _record(self, launched: PendingPass, outcome: Outcome | PlainOutcome) -> None:
-        """Record the outcome of a decode pass, except for requests that drop its tokens.
+        """Record the outcome of a pass, except for requests that drop its tokens.
 
-        With the overlap scheduler a pass may have requests that the pass before it has ended.
+        A prefill may have requests of which more chunks follow. With the overlap scheduler a pass
+        may have requests that the pass before it has ended.
         """
         accepted, bonus_ids = outcome.accepted_nodes, outcome.bonus_ids
         reqs, lens = launched.reqs, launched.output_lens
         proposal = launched.proposal
         whole = None if proposal is None else proposal.trees
-        if self._overlap and not all(map(_takes_tokens, reqs)):
+        drops = self._overlap or launched.is_prefill
+        if drops and not all(map(_takes_tokens, reqs)):
             rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)]
             reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
             accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
             proposal = None if proposal is None else proposal.take(rows)
         if proposal is not None and speculator.active() is not None:
+            rids = [req.rid for req in reqs]
             with guarded("updating acceptance statistics"):
-                self._accounting.record(
-                    [req.rid for req in reqs],
-                    launched.pipeline,
-                    proposal,
-                    accepted,
-                    bonus_ids,
-                    whole=whole,
-                )
+                if launched.is_prefill:
+                    self._accounting.record_prefill(rids, proposal, accepted, bonus_ids)
+                else:
+                    self._accounting.record(
+                        rids, launched.pipeline, proposal, accepted, bonus_ids, whole=whole
+                    )
         with guarded("recording token provenance"):
             trees = None if proposal is None else proposal.trees
             provenance.record(reqs, trees, accepted, lens)

@@ -35,6 +35,11 @@ def stage(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]:
     ]
 
 
+def host_waits(device: torch.device | str) -> bool:
+    """Whether the host waits for each operation on the device, so that it can time passes."""
+    return torch.device(device).type == "cpu"
+
+
 class HostCopy:
     """A copy of a tensor on its way to the host.
 

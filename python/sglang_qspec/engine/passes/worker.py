@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -20,23 +19,26 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import attention_backends, get_device, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-from sglang.srt.speculative.spec_utils import (
-    GrammarTree,
-    build_grammar_vocab_mask,
-    record_stream_for_v2_verify,
-)
+from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from sglang_qspec import config
-from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import compat, hooks, speculator
 from sglang_qspec.engine.cuda import ragged
 from sglang_qspec.engine.cuda.backends import pass_cost
 from sglang_qspec.engine.cuda.graphs import PassGraphs
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import batch_split, relay, sampling_seeds, tree_attention
+from sglang_qspec.engine.passes import (
+    batch_split,
+    prefill,
+    relay,
+    sampling_seeds,
+    tree_attention,
+)
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
+from sglang_qspec.engine.passes.grammar import grammar_mask
 from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.opening import speculator_of
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import check_lengths, last_ids_of, outputs_of
 from sglang_qspec.engine.passes.penalties import read_outputs
@@ -46,10 +48,8 @@ from sglang_qspec.engine.passes.settle import PendingPass, Settlement
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.sidecar.startup import open_link
-from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector
-from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
+from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector, PrefillRows
+from sglang_qspec.trie import DraftTrees
 from sglang_qspec.verify.rejection import Proposals
 
 logger = logging.getLogger(__name__)
@@ -78,10 +78,11 @@ class QSpecWorker(BaseSpecWorker):
             settings, self._draft_token_num, ragged=verification.ragged
         )
         self._graphs = PassGraphs(target_worker.model_runner, settings)
-        self._speculator = _speculator_of(settings, self._runtime, gpu_id, target_worker)
+        self._speculator = speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._overlap = not get_schedule().disable_overlap_schedule
         times = PassTimes(pass_cost(self._device))
-        self._accounting = PassAccounting(self._speculator, self._runtime, times=times)
+        rows = PrefillRows(times)
+        self._accounting = PassAccounting(self._speculator, self._runtime, times=times, rows=rows)
         self._settlement = Settlement(self._accounting, overlap=self._overlap)
         self._proposer = Proposer(
             self._speculator,
@@ -90,6 +91,7 @@ class QSpecWorker(BaseSpecWorker):
             chains=verification.chains,
             widths=self._graphs.widths,
         )
+        self._prefills = prefill.PrefillProposer(self._speculator, self._runtime, rows)
         self._selector = PipelineSelector(times)
         self._halves = Halves()
         speculator.activate(self._speculator)
@@ -131,6 +133,7 @@ class QSpecWorker(BaseSpecWorker):
         if not batch.forward_mode.is_decode():
             return self._extend(batch, on_publish)
         self._settlement.settle()
+        prefill.recover(batch.reqs)
         plan, halves = self._plan(batch)
         if not halves:
             return self._pass(batch, plan, on_publish)
@@ -231,26 +234,63 @@ class QSpecWorker(BaseSpecWorker):
     def _extend(
         self, batch: ScheduleBatch, on_publish: Publish | None = None
     ) -> GenerationBatchResult:
-        """Run a prefill or an idle batch."""
+        """Run a prefill, which may verify drafts, or an idle batch."""
+        drafts: prefill.PrefillDrafts | None = None
+        prefill.forget(batch.reqs)
         if self._speculates:
             with guarded("admitting requests"):
                 self._speculator.poll()
                 self._accounting.interrupt()
                 for req in batch.reqs:
                     self._speculator.admit(req.rid)
-        read_outputs(batch)
-        with sampling_seeds.seeded_draws(batch, self._proposals(batch)):
-            result = self._target_worker.forward_batch_generation(batch)
-        with guarded("recording token provenance"):
-            provenance.extend(batch.reqs)
-        token_ids = result.next_token_ids
-        finished = self._finished(result, token_ids, _ones(batch), batch.seq_lens.clone(), 1)
+                drafts = self._prefills.propose(batch)
+        lens = list(map(len, outputs_of(batch.reqs)))
+        verified = None if drafts is None else self._verify_prefill(batch, drafts)
+        if verified is None:
+            read_outputs(batch)
+            draws = sampling_seeds.seeded_draws(batch, self._proposals(batch))
+            with draws, self._prefills.timed(batch):
+                result = self._target_worker.forward_batch_generation(batch)
+            with guarded("recording token provenance"):
+                provenance.extend(batch.reqs)
+            token_ids = result.next_token_ids
+            finished = self._finished(result, token_ids, _ones(batch), batch.seq_lens.clone(), 1)
+            pending = PendingPass(batch.reqs, lens, ComingTokens(token_ids), finished)
+        else:
+            finished, outcome = verified
+            proposal = drafts.proposal if drafts is not None else None
+            pending = PendingPass(batch.reqs, lens, outcome, finished, proposal=proposal)
         if on_publish is not None:
             on_publish(finished.new_seq_lens)
-        if self._overlap:
-            lens = list(map(len, outputs_of(batch.reqs)))
-            self._settlement.add(PendingPass(batch.reqs, lens, ComingTokens(token_ids), finished))
+        if self._overlap or verified is not None:
+            self._settlement.add(pending)
+        if not self._overlap:
+            self._settlement.settle()
         return finished
+
+    def _verify_prefill(
+        self, batch: ScheduleBatch, drafts: prefill.PrefillDrafts
+    ) -> tuple[GenerationBatchResult, ComingOutcome] | None:
+        """Run a prefill that verifies drafts; None if it gave no logits for them."""
+        trees, verify_input = drafts.proposal.trees, drafts.verify_input
+        whole = prefill.with_drafts(batch, drafts)
+        with prefill.logits_at(drafts.rows), self._prefills.timed(whole):
+            result = self._target_worker.forward_batch_generation(whole, is_verify=True)
+        if len(result.logits_output.next_token_logits) != verify_input.rows:
+            return None
+        with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
+            predict, accept_lens, accept_index = sample_and_accept(
+                verify_input, batch, result.logits_output
+            )
+        outcome = ComingOutcome(predict, accept_lens, accept_index, trees.starts)
+        prefill.keep(batch.reqs, outcome)
+        tokens = predict[accept_index]
+        seq_lens = batch.seq_lens + accept_lens - 1
+        finished = self._finished(result, tokens, accept_lens, seq_lens, 1)
+        # SGLang adds one token of a prefill; `prefill.commit` adds the others.
+        finished.next_token_ids = tokens[:, 0].contiguous()
+        finished.accept_lens = _ones(batch)
+        return finished, outcome
 
     def _decode(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Run an ordinary decode pass, which gives one token for each request."""
@@ -294,10 +334,10 @@ class QSpecWorker(BaseSpecWorker):
         batch.out_cache_loc = verify_input.slots(batch)
         batch.spec_info = verify_input
         result = self._run(batch, trees.width)
-        grammar_mask = self._grammar_mask(batch, trees, verify_input)
+        allowed = grammar_mask(batch, trees, verify_input)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
             predict, accept_lens, accept_index = sample_and_accept(
-                verify_input, batch, result.logits_output, grammar_mask
+                verify_input, batch, result.logits_output, allowed
             )
         outcome = ComingOutcome(predict, accept_lens, accept_index, trees.starts)
         # With overlap the host does not know the accepted paths yet.
@@ -344,45 +384,6 @@ class QSpecWorker(BaseSpecWorker):
                 outputs = outputs_of(batch.reqs)
                 proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
         return proposals
-
-    def _grammar_mask(
-        self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
-    ) -> Any:
-        if not batch.has_grammar:
-            return None
-        layout = trees.lay_out()
-        tree = GrammarTree.from_host(
-            torch.from_numpy(layout.next_token),
-            torch.from_numpy(layout.next_sibling),
-            torch.from_numpy(trees.token_ids.astype(np.int64)),
-        )
-        mask = build_grammar_vocab_mask(
-            reqs=batch.reqs,
-            tree=tree,
-            sampling_info=batch.sampling_info,
-            device=verify_input.retrieve_next_token.device,
-            barrier=None,
-        )
-        if mask is None or not trees.ragged:
-            return mask
-        nodes = verify_input.owners * trees.width + verify_input.offsets
-        return mask._replace(vocab_mask=mask.vocab_mask[nodes])
-
-
-def _speculator_of(
-    settings: QSpecConfig, runtime: RuntimeSettings, gpu_id: int, target_worker: TpModelWorker
-) -> Speculator:
-    """The speculator of a worker. Raises LinkError if the sidecar refuses this target."""
-    vocab_size = target_worker.model_config.vocab_size
-    limits = TrieLimits(
-        vocab_size=vocab_size,
-        max_request_tokens=settings.max_request_tokens,
-        max_total_tokens=settings.max_total_tokens,
-    )
-    link, sidecar = open_link(settings, gpu_id)
-    return Speculator(
-        settings, vocab_size, TrieStore(limits), link, sidecar=sidecar, runtime_settings=runtime
-    )
 
 
 def _ones(batch: ScheduleBatch) -> torch.Tensor:

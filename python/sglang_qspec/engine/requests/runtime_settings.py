@@ -21,7 +21,7 @@ PREFIX = "qspec_"
 class RuntimeSettings:
     """The present values. The worker owns them; its speculator reads and changes them.
 
-    A change of the first six applies from the next pass on, a change of the others to requests
+    A change of the first seven applies from the next pass on, a change of the others to requests
     that arrive later.
     """
 
@@ -36,6 +36,8 @@ class RuntimeSettings:
     with CUDA graphs for the batch. A ragged pass leaves out the padding."""
     ragged: bool = False
     """True: a pass verifies the likeliest tokens of all requests, without padding."""
+    prefill_drafts: bool = False
+    """True: the pass over a prompt also verifies drafts of the answer, if that pays."""
     enabled: bool = True
     """False: all requests are decoded plainly, and the sidecar drafts nothing."""
     completions: int = MAX_COMPLETIONS
@@ -58,6 +60,7 @@ class RuntimeSettings:
             draft_token_num,
             settings.width == "fixed",
             ragged,
+            settings.prefill_drafts == "on",
             completions=settings.completions,
         )
 
@@ -116,6 +119,7 @@ def check(
         "draft_token_num": (1, draft_token_num),
         "fixed_width": switch,
         "ragged": ragged,
+        "prefill_drafts": switch,
         "enabled": switch,
         "completions": (1, settings.completions),
         **{f"source_{source}": switch for source in SOURCES},

@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_qspec.engine.passes import prefill
+
 
 def update_finish_state(
     update: Callable[[Any, int], None], req: Any, new_accepted_len: int = 1
 ) -> None:
-    """Around `Req.update_finish_state`, after `new_accepted_len` tokens joined the output."""
+    """Around `Req.update_finish_state`, after `new_accepted_len` tokens joined the output.
+
+    SGLang adds one token of a prefill. If the prefill accepted drafts, the others join here.
+    """
     if req.finished():
         return
+    if new_accepted_len:
+        new_accepted_len += prefill.commit(req)
     aborted = req.to_finish is not None
     update(req, new_accepted_len)
     if new_accepted_len < 2 or not req.finished():
