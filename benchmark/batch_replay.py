@@ -1,4 +1,4 @@
-"""Recorded requests in batches: tokens and rows of passes whose total of rows is given."""
+"""Replays recorded requests in batches, in passes with a given total of rows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.models import demo_models
 
 FIRST = 32
-"""Tokens of an answer whose time is measured."""
+"""The time to this number of tokens of an answer is measured."""
 
 
 @dataclass

@@ -118,7 +118,7 @@ def step_drafter(
                     commits.append(Commit(number, done[number], fresh, LOOKAHEAD))
                     done[number] += 1
             drafter.follow(server, Commits(commits))
-            # A request whose draft is complete goes on while the others are drafted.
+            # A request with a complete draft continues while the others are drafted.
             ready = set()
             while not ready and not drafter.idle:
                 drafter.step()

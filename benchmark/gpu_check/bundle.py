@@ -22,7 +22,7 @@ from benchmark.harness.report import Table
 
 LOCK = ROOT / "requirements" / "cuda.txt"
 GLIBC = range(39, 16, -1)
-"""Versions of manylinux whose wheels a machine may take; pip wants each by name."""
+"""Accepted versions of manylinux; pip wants each by name."""
 _SERVERS = (
     "accelerate aiohappyeyeballs aiohttp aiosignal annotated-doc annotated-types anyio "
     "apache-tvm-ffi attrs certifi cffi charset-normalizer click compressed-tensors dill distro "

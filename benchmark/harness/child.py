@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from sglang_qspec.config import parse_cores
+from sglang_qspec.values import parse_cores
 
 _answers: list[Callable[[Any], Any]] = []
 """In a child: its one function."""

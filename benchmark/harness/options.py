@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmark.harness.configuration import Settings
 from benchmark.harness.output import say
-from sglang_qspec.config import parse_cores
+from sglang_qspec.values import parse_cores
 
 EXACT = "; bfloat16 kernels of different shapes may break ties differently, so outputs differ"
 """The reason for float32 in the help text of `--dtype`."""

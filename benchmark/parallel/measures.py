@@ -30,7 +30,7 @@ FIGURES = (
     "width",
     "others_share",
 )
-"""The JSON line has the median of each of these figures of a Run."""
+"""Fields of a Run with a median in the JSON line."""
 
 
 class Point(NamedTuple):

@@ -18,7 +18,7 @@ _PLAIN = ("accept_len", "match_rate", "tokens", "tokens_per_s")
 _LATENCIES = {"mean_latency_s": "latency_mean", "p99_latency_s": "latency_p99"}
 _COUNTS = ("passes_per_token", "drafted", "wasted")
 RECORDED = {name: name for name in _PLAIN} | _LATENCIES | {name: name for name in _COUNTS}
-"""The JSON line has the median of each of these figures of a Run, by key."""
+"""Fields of a Run with a median in the JSON line, by key."""
 
 
 @dataclass(frozen=True)

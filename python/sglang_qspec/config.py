@@ -15,10 +15,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
 
 FLAG_PREFIX = "--speculative-qspec-"
@@ -40,112 +41,8 @@ PIPELINES = ("sequential", "halves", "ahead")
 MODES = ("queue", *PIPELINES, "auto")
 """Values of the setting `mode`."""
 
-Parser = Callable[[str], Any]
-"""Parses the text of a setting; raises ValueError with the allowed values as its message."""
 
-
-def _whole(low: int, high: int) -> Parser:
-    def parse(text: str) -> int:
-        allowed = f"a whole number from {low} to {high}"
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(allowed) from None
-        if not low <= value <= high:
-            raise ValueError(allowed)
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float) -> Parser:
-    def parse(text: str) -> float:
-        allowed = f"a number from {low:g} to {high:g}"
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(allowed) from None
-        if not low <= value <= high:
-            raise ValueError(allowed)
-        return value
-
-    return parse
-
-
-def _fraction(text: str) -> float:
-    allowed = "0 or a number from 0.01 to 0.95"
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(allowed) from None
-    if value and not 0.01 <= value <= 0.95:
-        raise ValueError(allowed)
-    return value
-
-
-def _switch(text: str) -> bool:
-    match text.strip().lower():
-        case "1" | "true" | "yes" | "on":
-            return True
-        case "0" | "false" | "no" | "off" | "":
-            return False
-    raise ValueError("true or false")
-
-
-def _one_of(*choices: str) -> Parser:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError("one of " + ", ".join(choices))
-        return text
-
-    return parse
-
-
-def _widths(text: str) -> str:
-    allowed = f"auto or a list of whole numbers from 1 to {MAX_DRAFT_TOKENS} such as 2,4"
-    for width in () if text == "auto" else text.split(","):
-        if not width.strip().isdecimal() or not 1 <= int(width) <= MAX_DRAFT_TOKENS:
-            raise ValueError(allowed)
-    return text
-
-
-def _endpoint(text: str) -> str:
-    if text and not text.startswith(("ipc://", "tcp://")):
-        raise ValueError("ipc://PATH or tcp://HOST:PORT")
-    return text
-
-
-def _device(text: str) -> str:
-    kind, _, index = text.partition(":")
-    if text and (kind not in ("cpu", "cuda") or (index and not index.isdigit())):
-        raise ValueError("cpu, cuda or cuda:N")
-    return text
-
-
-def _cores(text: str) -> str:
-    parse_cores(text)
-    return text
-
-
-def parse_cores(text: str) -> frozenset[int]:
-    """Parse a list of CPU numbers such as `0,2-5`; an empty text gives an empty set.
-
-    Raises ValueError with the allowed format as its message.
-    """
-    cores: set[int] = set()
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
-            raise ValueError("a list of CPU numbers such as 0,2-5")
-        cores.update(range(int(first), int(last or first) + 1))
-    return frozenset(cores)
-
-
-def _text(text: str) -> str:
-    return text
-
-
-def _setting(default: Any, parse: Parser, help: str) -> Any:
+def _setting(default: Any, parse: values.Parser, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"parse": parse, "help": help})
 
 
@@ -155,31 +52,33 @@ class QSpecConfig:
 
     completions: int = _setting(
         8,
-        _whole(1, MAX_COMPLETIONS),
+        values.whole(1, MAX_COMPLETIONS),
         "number of completions drafted for each waiting prompt: one greedy, the others sampled",
     )
     temperature: float = _setting(
-        0.6, _number(0.0, 2.0), "sampling temperature of all completions except the greedy one"
+        0.6,
+        values.number(0.0, 2.0),
+        "sampling temperature of all completions except the greedy one",
     )
     top_p: float = _setting(
         1.0,
-        _number(0.0, 1.0),
+        values.number(0.0, 1.0),
         "nucleus sampling of completions: cumulative probability of the most likely tokens that "
         "are sampled from; 1 means all tokens",
     )
     disable_greedy_first: bool = _setting(
-        False, _switch, "sample all completions, including the first one"
+        False, values.switch, "sample all completions, including the first one"
     )
     on_admission: str = _setting(
         "defer",
-        _one_of("defer", "stop", "continue"),
+        values.one_of("defer", "stop", "continue"),
         "what the sidecar does with a request once the target serves it: defer (complete the "
         "drafts of waiting requests first), stop (draft nothing more for it, in any mode) or "
         "continue (keep its place in the queue)",
     )
     mode: str = _setting(
         "auto",
-        _one_of(*MODES),
+        values.one_of(*MODES),
         "which requests the sidecar drafts for: waiting requests only (queue), or served requests "
         "first and then waiting ones. Served requests get drafts between two target passes "
         "(sequential), for one half of the batch while the target verifies the other half "
@@ -188,20 +87,20 @@ class QSpecConfig:
     )
     step_tokens: int = _setting(
         16,
-        _whole(1, 64),
+        values.whole(1, 64),
         "lookahead of step drafts: number of tokens drafted ahead of the committed output of a "
         "served request; sequential and halves draft no more than one pass verifies",
     )
     width: str = _setting(
         "adaptive",
-        _one_of("adaptive", "fixed"),
+        values.one_of("adaptive", "fixed"),
         "number of tokens that a pass verifies for each request: adaptive (the number that is "
         "expected to be fastest) or fixed (always --speculative-num-draft-tokens; a ragged pass "
         "leaves out the padding)",
     )
     verify: str = _setting(
         "auto",
-        _one_of("auto", "tree", "ragged"),
+        values.one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
         "has fewer drafts (tree), or the likeliest tokens of all requests without padding "
         "(ragged; needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with "
@@ -209,97 +108,103 @@ class QSpecConfig:
     )
     prefill_drafts: str = _setting(
         "off",
-        _one_of("on", "off"),
+        values.one_of("on", "off"),
         "whether the pass over a prompt also verifies drafts of the answer: on (the drafts that "
         "are expected to save more time than their rows cost) or off",
     )
     graph_widths: str = _setting(
         "auto",
-        _widths,
+        values.widths(MAX_DRAFT_TOKENS),
         "numbers of tokens for each request for which a GPU server captures CUDA graphs, such as "
         "2,4; 1 and --speculative-num-draft-tokens are always captured. auto adds a half, a "
         "quarter and an eighth of --speculative-num-draft-tokens",
     )
     graph_memory: int = _setting(
         2048,
-        _whole(0, 1 << 20),
+        values.whole(0, 1 << 20),
         "maximum memory in MiB of the CUDA graphs that are captured besides those for "
         "--speculative-num-draft-tokens, and of their buffers; never more than half of what is "
         "free. Widths that do not fit are left out",
     )
     acceptance: str = _setting(
         "match",
-        _one_of("match", "reject"),
+        values.one_of("match", "reject"),
         "how the target accepts step drafts of sampled requests: match (sidecar and target sample "
         "with the same seed, and equal tokens are accepted) or reject (rejection sampling with the "
         "draft probabilities); requests with a sampling_seed always use match",
     )
     max_completion_tokens: int = _setting(
-        512, _whole(1, 65536), "maximum length of a drafted completion, in tokens"
+        512, values.whole(1, 65536), "maximum length of a drafted completion, in tokens"
     )
     endpoint: str = _setting(
         "",
-        _endpoint,
+        values.endpoint,
         "address of a running sidecar, which several servers can share (see qspec sidecar); by "
         "default the server starts its own sidecar on a private ipc socket",
     )
     key_file: str = _setting(
-        "", _text, "key file that authenticates both ends of a tcp endpoint; qspec keys writes one"
+        "",
+        values.text,
+        "key file that authenticates both ends of a tcp endpoint; qspec keys writes one",
     )
     draft_device: str = _setting(
         "",
-        _device,
+        values.device,
         "device of the draft model: cpu, cuda or cuda:N; by default cpu on a CPU server, otherwise "
         "a GPU that nobody uses, or else the target's",
     )
     cores: str = _setting(
         "",
-        _cores,
+        values.cores,
         "CPUs that the sidecar is pinned to, such as 1 or 2-5; by default it shares the server's "
         "CPUs, and drafts on a CPU at the lowest priority",
     )
     mem_fraction: float = _setting(
         0.0,
-        _fraction,
+        values.fraction,
         "fraction of the draft device's memory for the sidecar; 0 means all that is free on a GPU "
         f"of its own, {SHARED_FRACTION} on a CPU, and {SHARED_FRACTION}, or more if the draft "
         "model needs it, on a GPU that others use too",
     )
     dtype: str = _setting(
         "auto",
-        _one_of("auto", "bfloat16", "float16", "float32"),
+        values.one_of("auto", "bfloat16", "float16", "float32"),
         "data type of the draft model's activations",
     )
     draft_slots: int = _setting(
-        64, _whole(1, 4096), "maximum number of completions that the sidecar decodes in one pass"
+        64,
+        values.whole(1, 4096),
+        "maximum number of completions that the sidecar decodes in one pass",
     )
     guess_tags: str = _setting(
         "user",
-        _one_of("user", "everywhere", "off"),
+        values.one_of("user", "everywhere", "off"),
         "where the server reads <NGRAMGUESS> tags: in raw prompts and user messages (user), in raw "
         "prompts and messages of every role (everywhere), or nowhere (off); elsewhere tags are "
         "literal text",
     )
     return_provenance: bool = _setting(
         False,
-        _switch,
+        values.switch,
         "return the draft source of each output token, or target, in meta_info of all requests; "
         "without it only requests that ask for it get this list",
     )
-    max_guesses: int = _setting(64, _whole(1, 4096), "maximum number of guesses in one request")
+    max_guesses: int = _setting(
+        64, values.whole(1, 4096), "maximum number of guesses in one request"
+    )
     max_guess_tokens: int = _setting(
         4096,
-        _whole(1, 1 << 20),
+        values.whole(1, 1 << 20),
         "maximum number of tokens in all guesses of one request",
     )
     max_request_tokens: int = _setting(
         16384,
-        _whole(16, 1 << 24),
+        values.whole(16, 1 << 24),
         "maximum number of draft tokens kept for one request; each completion and guess counts as "
         "4 additional tokens",
     )
     max_total_tokens: int = _setting(
-        4 << 20, _whole(1024, 1 << 30), "maximum number of draft tokens kept for all requests"
+        4 << 20, values.whole(1024, 1 << 30), "maximum number of draft tokens kept for all requests"
     )
 
     def __post_init__(self) -> None:

@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 
-from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig, parse_cores
+from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
 from sglang_qspec.sidecar.process import UNUSABLE
+from sglang_qspec.values import parse_cores
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 

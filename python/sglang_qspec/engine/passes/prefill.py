@@ -46,7 +46,7 @@ GRAPHS = ("disabled", "breakable")
 """SGLang's kinds of CUDA graphs of prefills that leave the rows of the logits to the host."""
 
 _rows: torch.Tensor | None = None
-"""int64 [R]: the tokens of the running prefill whose logits it gives; None for SGLang's choice."""
+"""int64 [R]: places of the tokens at which the running prefill gives logits; None for SGLang's."""
 _coming: WeakKeyDictionary[Any, _Coming] = WeakKeyDictionary()
 """By SGLang's request object: its prefill, until the output has all of its tokens."""
 _late: WeakKeyDictionary[Any, int] = WeakKeyDictionary()

@@ -1,0 +1,130 @@
+"""Parsers of the values that settings may have.
+
+A parser takes the text of a setting and returns its value. It raises ValueError with the allowed
+values as its message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Parser = Callable[[str], Any]
+"""Parses the text of a setting; raises ValueError with the allowed values as its message."""
+
+
+def whole(low: int, high: int) -> Parser:
+    """Whole numbers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        allowed = f"a whole number from {low} to {high}"
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def number(low: float, high: float) -> Parser:
+    """Numbers from `low` to `high`."""
+
+    def parse(text: str) -> float:
+        allowed = f"a number from {low:g} to {high:g}"
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def fraction(text: str) -> float:
+    """A fraction of a device; 0 stands for the default."""
+    allowed = "0 or a number from 0.01 to 0.95"
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if value and not 0.01 <= value <= 0.95:
+        raise ValueError(allowed)
+    return value
+
+
+def switch(text: str) -> bool:
+    """A switch; an empty text is false."""
+    match text.strip().lower():
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off" | "":
+            return False
+    raise ValueError("true or false")
+
+
+def one_of(*choices: str) -> Parser:
+    """One of the `choices`."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError("one of " + ", ".join(choices))
+        return text
+
+    return parse
+
+
+def widths(most: int) -> Parser:
+    """`auto`, or a list of widths of passes from 1 to `most`, as text."""
+
+    def parse(text: str) -> str:
+        for width in () if text == "auto" else text.split(","):
+            if not width.strip().isdecimal() or not 1 <= int(width) <= most:
+                raise ValueError(f"auto or a list of whole numbers from 1 to {most} such as 2,4")
+        return text
+
+    return parse
+
+
+def endpoint(text: str) -> str:
+    """The address of a sidecar, or an empty text."""
+    if text and not text.startswith(("ipc://", "tcp://")):
+        raise ValueError("ipc://PATH or tcp://HOST:PORT")
+    return text
+
+
+def device(text: str) -> str:
+    """The name of a device, or an empty text."""
+    kind, _, index = text.partition(":")
+    if text and (kind not in ("cpu", "cuda") or (index and not index.isdigit())):
+        raise ValueError("cpu, cuda or cuda:N")
+    return text
+
+
+def cores(text: str) -> str:
+    """A list of CPU numbers as text (`parse_cores`)."""
+    parse_cores(text)
+    return text
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """Parse a list of CPU numbers such as `0,2-5`; an empty text gives an empty set.
+
+    Raises ValueError with the allowed format as its message.
+    """
+    cores: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
+            raise ValueError("a list of CPU numbers such as 0,2-5")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
+
+
+def text(given: str) -> str:
+    """Any text."""
+    return given
