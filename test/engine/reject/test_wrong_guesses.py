@@ -60,10 +60,12 @@ def test_guesses_that_are_always_wrong_are_paused_and_change_no_answer(
     while True:
         answers = ask(server, prompts, misled)
         assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in plain]
+        # A pause ends by itself, so an answer that begins after its end may have drafts:
+        # the loop then asks again.
         if guesses(server)["paused"]:
-            break
+            alone = ask(server, prompts[:1], misled[:1])[0]
+            assert alone["output_ids"] == plain[0]["output_ids"]
+            if alone["meta_info"]["qspec"]["proposed_tokens"] == 0:
+                break
         assert time.monotonic() < deadline, "guesses that are always wrong are never paused"
     assert "Drafts of source 'guess' cost more than they save: " in server.log
-    proposed = ask(server, prompts[:1], misled[:1])[0]["meta_info"]["qspec"]["proposed_tokens"]
-    # On a very slow machine the pause may have ended already.
-    assert proposed == 0 or not guesses(server)["paused"]
