@@ -95,6 +95,23 @@ def test_the_total_is_a_step_of_the_ladder_or_all_that_the_trees_have() -> None:
         assert rows in LADDER
 
 
+def test_a_pass_fills_its_captured_total_with_draft_tokens() -> None:
+    """Rows beyond those that pay would be padding of the CUDA graph, and cost nothing more."""
+    falling = np.geomspace(1.0, 0.05, 63).tolist()
+    budget = RowBudget(64, times=linear(0.2))
+    free = sum(lengths_for(budget, [chain(*falling)] * 3, 64))
+    budget.totals = (free - 7, free + 7)
+    assert sum(lengths_for(budget, [chain(*falling)] * 3, 64)) in budget.totals
+    assert lengths_for(budget, [chain(0.9, 0.9)], 64) == [3]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_pass_has_at_most_the_largest_captured_total(*, fixed: bool) -> None:
+    budget = RowBudget(64, times=linear(0.0), fixed=fixed, totals=(8, 16))
+    assert sum(lengths_for(budget, [chain(*[0.9] * 15)] * 4, 64)) == 16
+    assert lengths_for(budget, [chain(0.9)] * 17, 64) == [1] * 17
+
+
 def test_a_plain_pass_runs_at_intervals() -> None:
     budget, trees = RowBudget(16), [chain(*[0.9] * 15)]
     for _ in range(FIRST_GAP):

@@ -10,6 +10,7 @@ tokens of a batch are the best tokens of each tree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,8 @@ LADDER = (
     *range(128, 256, 16),
     *range(256, 513, 32),
 )
-"""Allowed totals of rows besides all that the trees have. The list is short, so that kernels and
-buffers see few shapes. A pass has no more rows than its last entry, if the requests are fewer."""
+"""Totals of rows to choose from, besides all rows that the trees have. The list is short, so that
+kernels and buffers see few shapes. Its last entry bounds the rows of a pass."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,23 @@ class RowChoice(Choice):
 class RowBudget:
     """Chooses the rows of a pass: 1 (plain decoding) to `max_width` for each request.
 
-    With `fixed` it always chooses all nodes of the trees, up to `max_width`. A `WidthPolicy` has
-    the same methods.
+    With `fixed` it always chooses all nodes of the trees, up to `max_width` and the last of
+    `totals`. A `WidthPolicy` has the same methods.
     """
 
     def __init__(
-        self, max_width: int, *, times: PassTimes | None = None, fixed: bool = False
+        self,
+        max_width: int,
+        *,
+        times: PassTimes | None = None,
+        fixed: bool = False,
+        totals: Sequence[int] = (),
     ) -> None:
         self.times = times or PassTimes()
         self.fixed = fixed
+        self.totals = totals
+        """Totals in place of LADDER, in rising order, such as those with CUDA graphs; empty for
+        LADDER. A pass fills its total with draft tokens, because it would run padding otherwise."""
         self.limit(max_width)
 
     def limit(self, max_width: int) -> None:
@@ -81,10 +90,11 @@ class RowBudget:
         order = _ranked(gains)
         tokens = bs + np.concatenate(([0.0], gains[:, 1:].ravel()[order].cumsum()))
         if self.fixed:
-            return self._pass(gains, order, len(order), tokens)
+            most = max(0, self.totals[-1] - bs) if self.totals else len(order)
+            return self._pass(gains, order, min(len(order), most), tokens)
         plain = self.times.seconds(bs, 1)
         best, rate = 0, MARGIN * bs / plain
-        for drafts in _steps(bs, len(order)):
+        for drafts in _steps(bs, len(order), self.totals or LADDER):
             found = tokens[drafts] / self.times.seconds(bs, (bs + drafts) / bs)
             if found > rate:
                 best, rate = drafts, found
@@ -127,8 +137,8 @@ def _lengths(gains: NDArray[np.float64], chosen: NDArray[np.int64]) -> NDArray[n
     return 1 + np.bincount(chosen // max(1, width - 1), minlength=bs)
 
 
-def _steps(bs: int, drafts: int) -> list[int]:
+def _steps(bs: int, drafts: int, totals: Sequence[int]) -> list[int]:
     """Numbers of draft tokens to consider, of at most `drafts`, for a batch of `bs` requests."""
-    most = min(bs + drafts, LADDER[-1])
-    steps = [rows - bs for rows in LADDER if bs < rows < most]
+    most = min(bs + drafts, totals[-1])
+    steps = [rows - bs for rows in totals if bs < rows < most]
     return [*steps, most - bs] if most > bs else steps

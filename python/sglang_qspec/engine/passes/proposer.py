@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,24 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-def any_width(requests: int) -> None:
-    """All widths are allowed for a batch of this size."""
+class Shapes(Protocol):
+    """The shapes that a pass may have, such as those with CUDA graphs."""
+
+    @property
+    def tiers(self) -> Sequence[int]:
+        """Allowed totals of tokens of ragged passes, in rising order; empty for all."""
+
+    def widths(self, requests: int) -> Sequence[int] | None:
+        """Allowed widths of passes over a batch of this size, in rising order; None for all."""
+
+
+class AllShapes:
+    """No restriction on passes."""
+
+    tiers: Sequence[int] = ()
+
+    def widths(self, requests: int) -> None:
+        return None
 
 
 class Proposer:
@@ -45,12 +61,11 @@ class Proposer:
         times: PassTimes,
         *,
         chains: bool = False,
-        widths: Callable[[int], Sequence[int] | None] = any_width,
+        shapes: Shapes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`widths` gives the allowed widths of a batch in rising order, and None for all."""
         self._speculator = active
-        self._widths = widths
+        self._shapes = shapes or AllShapes()
         self._runtime = runtime_settings
         self._clock = clock
         self._chains = chains
@@ -104,12 +119,13 @@ class Proposer:
         if self._runtime.draft_token_num != policy.max_width:
             policy.limit(self._runtime.draft_token_num)
         self._ragged.fixed = self._runtime.fixed_width
+        self._ragged.totals = self._shapes.tiers
         self._uniform.widths = self._allowed(requests)
         return policy
 
     def _allowed(self, requests: int) -> Sequence[int] | None:
         """Widths that a pass of one width may have; None for all."""
-        most, widths = self._runtime.draft_token_num, self._widths(requests)
+        most, widths = self._runtime.draft_token_num, self._shapes.widths(requests)
         if widths is not None:
             widths = [width for width in widths if width <= most] or widths[:1]
         if not self._runtime.fixed_width:

@@ -89,7 +89,7 @@ class QSpecWorker(BaseSpecWorker):
             self._runtime,
             times,
             chains=verification.chains,
-            widths=self._graphs.widths,
+            shapes=self._graphs,
         )
         self._prefills = prefill.PrefillProposer(self._speculator, self._runtime, rows)
         self._selector = PipelineSelector(times)
