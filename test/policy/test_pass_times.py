@@ -105,6 +105,20 @@ def test_the_estimate_of_a_slow_width_falls_while_the_width_is_unused() -> None:
     assert times.seconds(1, 16) / times.seconds(1, 1) < 0.8 * before
 
 
+def test_one_measured_size_of_a_long_context_predicts_the_others() -> None:
+    times = PassTimes(FLAT)
+    times.enter(100)
+    for _ in range(50):
+        times.observe(16, 1, 0.1)
+        times.observe(16, 4, 0.15)
+    times.enter(4000)
+    for _ in range(5):
+        times.observe(16, 1, 0.2)
+    assert times.seconds(16, 4) == pytest.approx(0.3, rel=0.1)
+    times.enter(100)
+    assert times.seconds(16, 4) == pytest.approx(0.15, rel=0.05)
+
+
 def test_long_contexts_have_levels_of_their_own_and_leave_those_of_short_ones() -> None:
     times = PassTimes()
     times.enter(100)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.policy import PassCost, PassTimes, RowBudget, WidthPolicy, spend
+from sglang_qspec.policy import PASS_ROWS, PassCost, PassTimes, RowBudget, WidthPolicy, spend
 from sglang_qspec.policy.pass_times import FIRST_GAP
 from sglang_qspec.policy.row_budget import LADDER
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -80,6 +80,12 @@ def test_a_request_gets_at_most_the_maximum() -> None:
 def test_a_fixed_budget_takes_all_nodes_and_no_padding() -> None:
     budget = RowBudget(8, times=linear(9.0), fixed=True)
     assert lengths_for(budget, [chain(0.1, 0.1), chain(), chain(*[0.1] * 15)]) == [3, 1, 8]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_large_batch_has_fewer_rows_for_each_request(*, fixed: bool) -> None:
+    budget = RowBudget(64, times=linear(0.0), fixed=fixed)
+    assert sum(lengths_for(budget, [chain(*[1.0] * 63)] * 48, 64)) == PASS_ROWS
 
 
 def test_the_total_is_a_step_of_the_ladder_or_all_that_the_trees_have() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.policy import LADDER, PassCost, PassTimes, WidthPolicy
+from sglang_qspec.policy import LADDER, PASS_ROWS, PassCost, PassTimes, WidthPolicy
 from sglang_qspec.policy.pass_times import FIRST_GAP, LONGEST_GAP
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -93,6 +93,15 @@ def test_cheap_rows_are_used_and_expensive_rows_only_where_they_pay() -> None:
     assert width_for(policy, [doubtful] * 2) == 4
     assert width_for(policy, [doubtful] * 4) == 2
     assert width_for(policy, [chain(*[0.9] * 7)] * 2) == 8
+
+
+def test_a_large_batch_has_narrower_passes() -> None:
+    certain = [chain(*[1.0] * 63)] * 48
+    for widths in (None, (1, 4, 16, 32, 64)):
+        policy = WidthPolicy(64, times=linear(0.0), widths=widths)
+        assert width_for(policy, certain) == PASS_ROWS // 48
+    assert width_for(WidthPolicy(64, times=linear(0.0)), certain[:12]) == 64
+    assert width_for(WidthPolicy(64), [chain()] * (PASS_ROWS + 1)) == 1
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -37,13 +37,8 @@ DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
 pass."""
 
 RUNNING_REQUESTS = 48
-"""Default of --max-running-requests, as SGLang has it for NGRAM."""
-FEWEST_REQUESTS = 8
-"""Smallest default of --max-running-requests."""
-PASS_ROWS = 768
-"""Bound of a pass of the target by default, in rows: running requests times draft tokens. A row of
-logits takes half a MB with 128k tokens, so a pass takes about 400 MB for them, and some copies of
-these while it samples."""
+"""Default of --max-running-requests, as SGLang has it for NGRAM. `policy.PASS_ROWS` bounds the rows
+of a pass, so wide passes need no lower default."""
 
 OVERLAPS = {"cuda"}
 """Devices on which SGLang's overlap scheduler stays on. On a CPU nothing would run meanwhile."""
@@ -134,10 +129,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
         return
     given = view.mem_fraction_static is not None
     if view.max_running_requests is None:
-        width = view.speculative_num_draft_tokens or DRAFT_TOKENS.get(_kind(view), 1)
-        declare_resolution(
-            server_args, "qspec", max_running_requests=default_running_requests(width)
-        )
+        declare_resolution(server_args, "qspec", max_running_requests=RUNNING_REQUESTS)
     previous(server_args)
     try:
         fraction = _reserve(view, config.from_environment(), given=given)
@@ -146,11 +138,6 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
     else:
         if fraction != view.mem_fraction_static:
             declare_resolution(server_args, "qspec", mem_fraction_static=fraction)
-
-
-def default_running_requests(width: int) -> int:
-    """Default of --max-running-requests for passes of `width` tokens for each request."""
-    return max(FEWEST_REQUESTS, min(RUNNING_REQUESTS, PASS_ROWS // max(1, width)))
 
 
 def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:

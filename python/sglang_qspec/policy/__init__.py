@@ -7,10 +7,11 @@ from sglang_qspec.policy.prefill_rows import PrefillRows
 from sglang_qspec.policy.row_budget import RowBudget, RowChoice, spend
 from sglang_qspec.policy.sources import Sources
 from sglang_qspec.policy.waiting import DraftDeadline, WaitBudget, with_next_steps
-from sglang_qspec.policy.width import LADDER, Choice, WidthPolicy
+from sglang_qspec.policy.width import LADDER, PASS_ROWS, Choice, WidthPolicy, most_width
 
 __all__ = [
     "LADDER",
+    "PASS_ROWS",
     "Choice",
     "Credit",
     "DraftDeadline",
@@ -25,6 +26,7 @@ __all__ = [
     "Sources",
     "WaitBudget",
     "WidthPolicy",
+    "most_width",
     "spend",
     "with_next_steps",
 ]

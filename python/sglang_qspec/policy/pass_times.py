@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple
@@ -89,7 +90,8 @@ class PassTimes:
     The width is the average over the requests, so width times requests are the rows of the pass.
     `cost` gives the shape within a size (`_Size`), and measured passes give each size its level. A
     size without measurements takes the level of the nearest size. The longer the context, the more
-    a row costs, so each magnitude of the context has its own levels. A shared processor slows down
+    a row costs, so each magnitude of the context has its own levels; the first of them scale those
+    of other contexts until they are measured themselves. A shared processor slows down
     passes of all sizes. The pace, a common factor that every pass updates quickly, follows such
     changes, so the levels of unused sizes stay valid relative to the others.
     """
@@ -97,6 +99,8 @@ class PassTimes:
     def __init__(self, cost: PassCost = PassCost()) -> None:
         self.cost = cost
         self._levels: dict[_Size, _Level] = {}
+        self._units: dict[_Size, float] = {}
+        """Units of sizes without a level, since the latest pass."""
         self._pace = 1.0
         """Factor on all levels."""
         self._turns: dict[tuple[int, int], _Turn] = {}
@@ -109,8 +113,7 @@ class PassTimes:
 
     def seconds(self, requests: int, width: float) -> float:
         """Predicted seconds of a pass over `width` tokens of each request on average."""
-        level = self._nearest(self._size(requests, width))
-        unit = FIRST_UNIT if level is None else level.unit * self._pace
+        unit = self._unit(self._size(requests, width)) * self._pace if self._levels else FIRST_UNIT
         return self.cost.of(requests * width) * unit
 
     def observe(self, requests: int, width: float, seconds: float) -> None:
@@ -120,13 +123,14 @@ class PassTimes:
         turn.wider += 1
         if width == 1:
             turn.wider, turn.gap = 0, min(2 * turn.gap, LONGEST_GAP)
-        nearest, level = self._nearest(key), self._levels.get(key)
-        if nearest is None:
+        self._units.clear()
+        if not self._levels:
             self._levels[key] = _Level(seconds / self.cost.of(requests * width), 1)
             return
+        level = self._levels.get(key)
         if level is None:
             # The first pass of a size allocates memory that later passes reuse: ignore its time.
-            self._levels[key] = _Level(nearest.unit)
+            self._levels[key] = _Level(self._unit(key))
             return
         # A cap limits the effect of a prefill in between or of a load peak.
         error = min(seconds / self.seconds(requests, width), 1.5) - 1.0
@@ -147,11 +151,30 @@ class PassTimes:
         steps = 0 if width == 1 else max(1, round(2 * log2(width)))
         return _Size(requests.bit_length(), steps, self._context)
 
-    def _nearest(self, size: _Size) -> _Level | None:
-        """The level of this size, or of the nearest one by requests, width, then context."""
-        if size in self._levels or not self._levels:
-            return self._levels.get(size)
-        nearest = min(
-            self._levels, key=lambda seen: [abs(a - b) for a, b in zip(seen, size, strict=True)]
-        )
-        return self._levels[nearest]
+    def _unit(self, size: _Size) -> float:
+        """Seconds for a relative cost of 1 at this size, before `_pace` is applied.
+
+        A size without measurements takes the level of the nearest one: by requests, then by width,
+        then by context. A level from another context is scaled by the effect of the context on the
+        nearest size that both contexts have.
+        """
+        if size in self._levels:
+            return self._levels[size].unit
+        if size not in self._units:
+            nearest = self._nearest(size, self._levels)
+            self._units[size] = self._levels[nearest].unit * self._effect(nearest.context, size)
+        return self._units[size]
+
+    def _effect(self, context: int, size: _Size) -> float:
+        """Level of a size near `size` over the level of that size at another `context`."""
+        levels = self._levels
+        here = [seen for seen in levels if seen.context == size.context]
+        both = [seen for seen in here if seen._replace(context=context) in levels]
+        if not both:
+            return 1.0
+        nearest = self._nearest(size, both)
+        return levels[nearest].unit / levels[nearest._replace(context=context)].unit
+
+    @staticmethod
+    def _nearest(size: _Size, sizes: Iterable[_Size]) -> _Size:
+        return min(sizes, key=lambda seen: [abs(a - b) for a, b in zip(seen, size, strict=True)])

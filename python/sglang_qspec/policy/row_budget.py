@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.pass_times import PassTimes
-from sglang_qspec.policy.width import MARGIN, Choice
+from sglang_qspec.policy.width import MARGIN, PASS_ROWS, Choice
 from sglang_qspec.trie import DraftTrees
 
 LADDER = (
@@ -26,10 +26,10 @@ LADDER = (
     *range(20, 64, 4),
     *range(64, 128, 8),
     *range(128, 256, 16),
-    *range(256, 513, 32),
+    *range(256, PASS_ROWS + 1, 32),
 )
 """Totals of rows to choose from, besides all rows that the trees have. The list is short, so that
-kernels and buffers see few shapes. Its last entry bounds the rows of a pass."""
+kernels and buffers see few shapes."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class RowChoice(Choice):
 class RowBudget:
     """Chooses the rows of a pass: 1 (plain decoding) to `max_width` for each request.
 
-    With `fixed` it always chooses all nodes of the trees, up to `max_width` and the last of
-    `totals`. A `WidthPolicy` has the same methods.
+    With `fixed` it always chooses all nodes of the trees, as far as the totals allow. A
+    `WidthPolicy` has the same methods.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class RowBudget:
         self.fixed = fixed
         self.totals = totals
         """Totals in place of LADDER, in rising order, such as those with CUDA graphs; empty for
-        LADDER. A pass fills its total with draft tokens, because it would run padding otherwise."""
+        LADDER. The last one is the maximum. A pass fills its total with draft tokens, because it
+        would run padding otherwise."""
         self.limit(max_width)
 
     def limit(self, max_width: int) -> None:
@@ -89,12 +90,13 @@ class RowBudget:
             gains *= factors[:, None]
         order = _ranked(gains)
         tokens = bs + np.concatenate(([0.0], gains[:, 1:].ravel()[order].cumsum()))
+        totals = self.totals or LADDER
         if self.fixed:
-            most = max(0, self.totals[-1] - bs) if self.totals else len(order)
-            return self._pass(gains, order, min(len(order), most), tokens)
+            drafts = min(len(order), max(0, totals[-1] - bs))
+            return self._pass(gains, order, drafts, tokens)
         plain = self.times.seconds(bs, 1)
         best, rate = 0, MARGIN * bs / plain
-        for drafts in _steps(bs, len(order), self.totals or LADDER):
+        for drafts in _steps(bs, len(order), totals):
             found = tokens[drafts] / self.times.seconds(bs, (bs + drafts) / bs)
             if found > rate:
                 best, rate = drafts, found

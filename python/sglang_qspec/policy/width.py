@@ -21,6 +21,9 @@ from sglang_qspec.trie import DraftTrees
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Allowed widths. The list is short, so that kernels and buffers see few shapes."""
+PASS_ROWS = 768
+"""Maximum number of rows of a pass, if its requests are fewer. A row of logits takes half a MB with
+128k tokens, so a pass takes about 400 MB for them, and some copies of these while it samples."""
 MARGIN = 1.02
 """Factor by which a wider pass must be predicted to beat plain decoding, in tokens per second. It
 is above 1 because the highest of several estimates tends to be too high."""
@@ -48,7 +51,7 @@ class Choice:
 
 
 class WidthPolicy:
-    """Chooses the width of a pass: 1 (plain decoding) to `max_width`."""
+    """Chooses the width of a pass: 1 (plain decoding) to `max_width`, at most PASS_ROWS rows."""
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class WidthPolicy:
         gains = factors @ scores
         gains[:1] = bs  # column 0 holds the roots, which yield the bonus tokens
         tokens = gains.cumsum().tolist()
-        first, *wider = self._allowed()
+        first, *wider = self._allowed(bs)
         narrowest = self._pass(bs, first, tokens)
         best, rate = narrowest, narrowest.rate * (MARGIN if first == 1 else 1.0)
         largest = np.count_nonzero(gains)
@@ -97,13 +100,18 @@ class WidthPolicy:
                 break
         return narrowest if first == 1 and self.times.plain_is_due(bs) else best
 
-    def _allowed(self) -> Sequence[int]:
+    def _allowed(self, bs: int) -> Sequence[int]:
         """The widths to choose from; at least one."""
-        if self.widths is None:
-            return self._steps
-        return [width for width in self.widths if width <= self.max_width] or self.widths[:1]
+        widths = self._steps if self.widths is None else self.widths
+        most = min(self.max_width, most_width(bs))
+        return [width for width in widths if width <= most] or widths[:1]
 
     def _pass(self, bs: int, width: int, tokens: Sequence[float]) -> Choice:
         """The pass of this width; `tokens[w - 1]` is the expected yield at width w."""
         expected = tokens[min(width, len(tokens)) - 1] if tokens else 0.0
         return Choice(width, expected, self.times.seconds(bs, width))
+
+
+def most_width(requests: int) -> int:
+    """The largest width of a pass over a batch of this size, at least 1."""
+    return max(1, PASS_ROWS // max(1, requests))

@@ -4,9 +4,9 @@ import pytest
 
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.arguments import PASS_ROWS
 from sglang_qspec.engine.cuda import widths
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy import PASS_ROWS
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import Any
 from sglang.srt.runtime_context import get_exec, get_spec
 
 from sglang_qspec.engine.algorithm import QSpecAlgorithm
-from sglang_qspec.engine.arguments import PASS_ROWS
 from sglang_qspec.engine.cuda import backends, widths
+from sglang_qspec.policy import PASS_ROWS
 
 
 def runner_class(target: Callable[[Any], type], model_runner: Any) -> type:

@@ -18,9 +18,8 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.arguments import PASS_ROWS
 from sglang_qspec.engine.cuda import backends, capture, widths
-from sglang_qspec.policy import LADDER
+from sglang_qspec.policy import LADDER, PASS_ROWS
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_qspec.engine.arguments import PASS_ROWS
+from sglang_qspec.policy import PASS_ROWS
 
 AUTO = "auto"
 MIDDLE = 3

@@ -22,6 +22,7 @@ from sglang_qspec.policy import (
     RowBudget,
     WaitBudget,
     WidthPolicy,
+    most_width,
     with_next_steps,
 )
 from sglang_qspec.theory import Curve
@@ -130,7 +131,7 @@ class Proposer:
             widths = [width for width in widths if width <= most] or widths[:1]
         if not self._runtime.fixed_width:
             return widths
-        return (most,) if widths is None else widths[-1:]
+        return (min(most, most_width(requests)),) if widths is None else widths[-1:]
 
     def _wait(
         self,
