@@ -103,8 +103,7 @@ def _speedups(results: Results) -> list[Target]:
 
 
 def _all(goal: str, found: Sequence[tuple[bool, str]]) -> Target:
-    """A target that is met if all of `found` meet it; its text names the comparisons that do not.
-    """
+    """A target that is met if all of `found` meet it; its text names those that miss it."""
     if not found:
         return Target(goal, None, "")
     missed = [text for met, text in found if not met]

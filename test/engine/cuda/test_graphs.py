@@ -1,4 +1,4 @@
-"""Which backend and which graphs each pass runs on, without a model."""
+"""Each pass runs on the right backend and the right graphs; the tests need no model."""
 
 import logging
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from sglang_qspec.engine.cuda.graphs import PassGraphs
 
 SIZES = [1, 2, 4, 8, 16, 48, 64, 128]
 MOST = 100
-"""Requests that the target runs at once."""
+"""Maximum number of requests that the target runs at once."""
 
 
 class ModelRunner:
-    """What `PassGraphs` uses of SGLang's model runner; backends and runners are descriptions."""
+    """The part of SGLang's model runner that `PassGraphs` uses; backends and runners are texts."""
 
     device = "cuda"
     gpu_id = 0

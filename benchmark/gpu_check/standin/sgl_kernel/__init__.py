@@ -41,7 +41,7 @@ def gemma_rmsnorm(
     out: Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> Tensor:
-    """As `rmsnorm`, with 1 + `weight`."""
+    """Like `rmsnorm`, but with 1 + `weight` in place of `weight`."""
     return _into(_normed(input.float(), 1 + weight.float(), eps).to(input.dtype), out)
 
 
