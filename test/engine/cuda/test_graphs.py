@@ -20,7 +20,7 @@ MOST = 100
 
 
 class ModelRunner:
-    """The part of SGLang's model runner that `PassGraphs` uses; backends and runners are texts."""
+    """The part of SGLang's model runner that `PassGraphs` uses; its backends are only tuples."""
 
     device = "cuda"
     gpu_id = 0
@@ -48,7 +48,7 @@ class ModelRunner:
 
 
 def runner(model_runner: Any, backend: Any, width: int) -> Any:
-    """As SGLang's runner after the capture of a width."""
+    """A stand-in for SGLang's runner after the capture of a width."""
     with capture.pruned(width):
         sizes = [size for size in get_exec().graph.cuda_graph_config.decode.bs if size <= MOST]
     return SimpleNamespace(width=width, backend=backend, capture_bs=sizes, max_bs=max(sizes))

@@ -105,7 +105,7 @@ def test_a_prompt_of_no_tokens_is_a_400(server: Server, path: str, body: dict[st
 def test_of_several_ends_in_an_accepted_run_the_first_counts(
     server: Server, story: dict[str, Any]
 ) -> None:
-    """The order of the ends in the request does not matter, nor does their kind."""
+    """The order of stops in the request does not matter, and a stop token may come first."""
     by_token = {"stop": ["woman"], "stop_token_ids": [story["output_ids"][3]]}
     for stops in ({"stop": ["woman", " old", " wise"]}, by_token):
         sampling = {"max_new_tokens": 32, **stops}
