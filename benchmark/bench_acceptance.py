@@ -1,20 +1,22 @@
-"""The chance that a draft token is accepted, by acceptance rule, on real logits.
+"""Computes the chance that the target accepts a draft token, by acceptance rule, on real logits.
 
-The target samples an answer to each of twelve prompts, and the draft model reads along. At each
-token both distributions are known, and with them the chance that a draft of this token is accepted:
+The target samples an answer to each of twelve prompts. The draft model reads the same tokens, so
+the benchmark has both distributions at each token. From them it computes the chance that the target
+accepts a draft token, under each rule:
 
 - `greedy`: the draft is the likeliest token of its model; it must equal the target's draw.
 - `match`: the draft is drawn with the target's sampling seed; it must equal the target's draw.
-- `match, N blocks`: the same, drawn from a shortlist, the N blocks of 64 ids with the best tokens.
+- `match, N blocks`: as `match`, but the draft is drawn from the N blocks of 64 ids that hold the
+  likeliest tokens.
 - `reject`: the draft is drawn from its own distribution, and kept with the chance min(1, p / q).
-- `reject, N ids`: the same, drawn only from the N likeliest tokens. Their probabilities fit into
-  the message.
+- `reject, N ids`: as `reject`, but the draft is drawn from the N likeliest tokens. Their
+  probabilities fit into the message.
 
     python -m benchmark.bench_acceptance
 
-The last line is JSON: `rows`, each with `temperature`, `rule`, `accepted` (mean chance over all
-tokens) and `tokens_per_pass` (of trees with a chain of 8 tokens, by the chances along each answer),
-and the conditions.
+The last line is JSON: `rows` and the conditions. Each row has `temperature`, `rule`, `accepted`
+(mean chance over all tokens) and `tokens_per_pass` (expected tokens of a pass over a chain of 8
+tokens, by the chances along each answer).
 """
 
 from __future__ import annotations
@@ -110,7 +112,10 @@ def read_along(draft: Any, prompt_ids: list[int], token_ids: list[int]) -> Tenso
 
 
 def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]:
-    """Each rule with its chances [answer] that a target of `p` accepts a draft of `q`."""
+    """Each rule, and its chances [answer] to accept a draft from `q` if the target draws from `p`.
+
+    `p` and `q` are probabilities [answer, vocab].
+    """
     yield "greedy", p.gather(1, q.argmax(-1, keepdim=True)).squeeze(1)
     yield "match", agreement(p, q, rolls)
     best = torch.nn.functional.pad(q, (0, -q.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)).amax(-1)
@@ -126,7 +131,7 @@ def chances_of(p: Tensor, q: Tensor, rolls: int) -> Iterator[tuple[str, Tensor]]
 
 
 def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
-    """Share of `rolls` draws with equal seeds that give equal tokens, by row."""
+    """For each row, the share of `rolls` seeds with which `p` and `q` give the same token."""
     positions = torch.arange(len(p))
     alike = torch.zeros(len(p))
     for seed in range(rolls):
@@ -136,7 +141,7 @@ def agreement(p: Tensor, q: Tensor, rolls: int) -> Tensor:
 
 
 def tokens_per_pass(answers: list[list[float]]) -> float:
-    """Expected tokens of a pass, the target's own included, as the mean over all places."""
+    """Expected tokens of a pass, the target's own token included: the mean over all positions."""
     lengths = []
     for along in answers:
         for start in range(len(along) - WIDTH + 1):

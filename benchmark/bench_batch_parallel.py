@@ -1,12 +1,12 @@
-"""Batch-parallel speculation: drafting in sequence, in halves, ahead, and what the server chooses.
+"""Compares the pipelines `sequential`, `halves` and `ahead`, and the server's own choice.
 
     python -m benchmark.bench_batch_parallel --dataset spec_bench.jsonl --output results
 
 The target has one core and the sidecar another, as if they were two devices. One server with one
 sidecar is set to each pipeline in turn, and to each k (draft tokens of a request in a pass) and
-number of requests in flight, so all pipelines have the same drafter. No speculation is served on
-the target's core (`none`) and on both (`none-equal`). All configurations serve the same prompts
-before the next prompts, in an order that reverses from round to round.
+number of requests in flight, so all pipelines have the same drafter. Two servers do not speculate:
+`none` runs on the target's core, and `none-equal` on both cores. All configurations serve the same
+prompts before the next prompts, in an order that reverses from round to round.
 
 The whole matrix takes some hours; `--k 4 --in-flight 4 --rounds 1 --requests-per-slot 2` takes
 minutes. `harness.session` says how a run is resumed and reported, and what happens to a failed
@@ -14,11 +14,16 @@ cell; a run may be resumed with other `--k`, `--in-flight`, `--configs` and `--r
 
 Prints tables and whether the targets are met, and writes them to `report.md` with figures as SVG
 (they need matplotlib, of the extra `bench`). `pipelines.svg` is a timeline of `sequential`,
-`ahead` and `halves`. Ends with a line of JSON: `rows`, each with `pipeline`, `k`, `in_flight`,
-`tokens_per_s`, `hidden_share` and more; `paper_ratio` (`halves` with 2m requests in flight over
-`sequential` with m) and `same_in_flight_ratio` (the better of `halves` and `ahead` over
-`sequential`), both where V and D are closest, by decoded tokens per second, with their bounds;
-`auto_over_best_min`; `auto_speedup_2`, `_4` and `_8`, over `none` by the requests in flight.
+`ahead` and `halves`. The last line is JSON:
+
+- `rows`, each with `pipeline`, `k`, `in_flight`, `tokens_per_s`, `hidden_share` and more;
+- `paper_ratio`: `halves` with 2m requests in flight over `sequential` with m;
+- `same_in_flight_ratio`: the better of `halves` and `ahead` over `sequential`;
+- `auto_over_best_min`: the smallest ratio of `auto` over the best of the pipelines;
+- `auto_speedup_2`, `_4` and `_8`: `auto` over `none`, by the requests in flight.
+
+The first two ratios are of decoded tokens per second, from the cells with V and D closest to equal,
+and have their bounds beside them.
 """
 
 from __future__ import annotations
@@ -128,7 +133,7 @@ def width_of(options: argparse.Namespace) -> int:
 
 
 def load_of(prompts: Sequence[str], options: argparse.Namespace) -> dict[str, str]:
-    """What must stay the same when a run is resumed, besides the settings."""
+    """The part of a run, besides the settings, that a resumed run must repeat."""
     return {
         "prompts": digest(list(prompts)),
         "requests_per_slot": str(options.requests_per_slot),

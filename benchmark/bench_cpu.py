@@ -1,15 +1,15 @@
-"""The CPU backend against SGLang's torch_native, pass by pass, without a server.
+"""Compares the CPU backend with SGLang's torch_native, pass by pass, without a server.
 
 Two processes load the same model with the same settings. `stock` has torch_native attention and
 this package's stand-ins for the kernels that SGLang lacks here; `qspec` has the whole CPU backend.
 They are pinned to the same cores and take turns pass by pass, so noise disturbs both. All figures
-are medians; ratios have the spread over four parts of the run.
+are medians. Each ratio has its spread over four parts of the run.
 
     python -m benchmark.bench_cpu --cores 0
 
-Last line JSON: `decode_speedup_b1` and `decode_speedup_b4` (stock's decode step over ours, batch 1
-and 4), `verify8_over_decode` (a verify pass of 8 tokens over a decode step, ours, batch 1) and
-`matmul_share` (the matrix products of a decode step, timed alone, over the step).
+The last line is JSON: `decode_speedup_b1` and `decode_speedup_b4` (stock's decode step over ours,
+batch 1 and 4), `verify8_over_decode` (our verify pass of 8 tokens over our decode step, batch 1)
+and `matmul_share` (the matrix products of a decode step, timed alone, over the step).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Throughput around the faults of a sidecar, under an endless load.
+"""Measures the throughput of a server before, during and after faults of its sidecar.
 
 Clients stream requests without a pause to a server without speculation, and to one with QSPEC. The
-sidecar of the second server is healthy until the benchmark
+sidecar of the QSPEC server is healthy until the benchmark
 
 - kills it (SIGKILL); the server starts another one, which has to load its model;
-- stops it (SIGSTOP) for a while, and then continues it;
-- slows it: stops and continues it every 100 ms for a while.
+- stops it (SIGSTOP) for some seconds, and continues it;
+- slows it: for some seconds it stops and continues the sidecar every 100 ms.
 
-Both servers have the same core for the target. The benchmark measures them in turn, and pauses the
-other one. For each fault it reports, in seconds:
+Both servers have the same core for the target. The benchmark measures one server at a time, and
+pauses the other. For each fault it reports, in seconds:
 
 - `to_plain_s`: from the fault to the first window of 1 s with the tokens per second of no
   speculation;
@@ -18,9 +18,10 @@ other one. For each fault it reports, in seconds:
     python -m benchmark.bench_faults --output results
 
 Writes `results.json` and the chart `faults.svg` to the folder; `--report-only` draws the chart
-again. Last line JSON: `to_plain_s` and `to_former_s` by fault (medians; null if most repetitions
-did not recover in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`, `rows` with the
-figures of each fault, and `bins`: mean tokens/s in bins of 0.5 s from 2 s before a fault.
+again. The last line is JSON: `to_plain_s` and `to_former_s` by fault (medians; null if most
+repetitions did not recover in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`,
+`rows` with the figures of each fault, and `bins`: mean tokens/s in bins of 0.5 s from 2 s before a
+fault.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ PLAIN_S = 12.0
 FORMER_SHARE = 0.9
 LIMIT_S = 10.0
 DUTY_S = 0.1
-"""Seconds for which a slow sidecar runs, and then is stopped, in turn."""
+"""A slow sidecar runs for this number of seconds, and is stopped for the same number, in turn."""
 BIN_S = 0.5
 BINS_FROM_S, BINS_TO_S = -2.0, 18.0
 FAULTS = {"kill": "sidecar killed", "stop": "stopped for 5 s", "slow": "slowed for 8 s"}
@@ -86,7 +87,7 @@ class Measured:
         return lost, time.monotonic()
 
     def stop(self) -> tuple[float, float]:
-        """Stop the sidecar for a while; returns the times of the stop and of its end."""
+        """Stop the sidecar for some seconds; returns the times of SIGSTOP and of SIGCONT."""
         process = sidecar_of(self._server)
         lost = time.monotonic()
         process.suspend()
@@ -189,7 +190,7 @@ def _options() -> argparse.Namespace:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """The median; None, for a level that was not reached in time, counts as the longest time."""
+    """The median, where None (a level was not reached in time) counts as the longest time."""
     known = [float("inf") if value is None else value for value in values]
     middle = statistics.median_low(known)
     return None if middle == float("inf") else round(middle, 3)

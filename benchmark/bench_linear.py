@@ -1,8 +1,8 @@
-"""The fastest packed matrix product on this CPU, by number of rows.
+"""Times packed matrix products on this CPU, by number of rows.
 
 The benchmark computes all linear layers of a decode step of a 135M-parameter Llama (30 layers of
-width 576, an LM head over 49152 tokens) one after another, so that weights come from memory as in a
-model. The products take turns, and the figures are medians in milliseconds.
+width 576, an LM head over 49152 tokens) one after another, so that the weights come from memory, as
+in a model. The products take turns. The figures are medians in milliseconds.
 
     python -m benchmark.bench_linear --cores 0
 
@@ -22,7 +22,7 @@ from benchmark.harness.options import parser_of, positive
 
 LAYERS = 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-"""Outputs and inputs of the linear layers in a block: qkv, o, gate and up, down."""
+"""Numbers of outputs and inputs of the linear layers in a block: qkv, o, gate and up, down."""
 HEAD = (49152, 576)
 
 
@@ -97,7 +97,7 @@ def candidates() -> dict[str, Callable]:  # type: ignore[type-arg]
     def dynamic_int8(weight: Tensor) -> Callable[[Tensor], Tensor]:
         grid = round_int8(weight)
         zeros = torch.zeros(len(weight), dtype=torch.int64)
-        # Quantized tensor types are on their way out; the pinned torch still has them.
+        # Torch has deprecated quantized tensor types; the pinned release has them.
         warnings.simplefilter("ignore", UserWarning)
         quantized = torch._make_per_channel_quantized_tensor(
             grid.q, grid.scale[:, 0].double(), zeros, 0

@@ -1,25 +1,26 @@
-"""The time that QSPEC adds to a scheduler iteration, by state of the sidecar.
+"""Measures the time that QSPEC adds to a scheduler iteration, by state of the sidecar.
 
-A server without speculation and one with QSPEC decode 1, 16 and 64 requests at a time while others
-wait. Both have a stopwatch in the scheduler (`overhead.probe`). The added time is what QSPEC does
-in the scheduler's thread in an iteration that decodes:
+A server without speculation and one with QSPEC decode 1, 16 and 64 requests at a time while other
+requests wait. Both servers have a stopwatch in the scheduler (`overhead.probe`). The added time is
+the time of QSPEC's work in the scheduler's thread, in an iteration that decodes. It is the sum of
 
-- its hooks in the scheduler: polling the link, requests that come and end;
+- QSPEC's hooks in the scheduler: they poll the link, and follow requests that come and end;
 - the worker's call without the target model's forward pass: polling, proposing trees, choosing the
   width, laying the trees out, sampling and accepting, moving KV;
-- less what a plain decode step of the same number of requests spends around the model (median):
-  preparing the batch and sampling one token per request.
 
-The forward pass does not count, even if it verifies more than one token per request, and neither
-does the wait of a pass for drafts (`wait` in `parts_ms`): speculation pays for both. As a check,
-`whole` compares whole iterations without forward pass and waits, so it includes the scheduler's
-own work for several tokens per request. Times are wall time of a scheduler that shares its core
-with the server's other processes, as in a small server.
+minus the median time that a plain decode step of the same number of requests spends around the
+model: preparing the batch and sampling one token per request.
+
+The forward pass does not count, even if it verifies more than one token per request. The wait of a
+pass for drafts (`wait` in `parts_ms`) does not count either: accepted tokens pay for both. As a
+check, `whole` compares whole iterations without forward pass and waits, so it includes the
+scheduler's own work for several tokens per request. Times are wall time of a scheduler that shares
+its core with the server's other processes, as in a small server.
 
     python -m benchmark.bench_overhead
 
 The sidecar is first healthy, then stopped (SIGSTOP, just before the requests come), then killed.
-Last line JSON: `rows`, each with `sidecar`, `running`, `iterations`, `decode_step_ms`,
+The last line is JSON: `rows`, each with `sidecar`, `running`, `iterations`, `decode_step_ms`,
 `added_ms_median`, `added_ms_p99`, `added_share` (median over the decode step; the goal is at most
 0.03), `whole_ms_median`, `width` and `parts_ms`.
 """
@@ -91,12 +92,12 @@ def main() -> None:
 
 
 def _requests(running: int) -> int:
-    """Number of requests, so that `running` of them run for a while and others wait."""
+    """The number of requests to send: `running` requests run for some time, and others wait."""
     return max(6, 3 * running) if running < 32 else running * 3 // 2
 
 
 def _texts(count: int) -> list[str]:
-    """Prompts that all differ, so that the sidecar drafts for each."""
+    """Different prompts, so that the sidecar drafts for each prompt."""
     return [f"{PROMPTS[i % len(PROMPTS)]} (Variant {i // len(PROMPTS) + 1}.)" for i in range(count)]
 
 
@@ -121,7 +122,7 @@ class Measured:
         return iterations
 
     def _lines(self) -> list[str]:
-        """Lines since the last call; an idle scheduler writes them."""
+        """The probe's lines since the last call; an idle scheduler writes them."""
         time.sleep(1.0)
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._path.write_text("")

@@ -1,11 +1,14 @@
-"""Drafts verified in the pass over a prompt, against the same server without them.
+"""Compares prefills that verify drafts with prefills that do not, on one server.
 
     python -m benchmark.bench_prefill --rounds 5
 
-One server with the demo models answers the demo prompts, one after another and as one queue, with
-the runtime setting `prefill_drafts` off and on in turn (A B A B). Two cases: each request has its
-own answer as a guess (`guesses`), or drafts of the sidecar only, which come while requests wait
-(`queue`). Answers are streamed, and the time to the first 32 tokens counts from sending.
+One server with the demo models answers the demo prompts, with the runtime setting `prefill_drafts`
+off and on in turn (A B A B). There are two cases:
+
+- `guesses`: prompts are sent one after another, and each request has its own answer as a guess;
+- `queue`: all prompts are sent at once, and the sidecar drafts while requests wait.
+
+Answers are streamed. The time to the first 32 tokens of an answer counts from sending the request.
 
 Prints a table of medians, and ends with a line of JSON: `rows`, each with `case`, `prefill_drafts`,
 `passes` for an answer, `seconds_to_32`, `seconds` of an answer, and `identical`.
@@ -28,7 +31,7 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.models import demo_models
 
 FIRST = 32
-"""The time to this number of tokens of an answer is measured."""
+"""The benchmark measures the time to this number of tokens of an answer."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Queue speculation against no speculation and n-gram speculation, on a set of prompts.
+"""Compares queue speculation with no speculation and n-gram speculation, on a set of prompts.
 
     python -m benchmark.bench_queue --dataset spec_bench.jsonl --num-prompts 20 --output results
 
@@ -8,14 +8,15 @@ reverses from block to block (A B C, C B A), and each is compared with `none` ov
 One server runs at a time; the others wait stopped if memory holds them. On a CPU the target has one
 core and the sidecar another by default; the configurations `...-equal` have both for the target.
 
-Figures are of the blocks that all configurations have served. A failed request is sent once more.
-`harness.session` says how a run is resumed and reported, and what happens to a failed block.
+Figures are of the blocks that all configurations have served. The benchmark sends a failed request
+once more. `harness.session` says how a run is resumed and reported, and what happens to a failed
+block.
 
 Prints tables, and writes them to `report.md` with figures as SVG (they need matplotlib, of the
-extra `bench`). Ends with a line of JSON: `rows`, each with `config`, `speedup`, `accept_len`,
-`match_rate`, `by_group` and `equal_hardware_speedup` (over no speculation on the cores of target
-and sidecar; a configuration without a sidecar has both cores there too), and
-`equal_hardware_speedup` of `qspec-8`.
+extra `bench`). The last line is JSON: `rows`, each with `config`, `speedup`, `accept_len`,
+`match_rate`, `by_group` and `equal_hardware_speedup`, and the `equal_hardware_speedup` of
+`qspec-8`. An equal-hardware speedup is over no speculation on the cores of target and sidecar; a
+configuration without a sidecar has both cores in this comparison.
 """
 
 from __future__ import annotations

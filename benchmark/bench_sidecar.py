@@ -1,18 +1,18 @@
-"""The speed of the draft model against the target's own decoding, without a server.
+"""Compares the speed of the draft model with the target's own decoding, without a server.
 
-The drafter works through prompts of one length, each with its completions, so that 1 to 64 rows are
-decoded at a time. Passes, sampling and the drafter's own work are timed apart. A second process
-decodes one request with the target in the target's own dtype, after a prompt of the same length.
-Both are pinned to the same cores, by default one, and work in turn, run by run (A B A B). Figures
-are medians over the rounds; the ratio of drafted to decoded tokens is taken within a round.
+The drafter drafts completions of prompts of one length, 1 to 64 rows at a time. The benchmark times
+passes, sampling and the drafter's own work separately. A second process decodes one request with
+the target in the target's own dtype, after a prompt of the same length. Both processes are pinned
+to the same cores, by default one, and work in turn, run by run (A B A B). Figures are medians over
+the rounds. A ratio of drafted to decoded tokens is of one round.
 
     python -m benchmark.bench_sidecar --cores 1
 
-With --load it measures the drafter's own work with many live requests while KV is scarce, and the
-wait of a light server beside greedy servers (`benchmark.sidecar.load`). The last line is then JSON
+With --load the benchmark measures the drafter's own work with many live requests and little KV, and
+the wait of a light server beside greedy servers (`benchmark.sidecar.load`). The last line is JSON
 with `submissions` and `servers`.
 
-Otherwise the last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the
+Without --load the last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the
 target's plain decode, with the smallest and largest round in `ratio_8_spread`),
 `drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of rows `step_ms`,
 `model_ms`, `sample_ms`, `drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms` and the conditions.
@@ -108,7 +108,7 @@ class Bench:
         return statistics.median(times) * 1e3
 
     def run(self, rows: int) -> dict[str, float]:
-        """Draft `rows` completions: of one prompt up to 8, and 8 of each prompt beyond that."""
+        """Draft `rows` completions, at most 8 of each prompt. Returns the medians of TIMES."""
         from sglang_qspec.link import Peer
         from sglang_qspec.messages import Submit
         from sglang_qspec.sidecar import pass_runner
@@ -202,7 +202,7 @@ def report(
 
 
 def report_load(options: argparse.Namespace, model: Any) -> None:
-    """Measure many requests and then several servers: tables, and a line of JSON."""
+    """Measure many requests, and several servers; print tables and a line of JSON."""
     from benchmark.sidecar.load import fair_share, submissions
 
     sizes = {"size": options.prompt, "tokens": options.tokens}

@@ -1,19 +1,21 @@
-"""Hours of a random load with aborts, odd requests and a dying sidecar: wrong answers and leaks.
+"""Searches for wrong answers and leaks under hours of a random load with aborts and faults.
 
-A server with QSPEC, the demo models in float32 and a small KV pool, gets a mix of requests that is
-drawn with a seed: all endpoints, greedy and sampled, penalties, several answers, stop strings,
-right and wrong guesses, controls, streams, odd names, bad requests, bursts, aborts and clients that
-hang up. Meanwhile the benchmark kills and stops the sidecar, changes settings and flushes the
-cache. It checks:
+A server with QSPEC, the demo models in float32 and a small KV pool gets a random mix of requests:
+all endpoints, greedy and sampled, penalties, several answers, stop strings, right and wrong
+guesses, controls, streams, odd names, bad requests, bursts, aborts and clients that hang up. A seed
+determines the mix. Meanwhile the benchmark kills and stops the sidecar, changes settings and
+flushes the cache. It checks:
 
 - every request that is not aborted on purpose ends with the right status (`failed` if not);
-- greedy answers equal those of a server without speculation and with the same settings, which
-  answers a pool of templates before; answers with a `sampling_seed`, which a server without QSPEC
-  ignores on a CPU, equal those of the same server without drafts (`changed` if not);
-- after the load nothing is left of any request, and no process has more open files than after the
-  first minute (`leaked` if so);
-- memory after a warm-up, in MiB per hour with a 95 % interval, of the server's processes together
-  and of each long life of the sidecar.
+- greedy answers equal the answers of a server without speculation and with the same settings, which
+  answers a pool of templates before the load (`changed` if not);
+- answers with a `sampling_seed` equal the answers of the same server without drafts, because a
+  server without QSPEC ignores the seed on a CPU (`changed` if not);
+- after the load the server and the sidecar hold no state of a request, and no process has more open
+  files than after the first minute (`leaked` if so).
+
+It measures the growth of memory after a warm-up, in MiB per hour with a 95 % interval, of the
+server's processes together and of each long life of the sidecar.
 
     python -m benchmark.bench_soak --minutes 120 --output results
 
@@ -21,7 +23,8 @@ The folder gets `events.jsonl` (every request, kill, stop and change; a failed r
 body), `samples.csv` (memory, files and state, each second), `memory.svg`, `results.json` and the
 server's log. Exits with 1 if anything failed, changed or leaked.
 
-Last line JSON: `requests`, `failed`, `changed`, `rss_slope_mib_per_h`, `leaked` by name, and more.
+The last line is JSON: `requests`, `failed`, `changed`, `rss_slope_mib_per_h`, `leaked` by name, and
+more.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ LARGE_POOL = 16384
 """KV slots of the server that gives references, enough for all requests."""
 FIRST_S = 60.0
 FIRST_SHARE = 0.1
-"""Length of the first part of the load, without disturbance; open files are counted after it."""
+"""Length of the first part of the load, without disturbance; the soak counts open files after it.
+"""
 LOG_FILE = "server.log"
 PROGRESS_S = 60.0
 
@@ -103,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def configurations(settings: Settings) -> tuple[Configuration, Configuration]:
-    """The server that gives references, and the one of the soak."""
+    """The server that gives references, and the server of the soak."""
     large, small = (replace(settings, total_tokens=tokens) for tokens in (LARGE_POOL, POOL))
     # QSPEC turns SGLang's overlap scheduler off. With it, penalties count the prompt's last token,
     # and each token of the output one pass late (`cumulate_penalty_output_tokens`).
@@ -194,7 +198,7 @@ class Soak:
             pool.shutdown(wait=False)
 
     def _first(self) -> dict[str, int]:
-        """Run load without disturbance; returns the open files by role after it."""
+        """Run the load without disturbance; returns the number of open files by role at its end."""
         seconds = min(FIRST_S, FIRST_SHARE * self._seconds)
         self.load.run(time.monotonic() + seconds)
         if not self.load.finish(LIMIT_S):
@@ -204,7 +208,7 @@ class Soak:
         return leaks.files_of(self._server)
 
     def _last(self, files: dict[str, int]) -> None:
-        """Wait until the load has ended, and look for what is left of it."""
+        """Wait until the load has ended, and look for leaks."""
         say("the load has stopped; waiting for the requests in flight")
         finished = self.load.finish(LIMIT_S + 60.0)
         if not finished:

@@ -1,9 +1,9 @@
-"""The cost of the tries for the scheduler: a step's match and trees, insertion, and memory.
+"""Measures the tries: the time of a step in the scheduler, the time of insertion, and memory.
 
-Live requests, each with 8 completions, are decoded again as they were recorded. A step commits what
-the last pass accepted and proposes 8 draft tokens for every request; the benchmark times only
-steps. On the same text, and in turn: SGLang's own `NgramCorpus`, one trie for all requests, and
-arctic-inference's suffix tree, one per request, if it is installed.
+The benchmark replays recorded requests, each with 8 completions. A step commits the tokens that the
+last pass accepted, and proposes 8 draft tokens for every request; the benchmark times only steps.
+Two other libraries take turns on the same text: SGLang's own `NgramCorpus`, with one trie for all
+requests, and arctic-inference's suffix tree, one per request, if it is installed.
 
     python -m benchmark.bench_trie
 
@@ -33,10 +33,10 @@ from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 
 WIDTH = 9
-"""8 draft tokens and the root."""
+"""Nodes of a tree: 8 draft tokens and the root."""
 VOCAB = 1 << 18
 CHUNK = 4
-"""Tokens in one message of a sidecar."""
+"""Tokens of a completion in one message of a sidecar."""
 
 
 class LiveRequest:
@@ -145,7 +145,7 @@ class Arctic:
     name = "arctic-inference"
     depth = 64
     own = 1 << 20
-    """Number of the sequence that is the request's own text."""
+    """Number of the sequence that holds the request's own text."""
 
     def __init__(self) -> None:
         self.tree = import_module("arctic_inference.suffix_decoding._C").SuffixTree
@@ -288,7 +288,7 @@ def _draft_tokens(recorded: Recorded) -> int:
 
 
 def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
-    """`step_ms_64` of the installed peers, in turn with ours, and the ratio of medians."""
+    """`step_ms_64` of each installed peer, measured in turn with ours, and the ratio of medians."""
     contenders: list[Contender] = [Ours()]
     for peer in (Corpus, Arctic):
         try:

@@ -1,25 +1,25 @@
-"""Speculation where drafts do not pay, against none; adaptive width against fixed widths.
+"""Compares QSPEC with no speculation where drafts do not pay, and adaptive with fixed widths.
 
     python -m benchmark.bench_worst_case --dataset spec_bench.jsonl --output results
 
-A server without speculation and one with QSPEC, both with the same core for their target, serve
+A server without speculation and a server with QSPEC have the same core for the target. They serve
 cases that no drafter predicts well, at several numbers of requests in flight: guesses that resemble
 the answer and are wrong, a sidecar that drafts wrong tokens, prompts of random tokens at
-temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench, and QSPEC's adaptive
-passes are compared there with passes of one width, adaptive (`one-width`) and fixed. All
-configurations serve a case before the next case, in an order that reverses from round to round. A
-ratio is of two runs of one round; tables have the median over the rounds, with the smallest and the
-largest.
+temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench. On Spec-Bench the
+benchmark compares QSPEC's adaptive passes with passes of one width, adaptive (`one-width`) and
+fixed. All configurations serve a case before the next case, in an order that reverses from round to
+round. A ratio is of two runs of one round. Tables have the median over the rounds, with the
+smallest and the largest.
 
 `--levels 1 8 --rounds 1 --max-new-tokens 48` without a dataset takes some minutes; the ratios of
-one round have no spread. `harness.session` says how a run is resumed and reported; it may be
-resumed with other cases, levels, widths and rounds. `speedup.svg` shows QSPEC over no speculation
-by requests in flight.
+one round have no spread. `harness.session` says how a run is resumed and reported. A resumed run
+may have other cases, levels, widths and rounds. `speedup.svg` shows QSPEC over no speculation by
+requests in flight.
 
-Ends with a line of JSON: `worst_ratio`, the smallest tokens per second of the adaptive width over
-no speculation; `adaptive_over_best_fixed_min`, the smallest over the fastest fixed width; and
-`rows`, each with `case`, `running`, `config`, `tokens_per_s`, `ratio`, `accept_length`,
-`proposed_per_pass` and `others_share`.
+The last line is JSON: `worst_ratio`, the smallest ratio of the adaptive width over no speculation
+in tokens per second; `adaptive_over_best_fixed_min`, the smallest ratio of the adaptive width over
+the fastest fixed width; and `rows`, each with `case`, `running`, `config`, `tokens_per_s`, `ratio`,
+`accept_length`, `proposed_per_pass` and `others_share`.
 """
 
 from __future__ import annotations

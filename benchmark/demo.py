@@ -1,4 +1,4 @@
-"""The main job, small: the same queue of prompts without speculation and with QSPEC.
+"""Serves a queue of twelve prompts without speculation and with QSPEC, and compares the times.
 
 Twelve prompts arrive at once at a server with few running slots, so most of them wait. Two servers
 run one after the other, with the same settings except for speculation. On a machine with several

@@ -1,13 +1,14 @@
-"""Record the draft model's completions of each prompt, and the target's answer.
+"""Records the draft model's completions of each prompt, and the target's answer.
 
 `bench_trie` and `bench_policy` replay such a recording, so they need no model. `completions.json`
 beside this file is a recording of our own prompts with the demo models:
 
     python -m benchmark.record --output benchmark/completions.json
 
-Each recorded request has `prompt_ids`, `target_ids` (greedy) and `draft_ids`, a list of completions
-of which the first is greedy and the others are sampled at `--temperature`. Its `step_drafts` are
-what the draft model drafts ahead of the output, while the target commits token by token.
+Each recorded request has `prompt_ids`, `target_ids` (the greedy answer) and `draft_ids`, a list of
+completions. The first completion is greedy; the others are sampled at `--temperature`. Its
+`step_drafts` are the tokens that the draft model drafts ahead of the output, while the target
+commits token by token.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def completer(
 ) -> Callable[[list[list[int]]], list[list[list[int]]]]:
     """In a child: load the model; returns a function from prompts to their completions.
 
-    All are token ids; the first completion of a prompt is greedy, the others are sampled.
+    Prompts and completions are token ids. The first completion of a prompt is greedy, and the
+    others are sampled.
     """
     from sglang_qspec.link import Peer
     from sglang_qspec.messages import Drafted, Submit

@@ -1,4 +1,4 @@
-"""Recorded requests (`benchmark.record`), and greedy verification of trees without a model."""
+"""Reads recorded requests (`benchmark.record`), and verifies trees greedily without a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 OWN = Path(__file__).parent / "completions.json"
 """Completions of our own prompts by the demo models."""
 LOOKAHEAD = 16
-"""Tokens of a step draft ahead of the output."""
+"""Maximum tokens of a step draft ahead of the output."""
 Ids = Sequence[int] | NDArray[np.int32]
 
 

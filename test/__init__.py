@@ -1,1 +1,1 @@
-"""The tests; a package, so that `test.link.wire` names a helper here and no other `test`."""
+"""The tests. A package, so that `test.link.wire` names a helper here and in no other `test`."""

@@ -1,4 +1,4 @@
-"""Shared by all tests: SGLang on a CPU, the demo models, and the choice of tests."""
+"""Supplies all tests with SGLang on a CPU and the demo models, and selects the tests to run."""
 
 import os
 import shutil
@@ -32,5 +32,5 @@ def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def models() -> DemoModels:
-    """SmolLM2-135M-Instruct and its 8-bit draft for the device at hand, converted once."""
+    """SmolLM2-135M-Instruct and its 8-bit draft for this machine's device, converted once."""
     return demo_models(on_cuda=shutil.which("nvidia-smi") is not None)

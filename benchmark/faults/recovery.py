@@ -1,4 +1,4 @@
-"""Throughput around a moment, from the times at which tokens came."""
+"""Computes throughput and its recovery from the arrival times of tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seconds_until(
 ) -> float | None:
     """Seconds from `begin` to the first window of `window` seconds with `wanted` tokens per second.
 
-    In steps of STEP_S. None if no window within `limit` seconds has the rate.
+    Windows begin every STEP_S. None if no window that begins within `limit` seconds has the rate.
     """
     for step in range(round(limit / STEP_S) + 1):
         after = step * STEP_S

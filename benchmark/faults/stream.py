@@ -1,4 +1,4 @@
-"""Clients that stream one request after another, and the arrival times of their tokens."""
+"""Runs clients that stream one request after another, and records when tokens arrive."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TIMEOUT_S = 120.0
 
 
 class Stream:
-    """`clients` requests at a time, over all prompts in turn, from `start` to `stop`.
+    """Keeps `clients` requests in flight, over all prompts in turn, from `start` to `stop`.
 
-    `answers` are the outputs by prompt, which the streams of several servers may share. An output
-    that differs from them counts as changed.
+    `answers` holds the first output of each prompt; the streams of several servers may share it. An
+    output that differs from the first one counts as changed.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Stream:
         answers: dict[int, list[int]],
     ) -> None:
         self.events: list[tuple[float, int]] = []
-        """(time by `time.monotonic`, number of tokens that came then)."""
+        """(time by `time.monotonic`, number of tokens that arrived at this time)."""
         self.finished = 0
         """Number of complete answers."""
         self.lost = 0
         """Number of requests without a complete answer."""
         self.changed = 0
-        """Number of complete answers that differ from an earlier answer to the same prompt."""
+        """Number of complete answers that differ from the first answer to the same prompt."""
         self._server = server
         self._prompts = prompts
         self._sampling = sampling

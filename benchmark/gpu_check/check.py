@@ -1,4 +1,4 @@
-"""Runs the parts, each in a process with a time limit, and sums up what they found."""
+"""Runs the parts, each in a process with a time limit, and sums up their results."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from benchmark.gpu_check.parts import PARTS, Part
 from benchmark.harness.output import say
 
 STOP_SECONDS = 20.0
-"""Time in which a part stops its servers after its limit."""
+"""Time for a part to stop its servers after its limit."""
 LEAST_SECONDS = 5.0
-"""A part does not start with less of the total time left."""
+"""Minimum of the total time that must be left when a part starts."""
 
 
 def check(
@@ -59,7 +59,7 @@ def check(
 
 
 def run(part: Part, options: Options, limit: float, folder: Path) -> Outcome:
-    """Run one part; what it has found until its limit, or until it crashes, remains."""
+    """Run one part; keep its results up to the time limit or a crash."""
     result, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     result.unlink(missing_ok=True)
     encoded = msgspec.json.encode(options).decode()
@@ -107,7 +107,7 @@ def environment(part: Part, options: Options) -> dict[str, str]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a part that still runs, and all processes below it."""
+    """End a part that has not ended, and all processes below it."""
     if process.poll() is not None:
         return
     below = psutil.Process(process.pid).children(recursive=True)
@@ -146,7 +146,7 @@ def skips(found: Mapping[str, Outcome]) -> dict[str, str]:
 def summary(found: Mapping[str, Outcome]) -> dict[str, Any]:
     """The last line: failed checks, passes outside graphs, and whether greedy answers are equal.
 
-    The last two are None if no part has found them.
+    The passes and the equality of answers are None if no part has found them.
     """
     eager = [each.eager_passes for each in found.values() if each.eager_passes is not None]
     same = [each.identical for each in found.values() if each.identical is not None]

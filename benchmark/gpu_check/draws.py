@@ -22,7 +22,7 @@ SHAPES = ((64, 128_256), (7, 49_152), (3, 300), (0, 300))
 """Rows and columns of the weights on a GPU."""
 SMALL_SHAPES = ((12, 300), (0, 300))
 SMALL_SIZES = {"block": 64, "part": 2}
-"""Of the interpreter, which takes a second for each thousand columns or so."""
+"""Block and part sizes for Triton's interpreter, which needs about a second per 1000 columns."""
 SAME = 0.98
 """Smallest share of equal draws where the device rounds sums in another order than the CPU."""
 LEVEL = 1e-6
@@ -123,7 +123,7 @@ def rejection(device: torch.device) -> str:
 
 
 def sidecar_sampling(device: torch.device) -> str:
-    """Draft tokens of all kinds of requests equal those of the CPU, but for ties by rounding."""
+    """Draft tokens of all kinds of requests equal the CPU's draft tokens, but for rounding ties."""
     logits = torch.randn(48, 5001, generator=_generator()) * 3
     seeded = SeededSampling(1, 0.8, 50, 0.9, 0.0)
     kinds: list[Sampling | SeededSampling] = [GREEDY, Sampling(0.7), Sampling(1.2, 0.8), seeded]

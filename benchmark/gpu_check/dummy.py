@@ -1,7 +1,7 @@
 """Checkpoints without weights, in the shapes of well-known models, for `--load-format dummy`.
 
-Only times are measured with them: random weights answer nothing. The tokenizer is the demo model's,
-whose vocabulary is smaller than the model's.
+They serve for measuring times only, because random weights give no useful answers. The tokenizer is
+the demo model's; its vocabulary is smaller than the vocabulary of the shapes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The environment: what a report must name, and what every other part needs."""
+"""Records the environment for the report, and checks what every other part needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERY = "index,name,driver_version,memory.total,compute_cap"
 
 
 def environment(options: Options, steps: Steps) -> None:
-    """Record GPU, driver, versions and CUDA toolkit; fail for what is missing."""
+    """Record GPU, driver, versions and CUDA toolkit; fail if one of them is missing."""
     import torch
 
     import sglang_qspec
@@ -66,7 +66,7 @@ def _version(package: str) -> str | None:
 
 
 def _output(command: list[str]) -> str:
-    """What the command prints. Raises RuntimeError with its error message."""
+    """The output of a command. Raises RuntimeError with the command's error message."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, env=dict(os.environ), timeout=60

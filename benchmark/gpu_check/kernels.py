@@ -1,7 +1,7 @@
-"""Kernels and tensor code on the device, against the results of a CPU.
+"""Checks kernels and tensor code on the device against the results of a CPU.
 
 On a CPU (`--emulate`) Triton's interpreter runs the Triton kernel, which needs TRITON_INTERPRET=1
-from the start of the process. The rest then takes the way of a GPU where the two ways differ.
+from the start of the process. All other code takes the path of a GPU where CPU and GPU differ.
 """
 
 from __future__ import annotations

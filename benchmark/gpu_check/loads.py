@@ -1,4 +1,4 @@
-"""`bench_queue` and `bench_worst_case` in small, each as its own command."""
+"""Runs `bench_queue` and `bench_worst_case` with small loads, each as its own command."""
 
 from __future__ import annotations
 

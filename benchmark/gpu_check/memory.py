@@ -1,4 +1,4 @@
-"""The memory in use on the machine's GPUs, and its peak while a part runs."""
+"""Samples the memory in use on the machine's GPUs, and keeps the peak while a part runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a part of the check found; its process writes it to a file after each step."""
+"""The results of a part of the check; the part's process writes them to a file after each step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     """Reasons by check; the name is empty for the part as a whole."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Reasons by check, or by an empty name."""
+    """Reasons by check; the name is empty for the part as a whole."""
     figures: dict[str, Any] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     identical: bool | None = None

@@ -1,4 +1,4 @@
-"""The result as a Markdown page, from which docs/results.md takes its tables."""
+"""Writes the results as a Markdown page; docs/results.md takes its tables from such pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Greedy parity: a queue of prompts by a server without speculation and by one with QSPEC.
+"""Compares greedy answers of a server without speculation and of a server with QSPEC.
 
-float32, because the last bits of bfloat16 logits depend on the number of rows in a pass. SGLang's
-attention kernels for float32 on GPUs are Triton's.
+Both servers run in float32, because the last bits of bfloat16 logits depend on the number of rows
+in a pass. On GPUs SGLang's attention kernels for float32 are Triton's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of the check, in the order in which a first run needs them."""
+"""Lists the parts of the check in the order in which they run; the basic parts come first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Mixed requests to a server: which passes run outside CUDA graphs, and what is sampled.
+"""Serves mixed requests, counts the passes outside CUDA graphs, and checks the sampled texts.
 
-On a GPU with SGLang's fa3 a second server verifies ragged chains, which is not the default there.
+On a GPU with SGLang's fa3 a second server verifies ragged chains, which fa3 does not by default.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ MIXES: Mapping[str, Sequence[dict[str, Any]]] = {
         {**SAMPLED, "sampling_seed": 5},
     ],
 }
-"""Sampling parameters of the requests that run at once, in turn."""
+"""By the name of a mix: sampling parameters, which requests that run at once take in turn."""
 HALVES = "halves"
 DISTRIBUTIONS = ("top-k, presence", "min-p, frequency")
-"""Of `test.engine.frequencies`."""
+"""Names of parameters in `test.engine.frequencies`."""
 
 
 RAGGED = ("--speculative-qspec-verify", "ragged", "--attention-backend", "fa3")
 HOPPER = 9
-"""Major compute capability on which SGLang has fa3 for certain."""
+"""Major compute capability of Hopper, on which SGLang always has fa3."""
 
 
 def passes(options: Options, steps: Steps) -> None:
@@ -99,7 +99,7 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
 def count(
     server: Server, prompts: Sequence[str], params: Sequence[dict[str, Any]], tokens: int
 ) -> Passes:
-    """The passes for 2 * SLOTS requests with the parameters in turn."""
+    """Count the passes for 2 * SLOTS requests that take `params` in turn."""
     before = passes_of(server)
     ask(server, prompts, params, tokens)
     return passes_of(server).since(before)
@@ -108,7 +108,7 @@ def count(
 def ask(
     server: Server, prompts: Sequence[str], params: Sequence[dict[str, Any]], tokens: int
 ) -> list[dict[str, Any]]:
-    """The answers to 2 * SLOTS requests with the parameters in turn."""
+    """The answers to 2 * SLOTS requests that take `params` in turn."""
     texts = list(islice(cycle(prompts), 2 * SLOTS))
     asked = [{"max_new_tokens": tokens, **one} for one in islice(cycle(params), len(texts))]
     answers: list[dict[str, Any]] = server.post(
@@ -118,7 +118,7 @@ def ask(
 
 
 def equal_share(server: Server, prompts: Sequence[str], tokens: int) -> float:
-    """Share of greedy answers that drafts leave equal; rounding may change some in bfloat16."""
+    """Share of greedy answers that are equal with and without drafts; bfloat16 may change some."""
     ours = ask(server, prompts, [GREEDY], tokens)
     theirs = ask(server, prompts, [{**GREEDY, **OFF}], tokens)
     pairs = zip(ours, theirs, strict=True)

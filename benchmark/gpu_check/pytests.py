@@ -1,4 +1,4 @@
-"""The parts that are tests of the suite, run by pytest in a process of its own."""
+"""Runs the parts that are tests of the suite, by pytest in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOCKED = (
     "test/engine/test_gpu_defaults.py",
     "test/benchmark/test_server_flags.py",
 )
-"""Tests that need no GPU, and say what one would be asked to do."""
+"""Tests that need no GPU and check the work that a server would give to a GPU."""
 DISTRIBUTION = "test/engine/passes/test_distribution.py"
 
 

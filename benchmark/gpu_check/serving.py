@@ -1,4 +1,4 @@
-"""The servers of the check, and how many of their passes are in CUDA graphs."""
+"""Starts the servers of the check, and counts their passes inside and outside CUDA graphs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOGGING = ("--log-level", "info", "--decode-log-interval", "1")
 """Flags with which SGLang logs each decode pass, and whether it ran in a graph."""
 LOGGED = re.compile(r"Decode batch.*graph: (True|False)")
 CAPTURED = re.compile(r"(?:Target passes run in|No) CUDA graphs.*")
-"""Messages of QSPEC about the graphs that it captured, with time and memory, or left out."""
+"""QSPEC's log messages about captured graphs, with time and memory, and about omitted graphs."""
 LOG_SECONDS = 0.5
-"""Time in which the last lines of the log are written."""
+"""Time for the server to write the last lines of its log."""
 
 
 def demo_settings(options: Options, dtype: str, slots: int, context_length: int = 2048) -> Settings:
@@ -64,7 +64,7 @@ def passes_of(server: Server) -> Passes:
 
 
 def captured(log: str) -> list[str]:
-    """What a server's log says about captured graphs."""
+    """The messages about captured graphs in a server's log."""
     found: list[str] = CAPTURED.findall(log)
     return found
 

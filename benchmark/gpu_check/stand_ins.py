@@ -1,4 +1,4 @@
-"""The stand-ins for sgl_kernel, against the real functions where these load."""
+"""Compares the stand-ins for sgl_kernel with the real functions, where the real ones load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def module() -> ModuleType:
 
 
 def calls(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[Any], list[Tensor]]]:
-    """By function: a call of it in a module, which returns what it computes."""
+    """By the name of a function: a call of the function in a given module; returns its results."""
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> Tensor:

@@ -1,10 +1,9 @@
-"""V(b, w) and D(b): times of verify passes and of draft steps, for docs/theory.md's formulas.
+"""Measures V(b, w) and D(b), the times of verify passes and draft steps in docs/theory.md.
 
-V is measured by a server with QSPEC and without a draft model: the time between the ends of
-successive passes, host work included. Each width is set on the running server. Passes are those of
-`--speculative-qspec-verify tree`, in which padding stands for missing drafts. D is measured in a
-process with the draft model alone, as `bench_sidecar` does, so that no other process uses the
-device.
+A server with QSPEC and without a draft model measures V: the time between the ends of successive
+passes, host work included. The check sets each width on the running server. The server has
+`--speculative-qspec-verify tree`, so padding stands for missing drafts. For D a process with the
+draft model alone times the steps, as in `bench_sidecar`, so that no other process uses the device.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DRAFT_ROWS = (1, 8, 32, 64)
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 48
 LOWEST_ID, HIGHEST_ID = 1000, 40000
 NARROWER = 0.05
-"""Part of the width that may be missing on average, in the passes after the first answers end."""
+"""Maximum relative shortfall of the mean width, from passes after the first answers have ended."""
 FP8_CAPABILITY = (8, 9)
 DUMMY = ("--load-format", "dummy")
 
@@ -59,7 +58,7 @@ def verify_times(options: Options, steps: Steps) -> None:
 def measure(
     steps: Steps, name: str, chosen: Settings, flags: Sequence[str], batches: Sequence[int]
 ) -> None:
-    """Measure V of one model; widths that the server refuses are left out."""
+    """Measure V of one model, and leave out the widths that the server refuses."""
     *inner, widest = map(str, WIDTHS)
     trees = ("--speculative-num-draft-tokens", widest, "--speculative-qspec-verify", "tree")
     captured = ("--speculative-qspec-graph-widths", ",".join(inner))
@@ -85,8 +84,8 @@ def verify_time(server: Server, batch: int, width: int) -> dict[str, float]:
     texts = [rng.choices(range(LOWEST_ID, HIGHEST_ID), k=PROMPT_TOKENS) for _ in range(batch)]
     params = {"temperature": 0, "ignore_eos": True}
     before: dict[str, float] = {}
-    # The first use of a shape is no measurement. Random weights repeat themselves, so wide passes
-    # may accept nearly all of their tokens.
+    # The first round is a warm-up. Random weights give repetitive texts, so a wide pass may accept
+    # nearly all draft tokens, and more output tokens are needed for the same number of passes.
     for tokens in (8, OUTPUT_TOKENS * max(1, width // 4)):
         before = counters(server)
         asked = {**params, "max_new_tokens": tokens}
@@ -161,7 +160,7 @@ def stepper(path: str, device: str, loading: dict[str, Any]) -> Callable[[int], 
     sizes = Namespace(prompt=PROMPT_TOKENS, tokens=OUTPUT_TOKENS)
     length = sizes.prompt + sizes.tokens
     total = max(DRAFT_ROWS) * length + 4096
-    # On a GPU it may take all that is free.
+    # On a GPU the draft model may take all free memory.
     place = {
         "dtype": "bfloat16",
         "device": device,

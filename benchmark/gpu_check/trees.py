@@ -1,4 +1,4 @@
-"""Draft trees on a device: transfers, masks, SGLang's kernels, and KV rows, against the CPU."""
+"""Checks draft trees on a device against the CPU: transfers, masks, SGLang's kernels, KV rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def verify_input(device: torch.device) -> None:
 
 
 def accept(device: torch.device) -> str:
-    """SGLang's kernel accepts what our code for CPUs accepts; on a CPU it is that code."""
+    """SGLang's kernel and our code for CPUs accept the same nodes; on a CPU both are our code."""
     from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 
     accepted = 0
@@ -135,7 +135,8 @@ def _batches(count: int) -> Iterator[DraftTrees]:
 def _to_accept(trees: DraftTrees) -> dict[str, Tensor]:
     """The inputs of SGLang's kernel in a pass over the trees; the target often agrees with a child.
 
-    As in `passes.sample`: the kernel reads the target's tokens at the rows of `retrieve_index`.
+    The inputs are as in `passes.sample`: the kernel reads the target's tokens at the rows of
+    `retrieve_index`.
     """
     from sglang_qspec.engine.passes.verify_input import verify_input_of
 

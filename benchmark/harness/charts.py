@@ -1,7 +1,7 @@
-"""Charts with matplotlib, as SVG text; matplotlib is imported only where a chart is drawn.
+"""Draws charts with matplotlib as SVG text, and imports matplotlib only to draw a chart.
 
-The same data give the same small file: text stays text, ids have a fixed salt, and no date is
-written. The background is transparent, and the colors are readable on a white and on a dark page.
+The same data give the same small file: text stays text, ids have a fixed salt, and the file has no
+date. The background is transparent, and the colors are readable on white and on dark pages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STYLE: dict[str, Any] = {
 """Settings of matplotlib."""
 
 Panels = Mapping[str, Mapping[str, Mapping[float, float]]]
-"""By the title of a panel: by the name of a line, its values by x."""
+"""Panels by title; a panel has lines by name, and a line has values by x."""
 
 
 class Bar(NamedTuple):

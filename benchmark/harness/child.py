@@ -1,4 +1,4 @@
-"""A model in a process of its own, and pinned processors."""
+"""Runs a model in a process of its own, and pins processes to processors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from sglang_qspec.values import parse_cores
 
 _answers: list[Callable[[Any], Any]] = []
-"""In a child: its one function."""
+"""In a child process: the one function that answers its questions."""
 
 
 def pin(cores: str) -> None:
@@ -26,7 +26,7 @@ def pin(cores: str) -> None:
 
 
 def draft_model(path: str, **options: Any) -> Any:
-    """A DraftModel of this process; `options` are those of DraftModelOptions."""
+    """A DraftModel of this process; `options` are fields of DraftModelOptions besides the path."""
     from sglang_qspec.sidecar.draft_model import DraftModel
     from sglang_qspec.sidecar.loading import DraftModelOptions
 
@@ -34,7 +34,7 @@ def draft_model(path: str, **options: Any) -> Any:
 
 
 class Child(ProcessPoolExecutor):
-    """A process that calls `make` once, and then the function that `make` returned per `ask`."""
+    """A process that calls `make` once, and calls the function from `make` at each `ask`."""
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
         spawn = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""The flags of a measured server: those that all servers of a benchmark share, and its own."""
+"""The flags of a measured server: the flags that all servers of a benchmark share, and its own."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Settings:
     sidecar_cores: tuple[int, ...] = ()
     """Processors of the sidecar; empty if it is not pinned."""
     total_tokens: int | None = None
-    """KV slots of a CPU server; None for twice the need of `slots` requests of full length."""
+    """KV slots of a CPU server; None gives twice the KV slots of `slots` requests of full length.
+    """
     flags: tuple[str, ...] = ()
-    """More flags of all servers; they win over those above."""
+    """More flags of all servers; they override the flags of the fields above."""
 
     @property
     def all_cores(self) -> tuple[int, ...]:
@@ -46,7 +47,7 @@ class Settings:
     def shown(self) -> dict[str, str]:
         """The settings by name, for headers and results."""
         given = asdict(self)
-        if not self.flags:  # headers of older runs do not have them
+        if not self.flags:  # such a header equals one that has no `flags`, so the run can resume
             del given["flags"]
         return {name: str(value) for name, value in given.items()}
 

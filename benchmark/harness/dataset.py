@@ -1,4 +1,4 @@
-"""Prompts from a file: Spec-Bench's questions, or any JSONL with a `prompt` field."""
+"""Reads prompts from a file: Spec-Bench's questions, or any JSONL with a `prompt` field."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def render(model: Path, prompts: Sequence[str]) -> list[str]:
 def fitting(
     name: str, path: Path, model: Path, limit: int, groups: Collection[str] | None = None
 ) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """By group: prompts of at most `limit` tokens in the chat template, and the number of others.
+    """By group: prompts of at most `limit` tokens in the chat template; the number of longer ones.
 
     Ends the process with a message of benchmark `name` if the file cannot be used or all prompts
     are too long.

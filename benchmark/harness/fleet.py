@@ -1,7 +1,7 @@
-"""The servers of a benchmark: one of them runs, and the others wait stopped in memory.
+"""Keeps the servers of a benchmark: one server runs, and the others wait stopped in memory.
 
-An idle SGLang scheduler polls all the time. So a waiting server is stopped (SIGSTOP) with all its
-processes, the sidecar too, and takes no processor time from the running server.
+An idle SGLang scheduler polls all the time. So the fleet stops (SIGSTOP) all processes of a waiting
+server, the sidecar too. A waiting server takes no processor time from the running server.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from benchmark.harness.server import Server, ServerError, StartTimeoutError
 from benchmark.harness.speculation import wait_for_sidecar
 
 SPARE_BYTES = 2**30
-"""Memory that the servers leave available."""
+"""Memory that the servers must leave available."""
 
 
 class Fleet:
     """Servers by configuration, as a context manager that ends them all.
 
     A new server starts beside the waiting ones if the available memory holds it and SPARE_BYTES
-    more. Otherwise the fleet first ends waiting servers, the longest unused one first. It takes the
-    need of a server from the memory of earlier ones. With `keeps` False no server waits, because
-    one server fills a GPU.
+    more. Otherwise the fleet first ends waiting servers, the longest unused one first. It estimates
+    the memory of a new server from the memory of the servers before it. With `keeps` False no
+    server waits, because one server fills a GPU.
     """
 
     def __init__(self, keeps: bool) -> None:
@@ -99,7 +99,7 @@ class Fleet:
         return 2 * max(self._held.values(), default=0)
 
     def _measure(self, configuration: Configuration, server: Server) -> None:
-        """Keep the memory of a server after it has served, since unused KV slots take none."""
+        """Record the memory of a server after it has served: unused KV slots take no memory."""
         kind = configuration.has_sidecar
         self._held[kind] = max(self._held.get(kind, 0), server.private_bytes)
 

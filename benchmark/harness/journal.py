@@ -1,4 +1,4 @@
-"""The measured cells of a run in a file, so that an interrupted run can be reported and resumed."""
+"""Keeps the measured cells of a run in a file, so that a later run can report and resume them."""
 
 from __future__ import annotations
 

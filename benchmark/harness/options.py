@@ -1,4 +1,4 @@
-"""Command line options that benchmarks share."""
+"""Adds the command line options that benchmarks share."""
 
 from __future__ import annotations
 

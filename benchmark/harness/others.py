@@ -1,4 +1,4 @@
-"""Processor time that other processes take from a measurement."""
+"""Measures the processor time that other processes take during a measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from benchmark.harness.server import Server
 
 
 class Others:
-    """Processor time of all processes except a server, its sidecar and this one, from now on."""
+    """Processor time of all processes except a server, its sidecar and this process.
+
+    The time counts from the creation of the object.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server

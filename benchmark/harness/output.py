@@ -1,4 +1,4 @@
-"""Progress on standard error, and the files and the last line of a benchmark."""
+"""Prints progress on standard error, and writes the files and the last line of a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: tables for a terminal, and a Markdown page that shows the figures beside it."""
+"""Writes reports: tables for a terminal, and a Markdown page that shows the figure files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Report:
     """What was run and where, by name."""
     figures: Sequence[Figure] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why configurations were left out, by configuration."""
+    """Reasons why the session left configurations out, by configuration."""
 
     @property
     def failures(self) -> list[str]:

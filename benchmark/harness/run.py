@@ -17,7 +17,7 @@ their seconds without waits; seconds in which the target waited for drafts."""
 
 
 class CounterError(RuntimeError):
-    """The server or its sidecar restarted, so an interval cannot be counted."""
+    """The server or its sidecar restarted, so the counters do not cover the interval."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Counters:
     """Counters of a server's passes and of its sidecar, since the start or in a cell."""
 
     pipelines: Mapping[str, Mapping[str, float]]
-    """COUNTED by the name of the pipeline."""
+    """The counters of COUNTED, by the name of the pipeline."""
     drafted: int
     """Tokens that the sidecar drafted."""
     step_seconds: float
@@ -69,7 +69,7 @@ class Counters:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Counters:
-        """From `internal_states[0]["qspec"]` of /server_info."""
+        """Read the counters from `internal_states[0]["qspec"]` of /server_info."""
         pipelines = {
             name: {field: counts[field] for field in COUNTED}
             for name, counts in state["pipelines"].items()
@@ -101,7 +101,7 @@ class Run:
     seconds: float
     """From the first arrival to the last answer."""
     answers: tuple[Answer, ...]
-    """In the order of the prompts."""
+    """The answers in the order of the prompts."""
     others_share: float = 0.0
     """Share of all processors that processes other than server, sidecar and client took."""
     prefill_seconds: float = 0.0
@@ -109,9 +109,9 @@ class Run:
     counters: Counters | None = None
     """Counters of this cell; None without a sidecar."""
     gaps: tuple[Gap, ...] = ()
-    """Gaps of streamed answers; empty otherwise."""
+    """Gaps between the pieces of streamed answers; empty if the answers were not streamed."""
     retried: int = 0
-    """Requests that were answered at the second attempt."""
+    """Number of requests that the server answered at the second attempt."""
 
     @property
     def tokens(self) -> int:

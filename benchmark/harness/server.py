@@ -1,4 +1,4 @@
-"""A real SGLang server as child processes, for benchmarks and tests."""
+"""Runs a real SGLang server as child processes, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Server:
             self._environment["OMP_NUM_THREADS"] = str(len(cores))
         self._log = tempfile.NamedTemporaryFile(prefix="sglang-server-", suffix=".log")  # noqa: SIM115
         self._process: subprocess.Popen[bytes] | None = None
-        # A connection that idles while the server is paused would be lost in the next request.
+        # A connection that idles while the server is paused would fail in the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.Client(base_url=self.url, limits=limits, trust_env=False)
 

@@ -1,4 +1,4 @@
-"""Serving a cell: warm the server up, flush its cache, send the requests, read the counters."""
+"""Serves a cell: warms the server up, flushes its cache, sends requests, and reads the counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import await_drafts, settled_counters
 
 SLOWEST_TOKENS_PER_S = 1.0
-"""Time limits assume at least this speed; a slower server hangs."""
+"""Time limits assume at least this number of tokens per second; a slower server counts as hung."""
 WARM_UP_TOKENS = 16
 
 Raw = Mapping[str, Any]
@@ -68,7 +68,7 @@ def serve(
 
 
 def warm_up(server: Server, requests: int, sampling: Mapping[str, Any]) -> None:
-    """Send short requests, so that the measurement has no first use and no wake-up in it."""
+    """Send short requests, so that the measurement includes no first use and no wake-up."""
     short = {**sampling, "max_new_tokens": WARM_UP_TOKENS}
     prompts = [f"Chapter {number}." for number in range(requests)]
     server.post("/generate", {"text": prompts, "sampling_params": short})

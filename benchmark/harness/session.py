@@ -1,10 +1,10 @@
-"""A run of a benchmark: its folder, its journal, and the cells that it has not served yet.
+"""Runs a benchmark: serves the cells that its journal lacks, and reports the measured cells.
 
 The session writes each measured cell to `runs.jsonl` in the output folder at once. After an
-interrupt the same command with `--resume` continues, and with `--report-only` it reports and draws
-what is there. A new server serves a failed cell once more; after a second failure the session
-leaves the configuration out. In the line of JSON a ratio has its smallest and largest round in
-`..._spread`, which is null for one round, and its number of rounds in `..._rounds`.
+interrupt the same command with `--resume` continues the run. With `--report-only` it reports and
+draws the measured cells. If a cell fails, a new server serves it once more; after a second failure
+the session leaves the configuration out. In the line of JSON `..._spread` of a ratio has the
+smallest and largest round, or null for one round, and `..._rounds` has the number of rounds.
 """
 
 from __future__ import annotations

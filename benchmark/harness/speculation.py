@@ -1,4 +1,4 @@
-"""The state that QSPEC reports in a running server, and changes of its settings."""
+"""Reads the state that QSPEC reports in a running server, and changes its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmark.harness.run import Counters
 from benchmark.harness.server import Server, ServerError
 
 SETTLED_SECONDS = 1.3
-"""The sidecar reports its counters about once a second."""
+"""Time for the sidecar to report its counters, which it does about once a second."""
 DRAFTING_SECONDS = 2.5
 LIMIT_SECONDS = 120.0
 POLL_SECONDS = 0.25
@@ -35,7 +35,7 @@ def sidecar_of(server: Server) -> psutil.Process:
     for process in server.processes:
         if "sglang_qspec.sidecar" in " ".join(process.cmdline()) and process.is_running():
             return process
-    raise LookupError("the server has no sidecar now")
+    raise LookupError("the server has no sidecar process")
 
 
 def states(server: Server, seconds: float, complaint: str) -> Iterator[dict[str, Any]]:
@@ -62,7 +62,7 @@ def await_drafts(server: Server, warm_up: Callable[[], object]) -> None:
     before, due = None, 0.0
     for state in states(server, LIMIT_SECONDS, "the sidecar has drafted nothing"):
         drafted = state["drafted_tokens"]
-        # A new sidecar counts from 0, so a smaller count is no draft.
+        # A new sidecar counts from 0, so a smaller count does not prove a draft.
         if before is not None and drafted > before:
             return
         if time.monotonic() >= due:

@@ -1,4 +1,4 @@
-"""Medians, percentiles, and ratios with their spread over paired rounds."""
+"""Computes medians, percentiles, and ratios with their spread over paired rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 def rounded(value: Any, digits: int = 3) -> Any:
-    """`value` with `digits` decimals in each number, also inside dicts, lists and tuples."""
+    """`value` with `digits` decimals in each float, also inside mappings, lists and tuples."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, Mapping):
@@ -42,7 +42,7 @@ def rounded(value: Any, digits: int = 3) -> Any:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One quotient per paired round, at least one, in the order of the rounds."""
+    """Quotients of paired rounds, at least one, in the order of the rounds."""
 
     values: tuple[float, ...]
 
@@ -72,7 +72,7 @@ class Ratio:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The smallest and the largest of the rounds; None for one round."""
+        """The smallest and the largest quotient; None for one round."""
         return (min(self.values), max(self.values)) if len(self.values) > 1 else None
 
     def __str__(self) -> str:

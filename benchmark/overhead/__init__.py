@@ -1,1 +1,1 @@
-"""The parts of `bench_overhead`: a probe in the scheduler, and the figures of its records."""
+"""The parts of `bench_overhead`: a probe in the scheduler, and the figures from its records."""

@@ -1,4 +1,4 @@
-"""The time that QSPEC adds to a scheduler iteration, from the probe's records."""
+"""Computes the time that QSPEC adds to a scheduler iteration, from the probe's records."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Iteration:
     worker: float
     """The worker's call: the target's pass, and the worker's work before and after it."""
     model: float
-    """The target model's forward pass in it."""
+    """The target model's forward pass in the worker's call."""
     hooks: dict[str, float]
-    """QSPEC's hooks in the scheduler, outside the worker."""
+    """Times of QSPEC's hooks in the scheduler, outside the worker, by the name of the hook."""
     parts: dict[str, float]
-    """Parts of the worker's call besides the model."""
+    """Times of the parts of the worker's call besides the model, by the name of the part."""
 
     @property
     def waited(self) -> float:
-        """The wait for drafts; it is no work, and does not count, like the model."""
+        """The wait for drafts; like the model's time, it does not count as QSPEC's work."""
         return self.parts.get("wait", 0.0)
 
     @property
@@ -47,7 +47,7 @@ class Iteration:
 
     @property
     def outside_model(self) -> float:
-        """The iteration without the model: the scheduler's own work too."""
+        """The iteration without model and wait; it includes the scheduler's own work."""
         return self.period - self.model - self.waited
 
 
@@ -68,7 +68,7 @@ def _milliseconds(row: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PlainDecode:
-    """A server without speculation at some number of running requests. Medians, milliseconds."""
+    """A server without speculation at some number of running requests. Medians in milliseconds."""
 
     iterations: int
     step: float
@@ -79,22 +79,22 @@ class PlainDecode:
 
 @dataclass(frozen=True)
 class Added:
-    """What QSPEC adds to an iteration, against plain decoding. Milliseconds."""
+    """The time that QSPEC adds to an iteration, against plain decoding. In milliseconds."""
 
     iterations: int
     width: float
-    """Mean of the iterations."""
+    """Mean width of the iterations' passes, in tokens of a request."""
     median: float
     p99: float
     whole: float
-    """The median over whole iterations, with the scheduler's own work for longer outputs."""
+    """Median of whole iterations, with the scheduler's own work for several tokens per request."""
     parts: dict[str, float]
-    """Mean time of each part, largest first; `other` is the rest. They add up to the mean of `ours`
-    and the waits, so they contain the time of a plain decode step too."""
+    """Mean time of each part, largest first; `other` is the rest. The parts add up to the mean of
+    `ours` plus the waits, so they include the time of a plain decode step."""
 
 
 def plain_decode(iterations: Sequence[Iteration]) -> PlainDecode:
-    """Raises ValueError without iterations."""
+    """The medians of plain decode iterations. Raises ValueError without iterations."""
     _check(iterations)
     names = ("worker", "around_model", "outside_model")
     found = (statistics.median(getattr(i, name) for i in iterations) for name in names)

@@ -1,8 +1,8 @@
 """Starts SGLang's server with a stopwatch in its scheduler: `python -m benchmark.overhead.probe`.
 
-SGLang starts its processes anew, and each of them imports this module again as `__mp_main__`. There
-the module sets the stopwatch, before any import of SGLang. An idle scheduler writes one line of
-JSON per iteration (see `Iteration`) to the file that `QSPEC_PROBE_FILE` names.
+SGLang spawns its processes, and each process imports this module again as `__mp_main__`. In such a
+process the module sets the stopwatch, before any import of SGLang. An idle scheduler writes one
+line of JSON per iteration (see `Iteration`) to the file that `QSPEC_PROBE_FILE` names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALLS = {
     (_WORKER, "QSpecWorker.forward_batch_generation"): "worker",
     (_RUNNER, "ModelRunner.forward"): "model",
 }
-"""The target's pass as the scheduler calls it, and the model's forward pass in it."""
+"""Functions to time: the target's pass as the scheduler calls it, and its model forward pass."""
 
 HOOKS = {
     (_LIFECYCLE, "polled"): "poll",
@@ -89,7 +89,7 @@ class Stopwatch:
         }
 
     def idle(self) -> None:
-        """Write the iterations; the last one has no period, since no other follows."""
+        """Write the iterations, except the last: its period has no end, since none follows."""
         self._close(None)
         if self._rows:
             with open(self._path, "a") as file:
@@ -168,7 +168,7 @@ class Stopwatch:
 
 
 def _replace(module: ModuleType, path: str, timed: Callable[[Any], Any]) -> None:
-    """Put `timed(x)` in the place of `x`. Raises AttributeError without x."""
+    """Replace the attribute x by `timed(x)`. Raises AttributeError if there is no x."""
     owner: Any = module
     *classes, name = path.split(".")
     for part in classes:

@@ -1,9 +1,9 @@
-"""Pipelines against each other, and against the bound with all drafting hidden.
+"""Compares pipelines with each other, and with the bound with all drafting hidden.
 
 V and D are the times to verify and to draft for the same requests. A round takes V + D in sequence
 and max(V, D) at best, so no pipeline is more than (V + D) / max(V, D) times as fast. Ratios are of
-decoded tokens per second without the prefill time, which no pipeline changes. Ratios of all tokens
-over all time are beside them.
+decoded tokens per second without the prefill time, which no pipeline changes. Each comparison also
+has a ratio of all tokens over all time.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def balanced(comparisons: Iterable[Comparison]) -> Comparison | None:
 def auto_speedups(results: Results) -> dict[int, tuple[Ratio, Ratio | None]]:
     """`auto` over no speculation on its cores and at equal hardware, by requests in flight.
 
-    Prefill counts. Of several k the largest counts, because `auto` verifies no more than pays.
+    The ratios include the prefill time. If `auto` was served with several k, the largest k counts,
+    because `auto` verifies only drafts that pay.
     """
     points = (Point(level, k, plan.AUTO) for level in results.levels for k in results.ks)
     rows = filter(None, map(results.row, points))
@@ -151,7 +152,7 @@ def _over(results: Results, point: Point, other: Point) -> Comparison | None:
 
 
 def _choice(results: Results, point: Point) -> Choice | None:
-    """The choice against the pipeline over which its ratio is smallest."""
+    """The choice of the server, compared with the pipeline that gives the smallest ratio."""
     found = []
     # `auto-step` may not use queue drafts.
     excluded = None if point.config == plan.AUTO else plan.QUEUE

@@ -91,9 +91,9 @@ def _timeline(results: Results, comparisons: Comparisons) -> Figure:
 
 
 def timeline(row: Row) -> tuple[list[Bar], list[Bar]]:
-    """Passes of the target and drafts of the sidecar, in ms, by the medians of V and D.
+    """Bars for passes of the target and drafts of the sidecar, in ms, by the medians of V and D.
 
-    The bars follow the plan of the pipeline, without the waits and overheads of single passes.
+    The bars follow the plan of the pipeline. They omit the waits and overheads of single passes.
     """
     verify, draft = 1e3 * (row.figures.verify_s or 0.0), 1e3 * (row.figures.draft_s or 0.0)
     is_sequential = row.point.config == plan.SEQUENTIAL

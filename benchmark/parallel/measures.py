@@ -1,4 +1,4 @@
-"""The figures of each cell, as medians over its rounds, and ratios between cells."""
+"""Computes the figures of each cell, as medians over its rounds, and ratios between cells."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Results:
         return Ratio.of(self._runs.get(point, {}), self._runs.get(other, {}), speed)
 
     def decode_ratio(self, point: Point, other: Point) -> Ratio | None:
-        """As `ratio`, without the time in which prompts are read."""
+        """As `ratio`, but of decoded tokens per second, without the prefill time."""
         return self.ratio(point, other, lambda run: run.decode_tokens_per_s)
 
 

@@ -1,4 +1,4 @@
-"""The pipelines and the cells of `bench_batch_parallel`, in the order in which they are served."""
+"""Plans the pipelines and the cells of `bench_batch_parallel`, in the order of serving."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pipeline:
     sources: tuple[str, ...] = ()
     """Allowed draft sources; all if empty."""
     fixed: bool = True
-    """Whether each pass verifies k draft tokens of each request, also if they do not pay."""
+    """Whether each pass verifies k draft tokens of each request, even if they do not pay."""
     doubled: bool = False
     """Whether drafts run up to two passes ahead of the committed output."""
 
@@ -58,7 +58,7 @@ PIPELINES: Mapping[str, Pipeline] = {
     HALVES: Pipeline(2, _STEP),
     SEQUENTIAL_HALF: Pipeline(1, _STEP),
 }
-"""In the order in which they are served: pipelines to compare are neighbours."""
+"""The pipelines in the order of serving: pipelines that the report compares are neighbours."""
 NAMES = (BASELINE_ALL_CORES, BASELINE, *PIPELINES)
 OTHERS = (QUEUE, AHEAD, SEQUENTIAL, HALVES)
 """Pipelines that `auto` chooses from."""
@@ -118,9 +118,9 @@ def cells_of(
 ) -> list[Cell]:
     """All cells; every second round has the reverse order.
 
-    The baselines are served once for all k, and the halves from two requests in flight. Streaming
-    rounds have k = 4, or the nearest, and leave out `none-equal`, which leaves no core to the
-    client.
+    The baselines are served once for all k. Pipelines with halves are served from two requests in
+    flight. Streaming rounds have k = 4, or the nearest, and leave out `none-equal`, which leaves no
+    core to the client.
     """
     chosen = [name for name in NAMES if name in set(configs)]
     streamed_k = min(ks, key=lambda k: (abs(k - 4), k))
@@ -154,7 +154,8 @@ def _served(
 def prompts_of(cell: Cell, prompts: Sequence[str], per_slot: int) -> list[str]:
     """The prompts of a cell's block: the same for all k, and others in each round if there are any.
 
-    There are `per_slot` prompts for each request in flight, and at least six; streamed, one.
+    A block has `per_slot` prompts for each request in flight, and at least six. A block of a
+    streaming round has one prompt for each request in flight.
     """
     count = cell.in_flight if cell.streamed else max(6, per_slot * cell.in_flight)
     return of_round(prompts, min(count, len(prompts)), cell.round)

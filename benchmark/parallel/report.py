@@ -13,7 +13,7 @@ from benchmark.parallel.plan import DESCRIPTIONS
 from benchmark.parallel.targets import Target
 
 DISTURBED_SHARE = 0.1
-"""A cell is doubtful if other processes took more than this share of all processors."""
+"""The report warns of a cell in which other processes took more than this share of processors."""
 
 METHOD = """A block is some prompts, a number of requests in flight and a k, the maximum number of
 draft tokens of a request in a pass. All configurations serve a block before the next block, in an

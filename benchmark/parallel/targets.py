@@ -1,4 +1,4 @@
-"""The targets of the pipelines, and whether a run reaches them."""
+"""Lists the targets of the pipelines, and decides whether a run meets them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AUTO_SPEEDUPS = {2: 2.2, 4: 1.8, 8: 1.5}
 
 @dataclass(frozen=True)
 class Target:
-    """A goal, and what the run measured; `met` is None if the run did not measure it."""
+    """A goal, and the measured figures; `met` is None if the run did not measure them."""
 
     goal: str
     met: bool | None
@@ -103,7 +103,7 @@ def _speedups(results: Results) -> list[Target]:
 
 
 def _all(goal: str, found: Sequence[tuple[bool, str]]) -> Target:
-    """A target that is met if all of `found` meet it; names those that do not."""
+    """A target that is met if all of `found` meet it; its text names those that miss it."""
     if not found:
         return Target(goal, None, "")
     missed = [text for met, text in found if not met]

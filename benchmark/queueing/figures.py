@@ -1,4 +1,4 @@
-"""The figures of `bench_queue`, each with a title and a caption."""
+"""Draws the figures of `bench_queue`, each with a title and a caption."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ def cells_of(blocks: Sequence[Block], configs: Sequence[str], rounds: int) -> li
 
 
 def blocks_of(prompts: Mapping[str, Sequence[str]], size: int) -> tuple[Block, ...]:
-    """Each group in the fewest blocks of at most `size` prompts; sizes differ by at most one."""
+    """Divide each group into the fewest blocks of at most `size` prompts.
+
+    The sizes of a group's blocks differ by at most one.
+    """
     blocks = []
     for group, members in prompts.items():
         parts = -(-len(members) // size)
@@ -85,7 +88,8 @@ def blocks_of(prompts: Mapping[str, Sequence[str]], size: int) -> tuple[Block, .
 def arrival_times(count: int, rate: float) -> list[float]:
     """Seconds from the start to each arrival: a Poisson process of `rate` per second.
 
-    The times are the same in every run. The first request arrives at 0; with rate inf all do.
+    The times are the same in every run. The first request arrives at 0. With rate inf all requests
+    arrive at 0.
     """
     # expovariate(inf) is 0.
     gaps = random.Random(0)

@@ -1,4 +1,4 @@
-"""The figures of each configuration of `bench_queue`, over the blocks that all have served."""
+"""Computes the figures of each configuration of `bench_queue`, over the blocks that all served."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ class Summary:
 
     rows: Sequence[Row]
     by_group: Mapping[str, Sequence[Row]]
-    """The same configurations in each group."""
+    """The rows of the same configurations in each group."""
     equal_hardware: Mapping[str, Ratio | None]
     """Tokens per second over no speculation; both have the cores of target and sidecar."""
     failed: Mapping[str, str]
-    """Reasons why configurations were left out."""
+    """Reasons why the session left configurations out, by configuration."""
     blocks: int
     """Number of blocks that all configurations have served, over all rounds."""
 

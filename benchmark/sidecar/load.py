@@ -15,9 +15,9 @@ from sglang_qspec.sidecar import pass_runner
 from sglang_qspec.sidecar.drafter import Drafter
 
 SUBMITS = 200
-"""Timed submissions, each of which is closed again."""
+"""Number of timed submissions; the load closes each of them."""
 PASSES = 30
-"""Timed passes."""
+"""Number of timed passes."""
 COMPLETIONS = 8
 GREEDY_PROMPTS = 32
 """Prompts that each greedy server keeps in the queue."""
@@ -76,8 +76,8 @@ def fair_share(
 ) -> dict[str, Any]:
     """The slowdown of the light server's requests with `servers` servers instead of one.
 
-    With a fair share of the drafter it is at most `servers`, besides the pass that runs when a
-    request comes.
+    If each server gets a fair share of the drafter, the slowdown is at most `servers`, plus the
+    pass that runs when a request comes.
     """
     alone = _light_seconds(model, 1, size, tokens, requests)
     shared = _light_seconds(model, servers, size, tokens, requests)

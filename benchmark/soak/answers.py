@@ -1,4 +1,4 @@
-"""Answers in one form for all endpoints, whole or streamed."""
+"""Converts answers of all endpoints, whole or streamed, to one form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Part:
 
     text: str
     output_ids: tuple[int, ...] | None
-    """None from the OpenAI endpoints."""
+    """Output token ids; None from the OpenAI endpoints."""
     reason: str | None
     """Finish reason, such as `stop`, `length` or `abort`; None before the end."""
     matched: str | None
@@ -45,7 +45,7 @@ def whole(path: str, data: Any) -> Answer:
 def streamed(path: str, pieces: Iterable[Any]) -> Answer:
     """An answer from its pieces; the last ones may be missing. Errors as in `whole`."""
     if path == GENERATE:
-        # Each piece holds all that came before.
+        # Each piece repeats the text and the tokens of the pieces before it.
         latest = {piece.get("index", 0): piece for piece in pieces}
         return _of_items([latest[index] for index in sorted(latest)])
     return _of_choices(path, pieces)

@@ -1,4 +1,4 @@
-"""An HTTP request of the soak, by a client that may hang up before the end of its answer."""
+"""Sends an HTTP request of the soak, as a client that may hang up before the end of its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 from benchmark.harness.server import events
 
 LIMIT_S = 1200.0
-"""Longer than any answer takes, also on a busy machine and behind a burst."""
+"""Time limit of a request; no answer takes so long, even on a busy machine and behind a burst."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ def ask(
     hang_up_s: float | None = None,
     pieces: int | None = None,
 ) -> Outcome:
-    """Send the request and read its answer; the outcome holds errors, nothing is raised.
+    """Send the request and read its answer; the outcome holds errors, and none is raised.
 
     The client hangs up after `hang_up_s` seconds, or after `pieces` pieces of a stream.
     """
@@ -59,7 +59,7 @@ def ask(
 def _ask(
     url: str, body: dict[str, Any], pieces: int | None, deadline: float, outcome: Outcome
 ) -> None:
-    """Fill in the outcome. Raises TimeoutError, an error of httpx, or that of `events`."""
+    """Fill in the outcome. Raises TimeoutError, an error of httpx, or an error of `events`."""
     # The limit of a single read; a stream checks the deadline at each piece.
     limit = deadline - time.monotonic()
     with (

@@ -1,4 +1,4 @@
-"""The chart of what the server and the sidecar held during the soak."""
+"""Draws the memory, files and requests of the server and the sidecar during the soak."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ PANELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "tokens": {"in tries": ("trie_tokens",), "in the sidecar's KV": ("sidecar_kv_tokens",)},
     "sidecar": {"prompts": ("sidecar_texts",), "KV rows": ("sidecar_rows",)},
 }
-"""Columns of the journal that make up each line of each panel; their sum is drawn."""
+"""Panels by title; a panel has lines by name, and a line is the sum of columns of the journal."""
 
 
 def figure(rows: list[Row], kills: Sequence[float]) -> Figure | None:
-    """The chart; None without samples. `kills` are seconds, each marked by a vertical line."""
+    """The chart; None without samples. A vertical line marks each of `kills`, in seconds."""
     found = {
         title: {name: line for name, columns in named.items() if (line := _line(rows, columns))}
         for title, named in PANELS.items()
@@ -48,7 +48,7 @@ def figure(rows: list[Row], kills: Sequence[float]) -> Figure | None:
 
 
 def _line(rows: list[Row], columns: tuple[str, ...]) -> dict[float, float]:
-    """The sum of the columns by minutes."""
+    """The sum of the columns at each sample, by minutes since the start."""
     points = series(rows, columns)
     step = 1 + len(points) // POINTS
     return {at / 60: value for at, value in points[::step]}

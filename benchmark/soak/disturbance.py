@@ -1,4 +1,4 @@
-"""Kills and stops of the sidecar, and changes of the server's settings, at random moments."""
+"""Kills and stops the sidecar, and changes the server's settings, at random moments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_GAP_S = (8.0, 45.0)
 SHORT_LIFE_S = (4.0, 40.0)
 """Seconds between two kills in quick succession; the sidecar may still load its model."""
 LONG_LIFE = (0.15, 0.35)
-"""Other times between two kills, as shares of the soak, long enough to measure memory."""
+"""Longer times between two kills, as shares of the soak; they suffice to measure memory."""
 CHANGE_GAP_S = (5.0, 30.0)
 FLUSH_TIMEOUT_S = 60.0
 
@@ -30,11 +30,11 @@ class Stroke:
     """A stop or a kill of the sidecar."""
 
     gap_s: float
-    """Seconds after the previous stroke, or after the start."""
+    """Seconds between the previous stroke, or the start, and this one."""
     stopped_s: float
-    """Seconds for which the sidecar is stopped (SIGSTOP); may be 0."""
+    """Seconds for which the sidecar stays stopped (SIGSTOP); 0 for no stop."""
     killed: bool
-    """Whether the sidecar is then killed (SIGKILL) or continued (SIGCONT)."""
+    """Whether the stroke ends with SIGKILL (True) or with SIGCONT (False)."""
 
 
 def strokes(seed: int, seconds: float) -> Iterator[Stroke]:

@@ -1,4 +1,4 @@
-"""The files of a soak, one of requests and events, one of samples; each line is written at once."""
+"""Writes the files of a soak, one of requests and events, one of samples, each line at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmark.soak.verdict import Verdict
 EVENTS_FILE = "events.jsonl"
 SAMPLES_FILE = "samples.csv"
 SHOWN_BODY = 2000
-"""Characters of a request that are printed; the file has the whole request."""
+"""Maximum characters of a request that are printed; the file has the whole request."""
 SHOWN_RID = 40
-"""Last characters of a rid that are printed."""
+"""Number of last characters of a rid that are printed."""
 
 
 class Journal:

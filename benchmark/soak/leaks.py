@@ -1,4 +1,4 @@
-"""Search for leaks: state, files and processes that are left after the load."""
+"""Searches for leaks: state, files and processes that remain after the load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def held(server: Server) -> dict[str, int]:
 
 
 def wait_for_idle(server: Server, seconds: float = IDLE_S) -> dict[str, int]:
-    """Wait until `held` is empty for SETTLED_S; returns what is left after `seconds`."""
+    """Wait until `held` is empty for SETTLED_S; returns the last `held` after `seconds`."""
     deadline = time.monotonic() + seconds
     empty_since: float | None = None
     left: dict[str, int] = {"unknown": 1}

@@ -1,4 +1,4 @@
-"""The load of a soak: it keeps requests in flight, and judges each ended request."""
+"""Runs the load of a soak: keeps requests in flight, and judges each ended request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AFTER_VIOLATION_S = 0.5
 
 
 class Load:
-    """Requests of `mix` to `server`, `low` to `high` of them in flight and more in bursts."""
+    """Keeps `low` to `high` requests of `mix` in flight at `server`, and more in bursts."""
 
     def __init__(
         self,

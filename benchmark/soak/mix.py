@@ -1,4 +1,4 @@
-"""The random sequence of requests of a soak: their bodies, their rids, and their ends."""
+"""Draws the random sequence of requests of a soak: their bodies, their rids, and their ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fate(Enum):
     ABORT = "abort"
     """The client calls /abort_request."""
     BAD = "bad"
-    """The server must refuse it with HTTP 400."""
+    """The server must refuse the request with HTTP 400."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Request:
     """HTTP body, with rid, guesses, controls and `stream`."""
     fate: Fate = Fate.FINISH
     after_s: float | None = None
-    """Seconds until the hang-up or the abort; None without one, or with `after_pieces`."""
+    """Seconds until the hang-up or the abort; None for no hang-up or abort, or `after_pieces`."""
     after_pieces: int | None = None
     """Number of pieces of a stream until the hang-up; None if the time decides."""
     kinds: tuple[str, ...] = ()
@@ -55,9 +55,9 @@ class Request:
 
 @dataclass
 class Mix:
-    """An endless sequence of requests, the same for the same seed and the same order of endings.
+    """An endless sequence of requests; seed and order of endings determine it.
 
-    `references` are the answers to the templates, by number, from which right guesses are made.
+    `references` are the answers to the templates, by number; the mix makes right guesses from them.
     """
 
     seed: int
@@ -72,7 +72,7 @@ class Mix:
         self._over: deque[str] = deque(maxlen=KEPT_RIDS)
 
     def next(self) -> Request:
-        """The next request to be sent."""
+        """The next request to send."""
         rng = self._rng
         self._number += 1
         chance = rng.random()
@@ -121,7 +121,7 @@ class Mix:
         """The fate, and the seconds or the pieces until a request is cut."""
         rng = self._rng
         chance = rng.random()
-        # From milliseconds, before the prefill, to seconds, when some requests have ended.
+        # From milliseconds (before the prefill) to seconds (some requests have ended by that time).
         after = 10 ** rng.uniform(-2.0, 1.2)
         if chance < 0.12:
             return Fate.HANG_UP, after, None

@@ -1,4 +1,4 @@
-"""A sample of the server and its sidecar each second: memory, files and state."""
+"""Samples the server and its sidecar each second: memory, files and state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmark.soak.processes import ROLES, SIDECAR, usage
 
 INTERVAL_S = 1.0
 USS_EVERY = 10
-"""Samples from one measurement of private memory to the next, since each takes milliseconds."""
+"""Samples from one measurement of private memory to the next; a measurement takes milliseconds."""
 MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
 """Fields of /server_info that are 0 without requests."""
@@ -33,7 +33,7 @@ COLUMNS = [
 ]
 
 Row = dict[str, Any]
-"""A sample by the names of COLUMNS; unknown values are missing."""
+"""A sample by the names of COLUMNS; it lacks unknown values."""
 
 
 class Monitor:

@@ -1,4 +1,4 @@
-"""Memory and open files of a server's processes, by role."""
+"""Measures memory and open files of a server's processes, by role."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def role_of(process: psutil.Process, front: int) -> str:
 
 
 def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
-    """Usage by role, of the processes that still run. `with_uss` takes some milliseconds."""
+    """Usage of the running processes, by role. With `with_uss` the call takes some milliseconds."""
     found: dict[str, list[Usage]] = {}
     processes = server.processes
     for process in processes:

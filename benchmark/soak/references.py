@@ -1,4 +1,4 @@
-"""The right answer to each template, from a target that verifies no drafts."""
+"""Gets the right answer to each template from a target that verifies no drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmark.soak.asking import ask
 from benchmark.soak.templates import Template
 
 AT_ONCE = 2
-"""Requests in flight, few enough for a small KV pool, so that SGLang retracts none.
+"""Requests in flight. With so few, SGLang retracts none, even with a small KV pool.
 
 Requests with penalties run alone, because SGLang's penalties may depend on the batch.
 """

@@ -1,8 +1,8 @@
-"""The growth of a figure per hour, with a 95 % interval.
+"""Estimates the growth of a figure per hour, with a 95 % interval.
 
-Neighbouring samples of a process's memory are alike, so the interval of a fit to all samples would
-be far too small. The fit is therefore to the means of BLOCKS stretches of equal time, and the
-interval is Student's, from the residuals of the means.
+Neighbouring samples of a process's memory correlate, so the interval of a fit to all samples would
+be far too small. So the module fits the means of BLOCKS stretches of equal time. The interval is
+Student's, from the residuals of the means.
 """
 
 from __future__ import annotations

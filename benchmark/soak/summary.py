@@ -1,4 +1,4 @@
-"""The figures of a soak: slopes of memory, and the lives of the sidecars."""
+"""Computes the figures of a soak: slopes of memory, and the lives of the sidecars."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmark.soak.slope import Slope, slope
 WARM_UP_S = 300.0
 LEAST_LIFE_S = 60.0
 LEAST_LIFE_SHARE = 0.1
-"""Minimum share of the soak; a shorter life of a sidecar tells nothing about its memory."""
+"""Minimum life of a sidecar, as a share of the soak; a shorter life is too short for a slope."""
 
 
 def warm_up(seconds: float) -> float:
     """Seconds that a slope leaves out, while caches and the allocator fill up.
 
-    It is a quarter of `seconds`, but at least WARM_UP_S, and at most half.
+    They are a quarter of `seconds`, but at least WARM_UP_S, and at most half of `seconds`.
     """
     return max(seconds / 4, min(WARM_UP_S, seconds / 2))
 

@@ -1,4 +1,4 @@
-"""Requests with one right answer, greedy or with a seed, which the soak repeats.
+"""Makes the requests with one right answer, greedy or with a seed, which the soak repeats.
 
 A template has the names of `/generate`; `body` translates them for each of the three endpoints.
 """
@@ -41,12 +41,12 @@ OPENAI_NAMES = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
-"""Names of the OpenAI endpoints for parameters of `/generate`."""
+"""The OpenAI endpoints' names of parameters, by their names in `/generate`."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A request without rid, guesses, controls and streaming, which must not change its answer."""
+    """A request without rid, guesses, controls and streaming: these must not change its answer."""
 
     path: str
     text: str

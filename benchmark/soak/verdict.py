@@ -1,4 +1,4 @@
-"""Judges ended requests: whether they ended as planned, and what is wrong."""
+"""Judges ended requests: whether they ended as planned, and why not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def judge(request: Request, outcome: Outcome, reference: Answer | None) -> Verdi
 
 
 def malformed(request: Request, answer: Answer) -> str:
-    """What in a whole answer does not fit its request, besides its text; empty if all fits."""
+    """The first property of a whole answer, besides its text, that contradicts its request.
+
+    Empty if no property does.
+    """
     sampling, template = request.template.sampling, request.template
     most = sampling["max_new_tokens"]
     if len(answer.parts) != template.answers:

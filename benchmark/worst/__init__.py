@@ -1,1 +1,1 @@
-"""The parts of `bench_worst_case`: what cannot be drafted well, and how it is served."""
+"""The parts of `bench_worst_case`: loads that cannot be drafted well, and how they are served."""

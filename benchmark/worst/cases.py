@@ -1,4 +1,4 @@
-"""The cases of `bench_worst_case`, in which drafts do not pay, and the cells."""
+"""Lists the cases of `bench_worst_case`, in which drafts do not pay, and the cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEC_BENCH = "spec-bench"
 BASELINE = "none"
 ADAPTIVE = "adaptive"
 ONE_WIDTH = "one-width"
-"""Adaptive too, but all requests of a pass have one width."""
+"""Name of the configuration with adaptive passes in which all requests have one width."""
 FIXED = "width-"
 """Prefix of a fixed width, in tokens of a request in every pass."""
 
@@ -80,7 +80,8 @@ def cells_of(
 ) -> list[Cell]:
     """All cells; every second round has the reverse order.
 
-    Only Spec-Bench has fixed widths, and an adaptive one that all requests share.
+    Only Spec-Bench has configurations with fixed widths, and one with a width that all requests of
+    a pass share.
     """
     first = []
     for case in cases:

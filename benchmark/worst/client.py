@@ -22,7 +22,7 @@ from benchmark.worst.loads import Load, misleading, sampling
 
 WARM_UP_TOKENS = 8
 MODE = 4
-"""`auto`, of the setting `qspec_mode`."""
+"""Value of the setting `qspec_mode` for `auto`."""
 LOOKAHEAD = 16
 """Maximum number of draft tokens ahead of the committed output; the default of a server."""
 
@@ -35,7 +35,7 @@ def vocab_size_of(model: Path) -> int:
 
 
 class Client:
-    """Serves cells, and keeps the answers from which it makes the guesses of later rounds."""
+    """Serves cells, and keeps the wrong guesses that it has made for each prompt."""
 
     def __init__(self, vocab_size: int, width: int, *, ragged: bool) -> None:
         """`width` is the maximum width of a pass, in tokens of a request.

@@ -1,4 +1,4 @@
-"""The loads of `bench_worst_case`: prompts, and guesses that mislead."""
+"""Makes the loads of `bench_worst_case`: prompts, and misleading guesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmark.prompts import PROMPTS
 from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 
 DOCUMENT = Path(__file__).with_name("document.txt")
-"""The text that long prompts begin with."""
+"""File with the text with which long prompts begin."""
 RANDOM_PROMPT_TOKENS = 64
 GUESS_TOKENS = 4096
 """Maximum guess tokens of a request; the default of a server."""
@@ -73,10 +73,10 @@ class Loads:
 
 
 def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:
-    """Guesses that match the answer at each place and propose a wrong token there.
+    """Guesses that match the answer at each position, and propose a wrong next token.
 
-    A guess has every two tokens of the answer, each followed by a wrong token. Its copies agree
-    with each other, so the server trusts them until they fail.
+    A guess contains every pair of neighbouring tokens of the answer, followed by a wrong token. The
+    copies of the guess agree with each other, so the server trusts them until they fail.
     """
     guess: list[int] = []
     for first, second, following in zip(answer, answer[1:], answer[2:], strict=False):

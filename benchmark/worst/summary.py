@@ -1,4 +1,4 @@
-"""The figures of `bench_worst_case`: QSPEC over no speculation, and adaptive over fixed widths."""
+"""Computes ratios of `bench_worst_case`: QSPEC over no speculation, adaptive over fixed widths."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ class Summary:
 
     @property
     def worst_ratio(self) -> Ratio | None:
-        """The smallest of adaptive over no speculation; None before both have served a case."""
+        """The smallest ratio of adaptive over no speculation; None without common rounds."""
         ratios = [row.ratio for row in self.rows if row.config == ADAPTIVE and row.ratio]
         return min(ratios, key=lambda ratio: ratio.median, default=None)
 
     @property
     def adaptive_over_best_fixed_min(self) -> Ratio | None:
-        """The smallest over the fixed width that is fastest at the same requests in flight."""
+        """The smallest ratio of adaptive over the fastest fixed width at the same load."""
         ratios = [
             Ratio.of(configs.get(ADAPTIVE, {}), rounds)
             for configs in self._loads.values()

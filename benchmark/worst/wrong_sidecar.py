@@ -2,8 +2,8 @@
 
     python -m benchmark.worst.wrong_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT [CORE ...]
 
-It draws every token at random, and keeps to the protocol otherwise. Completions come at once, and
-step drafts as fast as those of a good drafter, so that the target waits for them. SIGTERM ends it.
+It draws every token at random, and keeps to the protocol otherwise. It sends completions at once.
+It sends step drafts as fast as a good drafter, so that the target waits for them. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_qspec.link import LinkServer, Peer, PrivateEndpoint, fingerprint
 from sglang_qspec.messages import PROTOCOL, Close, Commit, Commits, Drafted, Heartbeat, Submit
 
 STEP_SECONDS = 0.004
-"""Time between two tokens of a step draft."""
+"""Seconds between two tokens of a step draft."""
 LONGEST_COMPLETION = 64
 
 

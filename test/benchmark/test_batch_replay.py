@@ -44,5 +44,5 @@ def test_step_drafts_are_for_the_given_share_of_the_requests() -> None:
 def test_the_batch_is_always_full() -> None:
     found = serve([SURE] * 3, Shape.TREES, batch=4, width=2, completions=1, steps=0.0)
     assert found.requests % 4 == 0
-    # Two batches of requests wait at least; the last ones stay unfinished.
+    # At least two batches of requests wait; the last requests stay unfinished.
     assert found.tokens > 4 * len(TEXT) / 2

@@ -21,7 +21,7 @@ class Batch:
 
 
 class Worker:
-    """A worker that calls another worker, as QSPEC's calls the target's."""
+    """A worker that calls another worker, as QSPEC's worker calls the target's worker."""
 
     def __init__(self, stopwatch: probe.Stopwatch) -> None:
         self.model = stopwatch.call("model", lambda: time.sleep(0.002))
@@ -93,7 +93,7 @@ def test_a_module_is_timed_as_soon_as_it_is_imported(
 
 
 def test_every_timed_function_exists() -> None:
-    # This comes before SGLang, which cannot import its kernels on every CPU.
+    # This import comes first, because SGLang cannot import its kernels on every CPU.
     import sglang_qspec  # noqa: F401
 
     for home, path in (*probe.CALLS, *probe.HOOKS, *probe.PARTS):

@@ -57,7 +57,7 @@ EVERY = [
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError where argparse would end the process."""
+    """A parser that raises ValueError where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
     from sglang_qspec.engine.arguments import add_flags
 
-    # Otherwise argparse accepts a prefix of a flag as the flag.
+    # By default argparse accepts a prefix of a flag as the flag.
     parser = Parser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     if not any("--speculative-qspec-cores" in a.option_strings for a in parser._actions):

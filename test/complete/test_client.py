@@ -22,7 +22,7 @@ def something_else(body: bytes) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *args: object) -> None:
-            """Writes nothing, because the test reads stderr."""
+            """Logs nothing to stderr, because the test reads stderr."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()

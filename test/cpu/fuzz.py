@@ -1,11 +1,11 @@
-"""Random shapes and arguments, valid and invalid, for the compiled products and decoder.
+"""Fuzzes the compiled products and decoder with random shapes and arguments, valid and invalid.
 
     python -m test.cpu.fuzz --operations 1000 --seed 1
 
-prints the number of operations, or the exception of the first that failed. It compares a product
-with numpy's. It compares a decoder pass over several rows with passes over one token each, which
-must give the same bits. `test_native.py` compares the decoder with torch. This file does not import
-torch, so that a build with sanitizers runs fast.
+The command prints the number of operations, or the exception of the first operation that failed. It
+compares a product with numpy's product. It compares a decoder pass over several rows with passes
+over one token each, which must give the same bits. `test_native.py` compares the decoder with
+torch. This file does not import torch, so that a build with sanitizers runs fast.
 """
 
 from __future__ import annotations

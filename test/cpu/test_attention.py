@@ -1,4 +1,4 @@
-"""The batched attention equals an explicit masked softmax in float32."""
+"""Batched attention equals an explicit masked softmax in float32."""
 
 import pytest
 import torch

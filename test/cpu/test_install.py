@@ -1,4 +1,4 @@
-"""The stand-in kernels are importable by SGLang, and installed only where needed."""
+"""SGLang can import the stand-in kernels, which are installed only where they are needed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The stand-in kernels give the results of SGLang's device kernels, computed by plain loops."""
+"""The stand-in kernels give the results of SGLang's device kernels, which plain loops compute."""
 
 import pytest
 import torch

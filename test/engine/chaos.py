@@ -1,9 +1,9 @@
-"""Random schedules of requests with a sidecar that misbehaves in every way; fixed by a seed.
+"""Runs random schedules of requests with a sidecar that misbehaves in every way.
 
-The speculator, the tries, the link's codec and the acceptance walk are the real ones. The link is
-the library's fake, and the target is a script. Each request has its own token ids, so a token in a
-tree shows for which request it was drafted. `FOREIGN` ids occur only in messages that must not
-reach any tree.
+A seed determines a schedule. The speculator, the tries, the link's codec and the acceptance walk
+are a server's code. The link is the library's fake, and the target is a script. Each request has
+its own token ids, so a token in a tree shows for which request it was drafted. `FOREIGN` ids occur
+only in messages that must not reach any tree.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Chaos:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        # A separate generator: the answers must not depend on the events.
+        # The answers have their own generator, because they must not depend on the events.
         self._texts = random.Random(f"texts {seed}")
         self.link = FakeSidecarLink(self._completions, vocab_size=VOCAB)
         config = QSpecConfig(
@@ -77,7 +77,7 @@ class Chaos:
         self.requests: dict[int, Request] = {}
         """All requests so far, by number."""
         self._request_of: dict[int, Request] = {}
-        """The request of each submission."""
+        """Requests by the number of their submission."""
         self.lying = True
         """Whether the sidecar sends wrong drafts; if not, it drafts the target's own answer."""
         self._honesty = self.rng.choice([0.0, 0.02, 0.3])

@@ -79,8 +79,8 @@ def load():
         setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
     process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
 """
-"""Source of the plugin. While a file with the name of a hook holds `before` or `after`, the hook
-fails before or after its work and adds a byte to NAME.met. The first two starts of a sidecar fail.
+"""Source of the plugin. While a file with the name of a hook contains `before` or `after`, the hook
+fails before or after its work, and adds a byte to NAME.met. The first two starts of a sidecar fail.
 """
 
 

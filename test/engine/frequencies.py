@@ -1,4 +1,4 @@
-"""Compares a server's sampled texts with and without speculation: is it one distribution?"""
+"""Tests whether a server's sampled texts have one distribution with and without speculation."""
 
 from __future__ import annotations
 

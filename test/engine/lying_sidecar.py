@@ -2,9 +2,9 @@
 
     python -m test.engine.lying_sidecar ENDPOINT VOCAB_SIZE FINGERPRINT SEED
 
-Handshake and heartbeats are right, so the server stays connected. It answers every Submit and
-Commits with drafts that are random, stale, ahead of the output, too long, out of the vocabulary,
-late, with gaps, of other requests, or not messages at all. It ends on SIGTERM.
+Handshake and heartbeats are right, so the server stays connected. The sidecar answers every Submit
+and Commits with drafts that are random, stale, ahead of the output, too long, out of the
+vocabulary, late, with gaps, of other requests, or not messages at all. It ends on SIGTERM.
 """
 
 from __future__ import annotations

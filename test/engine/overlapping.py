@@ -1,7 +1,7 @@
 """Keeps SGLang's overlap scheduler on for a QSPEC server on a CPU, through a second plugin.
 
-A CPU runs nothing meanwhile, but the order of events is that of a GPU: SGLang launches a pass
-before it processes the result of the last one.
+On a CPU nothing runs in parallel, but the order of events is the same as on a GPU: SGLang launches
+a pass before it processes the result of the previous pass.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Passes of a scripted target on a simulated clock; the code for drafts is the real one."""
+"""Runs passes of a scripted target on a simulated clock; the code for drafts is a server's."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Simulation:
             clock=self.clock,
         )
         self.rows = 0
-        """Tokens in the inputs of all passes."""
+        """Number of tokens in the inputs of all passes."""
         self.branching = 0
-        """Trees of all passes with a node that has several children."""
+        """Number of trees, over all passes, with a node that has several children."""
         self.ended: dict[str, float] = {}
         """Seconds from the start of its batch to the end of each request."""
 

@@ -1,4 +1,4 @@
-"""A speculator over the library's fake link, and what tests do with it."""
+"""Makes speculators over the library's fake link, and runs their passes for tests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ PROMPT = [5, 6, 7]
 
 
 def counting(submit: Submit) -> Sequence[Sequence[int]]:
-    """One completion that counts up from the last token."""
+    """A list of one completion, which counts up from the last token."""
     last = submit.token_ids[-1]
     return [[last + step for step in range(1, min(submit.max_new_tokens, 20) + 1)]]
 

@@ -148,7 +148,7 @@ def test_our_algorithm_has_every_method_of_sglangs_own() -> None:
 
 
 def test_the_list_of_touched_names_is_complete() -> None:
-    """It has each `from sglang... import NAME` of the package, or a name inside NAME."""
+    """SGLang has each `from sglang... import NAME` of the package, or a name inside NAME."""
     import ast
 
     listed = {*hooked(), *touched.CALLED}

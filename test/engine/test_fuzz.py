@@ -33,7 +33,7 @@ def test_every_answer_is_the_targets_under_many_frames(run: list[Record], seed: 
 
 
 def test_the_runs_have_accepted_and_refused_frames() -> None:
-    """Without both, the tests above would prove little."""
+    """Without accepted drafts and refused frames, the tests above would prove little."""
     end = ServerEnd()
     for seed in range(20):
         rng = random.Random(seed)

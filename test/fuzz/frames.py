@@ -1,4 +1,4 @@
-"""Frames for both ends of the link, valid and mutated, drawn from one random generator.
+"""Draws frames for both ends of the link, valid and mutated, from one random generator.
 
 A run is a list of records, each an operation (0 to 255) and a frame. `pack` and `unpack` turn the
 list into the bytes that a coverage-guided fuzzer mutates, and back.

@@ -1,4 +1,4 @@
-"""The server's end of the link under any frames: codec, sidecar client, speculator and tries.
+"""Runs the server's end of the link under any frames: codec, sidecar client, speculator, tries.
 
 A `Chaos` creates and serves the requests; the frames of a run are the sidecar's messages. The
 operation of a record, modulo 16, selects the event: up to 9 the sidecar sends the frame, at 10 the
@@ -20,7 +20,7 @@ from test.fuzz.frames import Record
 
 TEXT_LEN = 40
 MOST_UNDER_WAY = 200
-"""Number of frames in flight from which on the link is no longer disturbed."""
+"""With this number of frames in flight, or more, the fuzzer does not disturb the link."""
 
 
 class FrameChaos(Chaos):
@@ -79,7 +79,7 @@ class ServerEnd:
         self.finished = 0
         """Number of requests that were served to their end."""
         self.accepted = 0
-        """Number of accepted draft tokens, of the frames and of the chaos's own drafts."""
+        """Number of accepted draft tokens, from the frames and from the chaos's own drafts."""
         self._check_every = check_every
         self._serve_out = serve_out
 

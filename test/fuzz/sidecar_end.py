@@ -1,4 +1,4 @@
-"""The sidecar's end of the link under any frames: codec, loop and drafter over a scripted model.
+"""Runs the sidecar's end of the link under any frames: codec, loop, drafter, scripted model.
 
 The operation of a record, modulo 16, selects the event. 13 ends a round of the loop and adds up to
 three rounds without messages. 14 can make a server depart or passes fail. At any other value a
@@ -62,7 +62,7 @@ class Model(ScriptedModel):
 
 
 class WatchedDrafter(Drafter):
-    """Keeps the first exception that no record requested; the loop would only log it."""
+    """Keeps the first exception that no record requested, because the loop only logs it."""
 
     unexpected: Exception | None = None
 

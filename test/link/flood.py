@@ -1,4 +1,4 @@
-"""Many silent connections to one endpoint."""
+"""Keeps many silent connections open to one endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unused connections keep no server out and leave the sidecar idle."""
+"""Unused connections block no server and leave the sidecar idle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PER_SECOND = 300
 
 @pytest.fixture(autouse=True)
 def _many_descriptors() -> Iterator[None]:
-    """The test itself needs a descriptor for each connection of a flood."""
+    """Raise this process's limit: the test needs a descriptor for each connection of a flood."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors.raise_limit()
     yield

@@ -1,4 +1,4 @@
-"""The codec: allowed messages pass, and each end refuses invalid ones."""
+"""The codec passes allowed messages, and each end refuses invalid messages."""
 
 import msgspec
 import pytest

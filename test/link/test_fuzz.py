@@ -23,7 +23,7 @@ from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
 CONTEXT = 64
 MOST_BYTES = max_to_sidecar_bytes(CONTEXT)
 BYTES_EACH = 96
-"""Maximum bytes of memory per byte of a frame during decoding; lists of small lists take most."""
+"""Maximum bytes of memory per byte of a frame during decoding; lists of small lists need most."""
 SECONDS = 0.25
 """Maximum time to decode one frame on a busy machine, in seconds."""
 

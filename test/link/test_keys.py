@@ -1,4 +1,4 @@
-"""The key file: its permissions, and that no peer connects without it."""
+"""The key file has safe permissions, and no peer connects without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private directories: closed to others, removed with their owner, or swept after its death."""
+"""Private directories are closed to other users, and removed at their owner's end or death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sidecar's end of the link: which servers it serves, and that none blocks the others."""
+"""The sidecar's end of the link serves the right servers, and no server blocks another."""
 
 from __future__ import annotations
 

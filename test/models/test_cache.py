@@ -1,4 +1,4 @@
-"""A cached folder is complete or absent, and it is built once."""
+"""A cached folder is complete or absent, and is built only once."""
 
 import threading
 from pathlib import Path

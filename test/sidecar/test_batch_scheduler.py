@@ -1,4 +1,4 @@
-"""Which completions a pass advances when the KV is too small for all."""
+"""A pass advances the right completions if the KV is too small for all of them."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Loading a draft model: errors of SGLang, memory, and what the process returns after an error."""
+"""Loading a draft model: errors of SGLang, memory, and the process's exit code after an error."""
 
 import os
 from pathlib import Path

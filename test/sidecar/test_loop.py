@@ -1,4 +1,4 @@
-"""The consequences of exceptions; a failed pass leaves nothing behind."""
+"""An exception in the loop has the right consequences, and a failed pass leaves no state."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_an_error_while_handling_a_message_declines_only_its_requests(
 
 
 def test_an_empty_prompt_is_declined_and_an_empty_commit_ignored() -> None:
-    """Otherwise the model would run a pass over no tokens."""
+    """If the loop accepted either message, the model would run a pass over no tokens."""
     drafter = Drafter(ScriptedModel())
     wire = Scripted(
         drafter,

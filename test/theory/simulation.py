@@ -1,7 +1,7 @@
-"""Simulations of the pipelines, token by token, as a reference for the formulas.
+"""Simulates the pipelines token by token, as a reference for the formulas.
 
-They share no code with `sglang_qspec.theory`. A random draw at verification decides whether the
-target agrees with a draft token, and time advances step by step.
+The simulations share no code with `sglang_qspec.theory`. A random draw at verification decides
+whether the target agrees with a draft token, and time advances step by step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Drafter:
 
 
 def accepted(rng: random.Random, alpha: float, tokens: int) -> int:
-    """Number of draft tokens, of `tokens`, before the first that the target rejects."""
+    """Number of draft tokens, out of `tokens`, before the first rejected token."""
     for index in range(tokens):
         if rng.random() >= alpha:
             return index

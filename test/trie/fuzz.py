@@ -1,9 +1,10 @@
-"""Random operations on the tries, valid and invalid; the invariants must hold after them.
+"""Fuzzes the tries with random operations, valid and invalid; the invariants must hold after them.
 
     python -m test.trie.fuzz --operations 20000 --seed 1
 
-prints the number of operations, or the exception of the first that failed. All arguments derive
-from the seed, so a failure is reproducible. `scripts/sanitize` runs it on a build with sanitizers.
+The command prints the number of operations, or the exception of the first operation that failed.
+All arguments derive from the seed, so a failure is reproducible. `scripts/sanitize` runs the
+command on a build with sanitizers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inserting chunks into one request's trie: which it adds and which it refuses."""
+"""One request's trie adds the chunks that fit, and refuses the others."""
 
 from __future__ import annotations
 

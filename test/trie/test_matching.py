@@ -36,7 +36,7 @@ class NaiveRequest:
     streams: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
     def followed(self) -> list[list[int]]:
-        """The rests of the streams that agree with the whole committed output."""
+        """For each stream that agrees with the whole committed output, the stream's next tokens."""
         remains = []
         for base_len, draft in self.streams.values():
             committed = self.output[base_len:]
@@ -45,7 +45,7 @@ class NaiveRequest:
         return remains
 
     def after(self, size: int) -> list[list[int]]:
-        """The rests after each occurrence of the last `size` tokens in all texts."""
+        """The tokens after each occurrence of the last `size` output tokens, in all texts."""
         text = self.prompt + self.output
         tail = text[-size:]
         remains = []

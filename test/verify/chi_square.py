@@ -1,4 +1,4 @@
-"""Tests whether counts agree with a distribution."""
+"""Tests whether counts agree with a distribution, by Pearson's chi-square."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Fit(NamedTuple):
     statistic: float
     freedom: int
     p: float
-    """Probability of a statistic at least as large under the distribution; 0 after an impossible
-    outcome."""
+    """Probability, under the distribution, of a statistic that is at least as large. It is 0 if an
+    impossible outcome occurred."""
 
 
 def fit(counts: Tensor, expected: Tensor) -> Fit:

@@ -1,7 +1,7 @@
-"""Fake CUDA tensors without a GPU, and a record of what their operators would cost the host.
+"""Makes fake CUDA tensors without a GPU, and records the costs of their operators for the host.
 
-`FakeTensorMode` computes shapes and devices only. It refuses operators that mix devices, and those
-whose result has a size that depends on values, such as `nonzero`.
+`FakeTensorMode` computes shapes and devices only. It refuses operators that mix devices. It also
+refuses operators with a result size that depends on values, such as `nonzero`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rejection sampling keeps the target's distribution and accepts drafts as often as possible."""
+"""Rejection sampling keeps the target's distribution and has the highest possible acceptance."""
 
 from __future__ import annotations
 

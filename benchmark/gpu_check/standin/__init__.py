@@ -1,8 +1,8 @@
 """Stand-ins in torch for the functions of sgl_kernel that a dense model needs on a GPU.
 
 The wheel of sgl_kernel loads only beside the torch release that it was compiled with. On a machine
-with another torch, `gpu-check` puts this folder on the path of its processes, where they find the
-package `sgl_kernel` below it. Nothing else uses it: the functions are right, but not fast.
+with another torch, `gpu-check` puts this folder on the path of its processes, which find the
+package `sgl_kernel` in it. Only `gpu-check` uses the stand-ins: they are right, but not fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 BACKEND = "triton"
-"""Attention backend of target and sidecar that needs no other function of sgl_kernel."""
+"""Attention backend of target and sidecar; it needs no function that the stand-ins lack."""
 FLAGS = (
     *("--attention-backend", BACKEND, "--speculative-draft-attention-backend", BACKEND),
     *("--sampling-backend", "pytorch"),

@@ -1,4 +1,4 @@
-"""Parts for the tests of the check itself."""
+"""Fake parts, with which the tests run `benchmark.gpu_check.check` itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmark.gpu_check.outcome import NotHereError, Options, Steps
 
 CHILD_FILE = "GPU_CHECK_TEST_CHILD"
-"""Variable with the file to which `hanging` writes the id of its child."""
+"""Environment variable with the file to which `hanging` writes the pid of its child."""
 
 
 def fine(options: Options, steps: Steps) -> None:

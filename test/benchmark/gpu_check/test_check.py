@@ -1,4 +1,4 @@
-"""The check runs its parts in processes with time limits, and sums up what they found."""
+"""The check runs its parts in processes with time limits, and sums up their results."""
 
 from __future__ import annotations
 

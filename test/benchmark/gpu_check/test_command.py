@@ -1,4 +1,4 @@
-"""`scripts/gpu-check` without a GPU: its last line, its files, and what it names as failed."""
+"""`scripts/gpu-check` without a GPU: its last line, its files, and the failed checks it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a machine, told by a made-up nvidia-smi and CUDA toolkit."""
+"""The environment part reads a machine's GPU and CUDA toolkit from made-up commands."""
 
 from __future__ import annotations
 

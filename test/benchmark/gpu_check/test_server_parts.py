@@ -1,4 +1,4 @@
-"""The parts with servers judge what the servers answer; here made-up servers answer."""
+"""The parts with servers judge the answers of made-up servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runs(*first_ids: int) -> dict[str, Run]:
-    """Answers of both servers to the prompts; a first id other than 0 is another answer."""
+    """Answers of both servers to the prompts; answers with different first ids differ."""
     count = len(PROMPTS)
     plain = Run(2.0, tuple(answer() for _ in range(count)))
     ids = [*first_ids, *[0] * (count - len(first_ids))]

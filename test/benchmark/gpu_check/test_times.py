@@ -13,7 +13,7 @@ from benchmark.harness.server import ServerError
 
 
 class Server:
-    """Counts a pass of `width` ms for each output token, and takes widths up to 4."""
+    """Counts a pass of `width` ms for each output token, and accepts widths up to 4."""
 
     def __init__(self) -> None:
         self.width = 0

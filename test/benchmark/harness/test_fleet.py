@@ -1,4 +1,4 @@
-"""Which servers run, wait and end; the servers are stand-ins."""
+"""The fleet runs, pauses and ends the right servers; the servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_sidecar_that_was_never_measured_counts_as_large_as_its_target(machine
     with Fleet(True) as running:
         run(running, "none", "qspec-8")
         assert machine.done == ["start none", "pause none", "stop none", "start qspec-8"]
-        # The sidecar has been measured by now, and both servers fit.
+        # The fleet has measured the sidecar, so it knows that both servers fit.
         run(running, "none", "qspec-8")
         assert machine.done[4:] == ["pause qspec-8", "start none", "pause none", "resume qspec-8"]
 

@@ -1,4 +1,4 @@
-"""The journal that a run leaves on disk and a later run resumes."""
+"""The journal that a run writes to disk, and that a later run resumes."""
 
 from __future__ import annotations
 

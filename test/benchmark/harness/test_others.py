@@ -1,4 +1,4 @@
-"""Other processes on the machine are distinguished from the measured ones."""
+"""The processor time of other processes does not include the measured processes."""
 
 from __future__ import annotations
 

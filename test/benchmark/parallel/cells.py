@@ -16,8 +16,8 @@ from benchmark.parallel.plan import (
 )
 
 REQUESTS, TOKENS, PASSES = 6, 11, 5
-"""Of every run: requests, output tokens per request, and decode passes per request. The prefill
-gives the first token."""
+"""Requests of every run, output tokens per request, and decode passes per request. The prefill
+gives the first output token."""
 
 DECODED_PER_S = {
     "none": 10.0,

@@ -1,4 +1,4 @@
-"""Comparisons of the pipelines with each other and with their bound, and the targets."""
+"""Pipelines are compared with each other, with their bound, and with the targets."""
 
 from __future__ import annotations
 

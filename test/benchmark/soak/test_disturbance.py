@@ -9,7 +9,7 @@ HOUR_S = 3600.0
 
 
 def lives(seed: int, seconds: float) -> list[float]:
-    """Planned seconds between one kill and the next."""
+    """Planned seconds from each kill to the next one."""
     found, life = [], 0.0
     for stroke in itertools.islice(strokes(seed, seconds), 2000):
         life += stroke.gap_s + stroke.stopped_s

@@ -87,7 +87,7 @@ def test_a_mix_has_every_kind_of_request() -> None:
 
 
 def test_an_aborted_request_id_is_no_prefix_of_another() -> None:
-    """SGLang aborts every request with an id that begins with the given one."""
+    """SGLang aborts every request with an id that begins with the id of the abort."""
     requests = drawn()
     names = [request.rid for request in requests if request.rid is not None]
     aborted = [request.rid for request in requests if request.fate is Fate.ABORT]

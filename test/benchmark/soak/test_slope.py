@@ -33,7 +33,7 @@ def test_samples_need_not_be_evenly_spaced_or_in_order() -> None:
 
 
 def test_the_interval_contains_the_true_slope_in_about_19_of_20_cases() -> None:
-    """With correlated noise an interval from single samples would be too narrow."""
+    """With correlated noise, an interval from single samples would be too narrow."""
     hits = 0
     for seed in range(200):
         found = slope(noisy(3.0, seed))
@@ -58,6 +58,6 @@ def test_too_few_samples_have_no_slope() -> None:
 
 
 def test_a_gap_that_empties_a_block_gives_no_slope() -> None:
-    """The machine may have been suspended; the remaining samples would get wrong weights."""
+    """A suspended machine leaves a gap, and the other samples would get wrong weights."""
     samples = [(float(second), 1.0) for second in range(600) if not 200 < second < 320]
     assert slope(samples) is None

@@ -1,7 +1,7 @@
 """Checkpoints of auto-round, and weights rounded at loading, keep their source's logits on a CPU.
 
 The models are small and random, so every weight matters. A wrong layout, a zero point that is off
-by one or a shifted group gives logits that are unrelated to the source's.
+by one, or a shifted group gives logits without relation to the logits of the source.
 """
 
 import shutil

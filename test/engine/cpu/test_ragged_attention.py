@@ -1,4 +1,4 @@
-"""Attention over trees of different sizes equals that over each request's tree alone."""
+"""Attention over trees of different sizes equals attention over each request's tree alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_ragged_pass_equals_a_pass_of_each_request(
     saved: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`saved` 1 makes two groups wherever sizes differ, 10,000 only one."""
+    """With `saved` 1 every difference of sizes makes two groups; with 10,000 there is one group."""
     monkeypatch.setattr(attention, "_FEWEST_SAVED", saved)
     monkeypatch.setattr("sglang_qspec.cpu.attention._SAVED", 1)
     rng, generator = random.Random(5), torch.Generator().manual_seed(2)

@@ -1,4 +1,4 @@
-"""Weights loaded in place of others on a CPU leave nothing of the old ones."""
+"""After a CPU server loads new weights in place, no old weight remains."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""SGLang's runner of decode CUDA graphs on a CPU: a graph is a function that is called again.
+"""Runs SGLang's runner of decode CUDA graphs on a CPU, with a function call as the replay.
 
 SGLang's own code captures, pads batches, fills its static buffers and reads the one buffer of
-logits. Only the graph itself differs. Attention backends here are strict, as those of a GPU are: a
-backend has one width, and the runner of that width alone may set it up.
+logits. Only the graph itself differs. The attention backends of this module are strict, like the
+backends of a GPU: a backend has one width, and only the runner of this width may set it up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OneWidth(CpuAttention):
         super().init_forward_metadata(forward_batch)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """As of a replay: the mask covers only the real requests, so the others get ones."""
+        """Set up as a replay does: the mask covers the real requests, and the others get ones."""
         self._check(forward_batch)
         spec_info, view = forward_batch.spec_info, SimpleNamespace(**vars(forward_batch))
         layout = None if spec_info is None else spec_info.ragged_verify_layout
@@ -90,7 +90,7 @@ class _Padded(SimpleNamespace):
 
 
 class CalledGraphs:
-    """The part of SGLang's backends of CUDA graphs that a runner uses."""
+    """The part of SGLang's CUDA graph backends that a runner uses."""
 
     def __init__(self, runner: Any, **options: Any) -> None:
         self._runner = runner
@@ -123,7 +123,7 @@ def _no_stream(stream: Any) -> Iterator[Any]:
 
 
 def _capture(*, model_runner: Any) -> Any:
-    """As SGLang's `capture_decode_graph` on a GPU."""
+    """Capture as SGLang's `capture_decode_graph` does on a GPU."""
     return cuda_graph_setup.GraphCapture(
         runner=model_runner._decode_cuda_graph_runner_cls()(model_runner),
         memory_phase="target_verify",

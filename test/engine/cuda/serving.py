@@ -1,7 +1,8 @@
 """Serves requests with SGLang's scheduler in this process, with and without graphs on the CPU.
 
-Reads the path of a model and one of KINDS from the standard input, and prints what `Record` holds
-for each case as JSON. A process of its own, since SGLang has one configuration per process.
+The program reads the path of a model and one of KINDS from the standard input, and prints a
+`Record` for each case as JSON. It runs in a process of its own, since SGLang has one configuration
+per process.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from sglang_qspec.engine.passes import batch_split, tree_attention
 from test.engine.cuda.prompts import PROMPTS
 
 KINDS = ("eager", "trees", "ragged", "chains")
-"""Passes without graphs, graphs of several widths, graphs of ragged chains, and some given chains
-in such graphs."""
+"""What a process runs: passes without graphs, graphs of several widths, graphs of ragged chains, or
+given chains of LENGTHS in graphs of ragged chains."""
 BATCHES = (1, 2, 4, 6)
 """Batch sizes with graphs."""
 WIDEST = 8
 LENGTH = 24
 OFF = {"qspec_enabled": False}
 LENGTHS = ([1, 1, 1], [8, 1, 3], [0, 8, 2], [1, 8, 8], [5, 0, 0])
-"""Tokens of each request in ragged passes; 0 leaves the request out."""
+"""Tokens of each request, for each ragged pass; 0 leaves the request out."""
 MIXED: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "sampling_seed": 3, "top_p": 0.9},
@@ -58,16 +59,16 @@ MIXED: list[dict[str, Any]] = [
 
 @dataclass
 class Record:
-    """What one case did."""
+    """The outputs and passes of one case."""
 
     outputs: list[list[int]]
     """Output tokens of each request."""
     logprobs: list[list[float]]
     """Log probabilities of the output tokens, of requests that ask for them."""
     passes: list[tuple[int, int, bool]] = field(default_factory=list)
-    """Width, requests and whether the pass was in a graph, of each decode or verify pass."""
+    """For each decode or verify pass: width, number of requests, whether it ran in a graph."""
     eager_passes: int = 0
-    """Increase of the count in `Totals`."""
+    """Increase of `eager_passes` in `Totals`."""
     accepted: int = 0
     """Increase of the accepted draft tokens."""
 

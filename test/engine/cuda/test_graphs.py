@@ -1,4 +1,4 @@
-"""Which backend and which graphs each pass runs on, without a model."""
+"""Each pass runs on the right backend and the right graphs; the tests need no model."""
 
 import logging
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from sglang_qspec.engine.cuda.graphs import PassGraphs
 
 SIZES = [1, 2, 4, 8, 16, 48, 64, 128]
 MOST = 100
-"""Requests that the target runs at once."""
+"""Maximum number of requests that the target runs at once."""
 
 
 class ModelRunner:
-    """What `PassGraphs` uses of SGLang's model runner; backends and runners are descriptions."""
+    """The part of SGLang's model runner that `PassGraphs` uses; its backends are only tuples."""
 
     device = "cuda"
     gpu_id = 0
@@ -48,7 +48,7 @@ class ModelRunner:
 
 
 def runner(model_runner: Any, backend: Any, width: int) -> Any:
-    """As SGLang's runner after the capture of a width."""
+    """A stand-in for SGLang's runner after the capture of a width."""
     with capture.pruned(width):
         sizes = [size for size in get_exec().graph.cuda_graph_config.decode.bs if size <= MOST]
     return SimpleNamespace(width=width, backend=backend, capture_bs=sizes, max_bs=max(sizes))

@@ -1,7 +1,7 @@
-"""Every pass of a server runs in a graph and computes what it computes without.
+"""Every pass of a server runs in a graph, and computes the same results as without graphs.
 
-SGLang's scheduler, its runner of CUDA graphs and our worker run on the CPU with a random Llama;
-`called_graphs` says what stands in for the graphs. No GPU has run this.
+SGLang's scheduler, its runner of CUDA graphs and our worker run on the CPU with a random Llama.
+`called_graphs` describes the stand-ins for the graphs. No GPU has run this.
 """
 
 import json
@@ -40,7 +40,7 @@ def model(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(model: Path, kind: str) -> Any:
-    """What `serving` prints for the model."""
+    """The output of `serving` for the model."""
     ended = subprocess.run(
         [sys.executable, "-m", "test.engine.cuda.serving"],
         input=json.dumps([str(model), kind]),
@@ -55,7 +55,7 @@ def serve(model: Path, kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def records(model: Path) -> dict[bool, Any]:
-    """What each case did, with graphs (True) and without."""
+    """The record of each case, with graphs (True) and without (False)."""
     return {True: serve(model, "trees"), False: serve(model, "eager")}
 
 

@@ -1,4 +1,4 @@
-"""Which widths and batch sizes are captured, and how much memory they take."""
+"""The server captures the right widths and batch sizes, and estimates their memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pipelines on a running server, changed between requests: real models, float32, greedy."""
+"""Every pipeline gives the target's tokens on a running server: real models, float32, greedy."""
 
 import contextlib
 import random

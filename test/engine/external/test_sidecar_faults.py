@@ -1,6 +1,7 @@
 """Sidecar processes that are stopped, killed, replaced or send wrong messages, under load.
 
-Float32 and greedy. How a server restarts its own sidecar is tested in `server/test_sidecar`.
+The server runs in float32 and the requests are greedy. `server/test_sidecar` tests how a server
+restarts its own sidecar.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLAINLY = {**GREEDY, "custom_params": {"qspec_enabled": False}}
 
 @pytest.fixture(scope="module", autouse=True)
 def settings(server: Server) -> None:
-    """The settings of the start, which other modules of this folder change."""
+    """Restore the settings of the start, because other modules of this folder change them."""
     start = {"qspec_mode": MODES.index("auto"), "qspec_fixed_width": 0, "qspec_step_tokens": 16}
     assert server.post("/set_internal_state", {"server_args": start}) == [True]
 

@@ -9,7 +9,7 @@ TEXT = "Once upon a time, in a small village by the sea,"
 PLAIN = {"qspec_enabled": False}
 """Custom parameters of a request that is decoded without drafts."""
 NOISE = [[17, 4242, 300], [49151, 0, 2]]
-"""Guesses that are wrong, with special tokens among them."""
+"""Wrong guesses, some with special tokens."""
 
 
 def ask(server: Server, sampling: dict[str, Any], **body: Any) -> Any:
@@ -20,7 +20,7 @@ def ask(server: Server, sampling: dict[str, Any], **body: Any) -> Any:
 
 
 def guessing(output_ids: Sequence[int]) -> dict[str, Any]:
-    """Custom parameters with guesses: this output, one that diverges from it, and noise."""
+    """Custom parameters with guesses: `output_ids`, a text that diverges from it, and noise."""
     guesses = [[*output_ids, *NOISE[0]], [*output_ids[: len(output_ids) // 2], *NOISE[1]], *NOISE]
     return {"qspec_guess_ids": [guess for guess in guesses if guess]}
 
@@ -28,7 +28,7 @@ def guessing(output_ids: Sequence[int]) -> dict[str, Any]:
 def both(
     server: Server, sampling: dict[str, Any], guess: Sequence[int] | None = None, **body: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An answer without drafts, and one with `guess`, by default the answer without drafts."""
+    """An answer without drafts, and an answer with `guess` (by default the first answer)."""
     extra = sampling.get("custom_params", {})
     plain = ask(server, {**sampling, "custom_params": {**extra, **PLAIN}}, **body)
     drafts = guessing(plain["output_ids"] if guess is None else guess)

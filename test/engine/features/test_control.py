@@ -1,4 +1,4 @@
-"""Pauses, retractions, priorities, aborts and new weights change no answer of other requests."""
+"""Pauses, retractions, priorities, aborts and new weights change no answer that completes."""
 
 import contextlib
 import threading
@@ -71,7 +71,7 @@ def check_idle(server: Server) -> None:
 def test_new_weights_drop_the_drafts_of_the_old_ones(
     server: Server, models: DemoModels, expected: list[list[int]]
 ) -> None:
-    """The same weights are loaded during a request: its answer stays, its drafts go."""
+    """The server loads the same weights during a request: the answer stays, the drafts go."""
     custom = guessing(expected[0])
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, server, {**LONG, "custom_params": custom}, text=TEXTS[0])

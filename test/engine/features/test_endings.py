@@ -1,4 +1,4 @@
-"""Where an answer ends, if the end is in the middle of the tokens that a pass accepts."""
+"""An answer ends at the right token if its end is amid the tokens that a pass accepts."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_a_prompt_that_does_not_fit_is_a_400(server: Server, prompt: dict[str, A
     ],
 )
 def test_a_prompt_of_no_tokens_is_a_400(server: Server, path: str, body: dict[str, Any]) -> None:
-    """It would end SGLang's scheduler. A prompt that is only a guess becomes one."""
+    """An empty prompt would end SGLang's scheduler. A prompt that is only a guess becomes empty."""
     with pytest.raises(ServerError, match="HTTP 400.*prompt is empty"):
         server.post(path, body)
     assert ask(server, {"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
@@ -105,7 +105,7 @@ def test_a_prompt_of_no_tokens_is_a_400(server: Server, path: str, body: dict[st
 def test_of_several_ends_in_an_accepted_run_the_first_counts(
     server: Server, story: dict[str, Any]
 ) -> None:
-    """In any order in the request, and also if a stop token comes before a stop string."""
+    """The order of stops in the request does not matter, and a stop token may come first."""
     by_token = {"stop": ["woman"], "stop_token_ids": [story["output_ids"][3]]}
     for stops in ({"stop": ["woman", " old", " wise"]}, by_token):
         sampling = {"max_new_tokens": 32, **stops}

@@ -121,7 +121,7 @@ def test_reasoning_is_separated_from_the_answer_as_without_drafts(server: Server
 
 
 def test_a_session_continues_from_its_own_answer(server: Server) -> None:
-    """Compares the turns of a session with drafts and of one without."""
+    """Compares the turns of a session with drafts and of a session without drafts."""
     sessions = []
     for custom in (PLAIN, guessing([28, 260, 2])):
         session = server.post("/open_session", {"capacity_of_str_len": 4096})

@@ -1,4 +1,4 @@
-"""Answers that must follow a grammar: drafts that it forbids never cost an allowed token."""
+"""Answers that must follow a grammar: drafts that the grammar forbids change no answer."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ GRAMMARS = {
 
 @pytest.fixture(scope="module")
 def free(server: Server) -> list[int]:
-    """Output ids without a grammar; a grammar forbids most of them."""
+    """Output ids without a grammar; the grammars of the tests forbid most of them."""
     ids: list[int] = ask(server, {"max_new_tokens": 24}, text=TEXT)["output_ids"]
     return ids
 

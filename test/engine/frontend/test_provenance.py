@@ -1,4 +1,4 @@
-"""Each output token gets one label, its draft source or `target`, whatever happens to a pass."""
+"""Each output token gets one label, its draft source or `target`, also after retractions."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,8 @@
 """Serves requests whose answers are drafted before their prompts run, with SGLang's scheduler.
 
-Reads the path of a model, and whether SGLang's overlap scheduler is on, from the standard input.
-Prints what `Record` holds for each case as JSON. A process of its own, since SGLang has one
-configuration per process.
+The program reads the path of a model, and whether SGLang's overlap scheduler is on, from the
+standard input. It prints a `Record` for each case as JSON. It runs in a process of its own, since
+SGLang has one configuration per process.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PENALIZED = [{"frequency_penalty": 0.6, "repetition_penalty": 1.1}] * 5
 
 @dataclass
 class Record:
-    """What one case did."""
+    """The answers and passes of one case."""
 
     outputs: list[list[int]]
     """Tokens of each answer."""
     passes: int
-    """Decode passes."""
+    """Number of decode passes."""
     records: list[dict[str, Any] | None]
     """`meta_info["qspec"]` of each request."""
     labels: list[list[str]]
@@ -55,13 +55,13 @@ class Record:
     first: list[int]
     """Tokens of each answer after its prefill."""
     prefills: int
-    """Passes over prompts, repeated ones too."""
+    """Number of passes over prompts, including repeated prefills."""
     cached: list[int]
-    """Tokens of each prompt that came from the cache."""
+    """Number of tokens of each prompt that came from the cache."""
     free: int
-    """KV slots that are free or cached after the last answer."""
+    """Number of KV slots that are free or cached after the last answer."""
     retracted: int
-    """Requests that SGLang retracted."""
+    """Number of requests that SGLang retracted."""
 
 
 class Prefilling(Serving):

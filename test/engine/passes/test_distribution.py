@@ -1,9 +1,9 @@
 """Texts from verified drafts have exactly the target's distribution, whatever was drafted.
 
-Real passes over a toy target (`toy`). Pearson's chi-square compares the counts of the first one,
-two and three tokens of many requests with their computed distribution. Each comparison prints its
-statistic (`pytest -rP`) and records it as a property in a junit file. Seeds are fixed, so runs
-repeat. docs/losslessness.md records one.
+The tests run real passes over a toy target (`toy`). Pearson's chi-square compares the counts of the
+first one, two and three tokens of many requests with their computed distribution. Each comparison
+prints its statistic (`pytest -rP`) and records it as a property in a junit file. Seeds are fixed,
+so runs repeat. docs/losslessness.md has the results of one run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from test.engine.passes.toy import Case, decode_with_sglang, distribution, specu
 from test.verify.chi_square import Fit, fit
 
 LEVEL = 1e-5
-"""Smallest p-value that passes. Over all comparisons of the thorough run, some hundreds, a right
-build fails with less than one seed in a hundred."""
+"""Smallest p-value that passes. The thorough run has some hundred comparisons; a right build fails
+them with less than one seed in a hundred."""
 SAMPLES = {False: 20_000, True: 5_000}
 MANY_SAMPLES = {False: 100_000, True: 40_000}
-"""Number of texts, smaller if there are penalties, which are computed request by request."""
+"""Number of texts; fewer if there are penalties, which the code computes request by request."""
 
 ALL_AT_ONCE = {"min_p": 1e-6}
 """Drops no token, but the sampler draws filtered rows all at once, and others in one race each."""

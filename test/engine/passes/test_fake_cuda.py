@@ -1,4 +1,4 @@
-"""What a verify pass costs the host on CUDA: transfers, their bytes, and synchronisations.
+"""The costs of a verify pass for the host on CUDA: transfers, their bytes, and synchronisations.
 
 Fake CUDA tensors have shapes and devices, but no values (`test.verify.fake_cuda`). SGLang's kernel
 that accepts is replaced, because it cannot run without a GPU.

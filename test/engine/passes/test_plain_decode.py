@@ -1,4 +1,4 @@
-"""Which batches get drafts, by sampling parameters and inputs."""
+"""Sampling parameters and inputs decide which batches get drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PENALIZED = {"acc_additive_penalties": object()}
 
 
 def batch_of(params: dict[str, Any], **info: Any) -> Any:
-    """All that a proposer reads of SGLang's batch."""
+    """The part of SGLang's batch that a proposer reads."""
     sampling = SamplingParams(**params)
     sampling.normalize(None)
     req = SimpleNamespace(rid="a", output_ids=[8], sampling_params=sampling, multimodal_inputs=None)

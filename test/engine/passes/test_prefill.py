@@ -1,4 +1,4 @@
-"""Drafts of an answer that the pass over its prompt verifies.
+"""The pass over a prompt verifies drafts of the answer, and changes no answer.
 
 SGLang's scheduler and our worker serve a random Llama in a process of their own (`prefilling`).
 """
@@ -28,7 +28,7 @@ LENGTH = 24
 def records(
     models: DemoModels, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Any:
-    """What each case of `prefilling` did, without and with SGLang's overlap scheduler."""
+    """The records of `prefilling` by case, without and with SGLang's overlap scheduler."""
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
     folder = tmp_path_factory.mktemp("model")
     model = write_random_llama(folder, models, hidden_size=64, intermediate_size=96, **sizes)
@@ -46,7 +46,7 @@ def records(
 
 
 def overshoot(records: Any) -> int:
-    """Passes after an end: one with overlap, as SGLang launches it before it knows of the end."""
+    """Number of passes after an end. With overlap SGLang launches one before it knows the end."""
     passes: int = records["plain"]["passes"] - (LENGTH - 1)
     return passes
 

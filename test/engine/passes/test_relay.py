@@ -1,4 +1,4 @@
-"""What passes of different widths relay to the next pass, through SGLang's own buffers."""
+"""Passes of different widths relay their tokens to the next pass through SGLang's own buffers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ class Pool:
         self._map.stash(torch.tensor(slots), RelayPayload.from_ngram(relay))
 
     def last_ids(self, slots: list[int]) -> list[int]:
-        """What the next pass of these requests reads."""
+        """The tokens that the next pass of these requests reads."""
         carried = NgramVerifyInput(
             draft_token_num=WIDEST,
             future_indices=torch.tensor(slots),

@@ -1,4 +1,4 @@
-"""Sampling seeds of requests, and the draws that the target's passes make with them."""
+"""The target's passes draw tokens with the sampling seeds of the requests."""
 
 from __future__ import annotations
 

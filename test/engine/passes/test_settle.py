@@ -1,4 +1,4 @@
-"""When a pass is settled, and which of its requests count."""
+"""A pass is settled at the right time, and only for the requests that count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A toy target; everything in a pass after its logits is a server's real code.
+"""Runs passes of a toy target; after the logits, all code of a pass is a server's real code.
 
-The logits depend on the last token alone, so the distribution of texts can be computed. The code
-that follows is what a server runs: SGLang's batches of sampling parameters, its penalizers and its
+The logits depend on the last token alone, so the tests can compute the distribution of texts. The
+code after the logits is a server's: SGLang's batches of sampling parameters, its penalizers and its
 sampler; trees, seeded draws, drawn drafts and acceptance as the worker calls them. Many requests
 with the same parameters run at once, and each is a sample.
 """
@@ -41,7 +41,7 @@ STOP = 5
 PROMPT = 9
 """Number of tokens of every prompt; nothing depends on their ids."""
 FIRST = 0
-"""The output token that prefill has given, with which each output begins."""
+"""The token from prefill, with which each output begins."""
 LENGTH = 3
 """Number of output tokens after FIRST that make a text."""
 TEXTS = list(itertools.product(range(VOCAB), repeat=LENGTH))
@@ -52,7 +52,7 @@ DRAFTERS = {
     "bad": torch.softmax(2 * _NOISE, -1),
     "adversarial": torch.nn.functional.one_hot(LOGITS.argmin(-1), VOCAB).float(),
 }
-"""Distributions of a draft token, by the token before it."""
+"""Distribution of a draft token by the token before it, for each drafter: [VOCAB, VOCAB]."""
 SHAPES = {"chain": (0, 0, 1, 2), "tree": (0, 0, 0, 1, 1, 2, 3)}
 """Parents of a tree's nodes."""
 
@@ -202,7 +202,7 @@ def _plain_distribution(params: dict[str, Any], output: list[int]) -> list[float
 
 
 def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
-    """As `QSpecWorker._verify`, without a model."""
+    """Run a verify pass as `QSpecWorker._verify` does, without a model."""
     trees = _trees(batch, sidecar.ahead(batch), case)
     if case.ragged:
         # The lengths depend on the draft tokens, as those that a policy chooses.
@@ -217,7 +217,7 @@ def _verify(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
 
 
 def _decode(batch: Batch, case: Case, sidecar: _Sidecar) -> None:
-    """As `QSpecWorker._decode`, without a model."""
+    """Run a plain pass as `QSpecWorker._decode` does, without a model."""
     read_outputs(batch)
     sidecar.ahead(batch)
     with sampling_seeds.seeded_draws(batch, sidecar.proposals(batch)):

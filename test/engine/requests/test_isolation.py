@@ -48,7 +48,7 @@ def drafts(submit: Submit) -> Sequence[Sequence[int]]:
 
 
 def number_of(prompt_ids: Sequence[int]) -> int:
-    """Number of the request that a prompt belongs to; its first token is an own one."""
+    """Number of the request of a prompt; the first token of a prompt is one of its own ids."""
     return (prompt_ids[0] - len(COMMON)) // OWN_TOKENS
 
 
@@ -159,7 +159,7 @@ def test_every_proposed_token_is_of_the_requests_own_vocabulary(
 
 
 def test_requests_get_drafts_while_their_rids_are_used_again() -> None:
-    """Without drafts the property above would hold trivially."""
+    """The schedules propose drafts, so the test above does not hold trivially."""
     requests = Requests(delay=3, max_total_tokens=4096)
     rng = random.Random(0)
     for _ in range(MAX_REQUESTS - len(RIDS)):

@@ -1,4 +1,4 @@
-"""Where an answer ends in the tokens that one pass accepts, also if the search for it fails."""
+"""An answer ends at the right token of an accepted run, also if the search for the end fails."""
 
 import inspect
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tests ask of a running server. `conftest` starts the server of this folder."""
+"""Helpers that ask a running server. `conftest` starts the server of this folder."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def all_at_once(server: Server, prompts: list[str]) -> list[dict[str, Any]]:
 
 
 def sidecar_processes(server: Server) -> list[psutil.Process]:
-    """The server's own sidecars, of which there is one at most."""
+    """The server's own sidecar processes, at most one."""
     found = []
     for process in server.processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # the process may end meanwhile

@@ -1,4 +1,4 @@
-"""Text fields of SGLang's HTTP endpoints that reach the model, and whether tags in them are read.
+"""Lists the text fields of SGLang's HTTP endpoints that reach the model, and how tags are read.
 
 This is for `--speculative-qspec-guess-tags user`, the default.
 """
@@ -174,7 +174,7 @@ def _raw() -> list[Field]:
 
 
 def _scored() -> list[Field]:
-    """Texts that are only scored; they get no drafts, so guesses have no use."""
+    """Fields of texts that the model only scores; they get no drafts, so guesses have no use."""
 
     def score(query: str, item: str) -> Body:
         return {"model": "m", "query": query, "items": [item], "label_token_ids": [12, 13]}

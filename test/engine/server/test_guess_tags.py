@@ -1,4 +1,4 @@
-"""Where tags are read, for every field of SGLang's endpoints that reaches the model."""
+"""Tags are read or kept as text in every field of SGLang's endpoints that reaches the model."""
 
 from typing import Any
 

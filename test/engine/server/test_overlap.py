@@ -1,6 +1,7 @@
 """Answers of a server whose scheduler processes each result one pass late.
 
-They equal those of a server without speculation, and their counts and labels those of their tokens.
+The answers equal the answers of a server without speculation. Their counts and labels agree with
+their tokens.
 """
 
 from collections.abc import Iterator

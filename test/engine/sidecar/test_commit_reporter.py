@@ -1,4 +1,4 @@
-"""The commits that the sidecar gets, and how passes use and await the step drafts for them."""
+"""The sidecar gets the right commits, and passes use and await the step drafts for them."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_each_committed_token_is_reported_at_once_and_only_once(
 
 
 def judge(active: Speculator, right: bool, times: int) -> None:
-    """Let `times` passes show that the draft for request "a" is right, or wrong."""
+    """Report for `times` passes that the draft for request "a" is right, or wrong."""
     tree = DraftTree((5, 6), (0, 0), (Source.STEP,) * 2, (1.0, 0.9))
     offered = DraftTrees.of([tree], 2)
     first = FirstTokens.of(offered, np.array([6 if right else 7], np.int32))

@@ -1,4 +1,4 @@
-"""Where the sidecar runs and how much memory it gets, on machines with zero to eight GPUs."""
+"""The sidecar gets the right device and memory, on machines with zero to eight GPUs."""
 
 import os
 from collections.abc import Iterator

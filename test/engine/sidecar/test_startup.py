@@ -1,4 +1,4 @@
-"""The start of the server's own sidecar, at once or after the target has sized its KV."""
+"""The server starts its own sidecar, at once or after the target has sized its KV."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ def spec() -> SimpleNamespace:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, spec: SimpleNamespace) -> list[list[str]]:
-    """The command lines of the sidecars that have started; none of them really starts."""
+    """The command lines of the sidecars that the code starts; no process starts."""
     commands: list[list[str]] = []
     monkeypatch.setattr(SidecarProcess, "start", lambda process: commands.append(process.command))
     monkeypatch.setattr(startup, "get_spec", lambda: spec)

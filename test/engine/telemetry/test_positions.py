@@ -1,4 +1,4 @@
-"""How often drafts are right, by source and position."""
+"""The server counts right and wrong drafts by source and position."""
 
 import random
 from collections import Counter

@@ -41,7 +41,7 @@ def gemma_rmsnorm(
     out: Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> Tensor:
-    """As `rmsnorm`, with 1 + `weight`."""
+    """Like `rmsnorm`, but with 1 + `weight` in place of `weight`."""
     return _into(_normed(input.float(), 1 + weight.float(), eps).to(input.dtype), out)
 
 
@@ -63,7 +63,7 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """As `fused_add_rmsnorm`, with 1 + `weight`."""
+    """Like `fused_add_rmsnorm`, but with 1 + `weight` in place of `weight`."""
     _add_and_norm(input, residual, 1 + weight.float(), eps)
 
 
@@ -78,7 +78,7 @@ def silu_and_mul(
 def gelu_and_mul(
     input: Tensor, out: Tensor | None = None, enable_pdl: bool | None = None
 ) -> Tensor:
-    """As `silu_and_mul`, with the exact GELU."""
+    """Like `silu_and_mul`, but with the exact GELU."""
     gate, up = input.float().chunk(2, dim=-1)
     return _into((gelu(gate) * up).to(input.dtype), out)
 
@@ -86,7 +86,7 @@ def gelu_and_mul(
 def gelu_tanh_and_mul(
     input: Tensor, out: Tensor | None = None, enable_pdl: bool | None = None
 ) -> Tensor:
-    """As `silu_and_mul`, with the GELU that tanh approximates."""
+    """Like `silu_and_mul`, but with the tanh approximation of GELU."""
     gate, up = input.float().chunk(2, dim=-1)
     return _into((gelu(gate, approximate="tanh") * up).to(input.dtype), out)
 
@@ -129,7 +129,7 @@ def merge_state_v2(
 
 
 def weak_ref_tensor(tensor: Tensor) -> Tensor:
-    """The tensor itself: it keeps its memory, which the real function would let others reuse."""
+    """The tensor itself, which keeps its memory; the real function lets other tensors reuse it."""
     return tensor
 
 

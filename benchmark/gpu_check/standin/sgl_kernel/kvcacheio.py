@@ -1,4 +1,4 @@
-"""Stand-in for sgl_kernel.kvcacheio: transfers of SGLang's KV cache on the host, which is off."""
+"""Stand-in for sgl_kernel.kvcacheio: transfers of SGLang's host KV cache, which the check lacks."""
 
 from sgl_kernel.unused import unused
 

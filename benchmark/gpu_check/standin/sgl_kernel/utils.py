@@ -2,5 +2,5 @@
 
 
 def is_arch_support_pdl() -> bool:
-    """Whether kernels may start before the kernel before them ends: never with the stand-ins."""
+    """Whether a kernel may start before the previous kernel ends; the stand-ins never allow it."""
     return False
