@@ -22,7 +22,6 @@ SHORT_LIFE_S = (4.0, 40.0)
 LONG_LIFE = (0.15, 0.35)
 """Longer times between two kills, as shares of the soak; they suffice to measure memory."""
 CHANGE_GAP_S = (5.0, 30.0)
-FLUSH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
