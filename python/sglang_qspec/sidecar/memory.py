@@ -12,10 +12,10 @@ attention backend, 0.6 for graphs, and 0.4 for activations, logits and the table
 
 
 def kv_bytes(total: int, fraction: float, weights: int, runtime: int) -> int:
-    """Bytes left for KV of `fraction` of a device with `total` bytes.
+    """Bytes that remain for KV in `fraction` of a device with `total` bytes.
 
     `weights` and `runtime` are the bytes of the weights and of the working memory. Raises
-    DraftModelError if nothing is left. The result does not depend on what happens to be free.
+    DraftModelError if nothing is left. The result does not depend on the free memory.
     """
     left = int(total * fraction) - weights - runtime
     if left <= 0:

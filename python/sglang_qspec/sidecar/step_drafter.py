@@ -23,8 +23,8 @@ class StepDrafter:
     rows that hold most of this text. At the lookahead it pauses until the target commits more. When
     the target diverges from a draft or outruns it, a new draft replaces it.
 
-    Step drafts of greedy requests are greedy. Those of sampled requests use the target's sampling
-    seed, or are sent with their `Candidates`.
+    Step drafts of greedy requests are greedy. Step drafts of sampled requests use the target's
+    sampling seed, or are sent with their `Candidates`.
     """
 
     def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
@@ -64,8 +64,8 @@ class StepDrafter:
     def _go_on(self, subscriber: Subscriber, prompt: Prompt, lookahead: int) -> None:
         """Extend the request's step draft to `lookahead` tokens, or begin a new one.
 
-        None is begun while a queue draft with the request's own sampling agrees with the output and
-        reaches as far ahead.
+        It begins none while a queue draft with the request's own sampling agrees with the output
+        and reaches `lookahead` tokens ahead.
         """
         subscription = prompt.subscriptions[subscriber]
         size = len(prompt.token_ids) + len(subscription.output_ids)
