@@ -178,8 +178,8 @@ class Prompt:
     def news(self, completion: Completion) -> Iterator[tuple[Peer, Drafted]]:
         """Return messages with the unsent tokens of a completion, and count these as sent.
 
-        If more than CROWD requests receive the completion, it is sent in pieces only to the request
-        that it is drawn for, and to the others once it is finished.
+        If more than CROWD requests receive the completion, only the request that it is drawn for
+        gets it in pieces. The other requests get it once it is finished.
         """
         crowded = len(completion.shares) > CROWD and not completion.finished
         for subscriber, share in completion.shares.items():

@@ -78,8 +78,8 @@ class RowAllocator:
     def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
         """Evict one row for `first`; return False if no row may be evicted.
 
-        Rows of `running` completions are never evicted. Candidates are, in this order: a spare row
-        of the same server, a row of the server with the most KV, and a row of the same server that
+        Rows of `running` completions are never evicted. It tries a spare row of the same server
+        first, then a row of the server with the most KV. Last comes a row of the same server that
         is less urgent than `first`.
         """
         own, giver = first.prompt.owner, self._giver(first)

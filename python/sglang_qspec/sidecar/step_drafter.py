@@ -38,8 +38,9 @@ class StepDrafter:
         """Apply a commit of one of the prompt's requests, and draft from there.
 
         Without `draft` the commit is only applied, because another commit of the request follows.
-        Returns messages to send at once: a finished, empty Drafted if nothing is drafted until the
-        next commit, so that the server does not wait; a Gap if earlier output is missing.
+        Returns messages to send at once. A finished, empty Drafted says that nothing is drafted
+        until the next commit, so that the server does not wait. A Gap says that earlier output is
+        missing.
         """
         peer, submission = subscriber
         subscription = prompt.subscriptions[subscriber]
