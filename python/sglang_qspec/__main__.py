@@ -75,7 +75,7 @@ def _quantize(options: argparse.Namespace) -> None:
 
 
 def _has_cuda() -> bool:
-    """Whether the models will run on a GPU of this machine."""
+    """Whether torch finds a GPU on this machine."""
     import torch
 
     return torch.cuda.is_available()
@@ -117,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
         "--for",
         dest="device",
         choices=("cpu", "cuda"),
-        help="kind of device that will run it, whose kernels must take the shapes of the layers; "
-        "by default cuda on a machine with a GPU, otherwise cpu",
+        help="kind of device that runs the draft model; its kernels must take the shapes of the "
+        "layers; by default cuda on a machine with a GPU, otherwise cpu",
     )
     quantize.add_argument("--output", type=Path, help="folder to create; default: in the cache")
 

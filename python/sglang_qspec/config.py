@@ -1,8 +1,8 @@
 """The settings of QSPEC, with their defaults, allowed values, flags and environment variables.
 
 The field `completions` has the flag `--speculative-qspec-completions` and the environment variable
-`SGLANG_QSPEC_COMPLETIONS`. Where SGLang has a flag, QSPEC uses it instead, such as
-`--speculative-draft-model-path` and `--speculative-num-draft-tokens`.
+`SGLANG_QSPEC_COMPLETIONS`. If SGLang already has a flag for a setting, QSPEC uses SGLang's flag,
+such as `--speculative-draft-model-path` and `--speculative-num-draft-tokens`.
 
 Settings reach SGLang's subprocesses through the environment, because a plugin cannot add fields to
 SGLang's arguments. The server therefore writes flags to environment variables.
@@ -37,7 +37,7 @@ SHARED_FRACTION = 0.15
 """Default fraction of a device's memory for the draft model, where the target uses the device too.
 """
 PIPELINES = ("sequential", "halves", "ahead")
-"""Ways to interleave the drafting of steps with their verification."""
+"""Pipelines: ways to interleave step drafts with verification."""
 MODES = ("queue", *PIPELINES, "auto")
 """Values of the setting `mode`."""
 
@@ -123,8 +123,8 @@ class QSpecConfig:
         2048,
         values.whole(0, 1 << 20),
         "maximum memory in MiB of the CUDA graphs that are captured besides those for "
-        "--speculative-num-draft-tokens, and of their buffers; never more than half of what is "
-        "free. Widths that do not fit are left out",
+        "--speculative-num-draft-tokens, and of their buffers; never more than half of the free "
+        "memory. The server leaves out widths that do not fit",
     )
     acceptance: str = _setting(
         "match",
@@ -151,7 +151,8 @@ class QSpecConfig:
         "",
         values.device,
         "device of the draft model: cpu, cuda or cuda:N; by default cpu on a CPU server, otherwise "
-        "a GPU that nobody uses, or else the target's",
+        "the first of these that exists: a GPU that nobody uses, another GPU with half of its "
+        "memory free, the target's GPU",
     )
     cores: str = _setting(
         "",
@@ -162,7 +163,7 @@ class QSpecConfig:
     mem_fraction: float = _setting(
         0.0,
         values.fraction,
-        "fraction of the draft device's memory for the sidecar; 0 means all that is free on a GPU "
+        "fraction of the draft device's memory for the sidecar; 0 means all free memory on a GPU "
         f"of its own, {SHARED_FRACTION} on a CPU, and {SHARED_FRACTION}, or more if the draft "
         "model needs it, on a GPU that others use too",
     )
@@ -200,11 +201,14 @@ class QSpecConfig:
     max_request_tokens: int = _setting(
         16384,
         values.whole(16, 1 << 24),
-        "maximum number of draft tokens kept for one request; each completion and guess counts as "
-        "4 additional tokens",
+        "maximum number of draft tokens kept for one request; each completion, guess and step "
+        "draft counts as 4 additional tokens",
     )
     max_total_tokens: int = _setting(
-        4 << 20, values.whole(1024, 1 << 30), "maximum number of draft tokens kept for all requests"
+        4 << 20,
+        values.whole(1024, 1 << 30),
+        "maximum number of tokens kept for all requests together: drafts, and the prompts and "
+        "outputs that drafts are looked up in",
     )
 
     def __post_init__(self) -> None:
@@ -252,8 +256,8 @@ def parse(name: str, text: str, *, given_as: str) -> Any:
 def from_environment(environ: Mapping[str, str] = os.environ) -> QSpecConfig:
     """Read the settings from environment variables.
 
-    Raises ConfigError for a value or combination that is not allowed, and for an unknown variable
-    with the prefix of QSPEC, which is likely a misspelt setting.
+    Raises ConfigError for a value or a combination that is not allowed, and for an unknown variable
+    with the prefix of QSPEC, because it is probably a misspelt setting.
     """
     known = {variable(field.name): field.name for field in fields()}
     unknown = sorted(
@@ -284,13 +288,14 @@ class Placement:
     shared: bool = False
     """Whether the target runs on the same GPU."""
     mem_fraction: float = 0.0
-    """Fraction of the device's memory for the sidecar; 0 means all that is free."""
+    """Fraction of the device's memory for the sidecar; 0 means all free memory."""
     visible: str | None = None
-    """`visible_gpus` where `device` counts. SGLang may change them in scheduler processes."""
+    """CUDA_VISIBLE_DEVICES of the process that chose `device` (`visible_gpus`); None if it is not
+    set. SGLang may change the variable in scheduler processes."""
 
 
 def place(placement: Placement | None) -> None:
-    """Write the placement to this process's environment, for the scheduler's; None removes it."""
+    """Write the placement to this process's environment, for its subprocesses; None removes it."""
     if placement is None:
         os.environ.pop(_PLACEMENT, None)
     else:
@@ -298,7 +303,7 @@ def place(placement: Placement | None) -> None:
 
 
 def placement() -> Placement | None:
-    """The placement that `place` wrote; None without one."""
+    """The placement that `place` wrote; None if there is none."""
     text = os.environ.get(_PLACEMENT)
     return None if text is None else Placement(**json.loads(text))
 
@@ -309,9 +314,10 @@ def visible_gpus() -> str | None:
 
 
 def environment_with_gpus(visible: str | None) -> dict[str, str]:
-    """This process's environment, but with the GPUs that `visible_gpus` gave in another process.
+    """This process's environment with `visible` as CUDA_VISIBLE_DEVICES; None leaves it unset.
 
-    With SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS a scheduler process sees only its own GPU.
+    `visible` comes from `visible_gpus` in another process, because with
+    SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS a scheduler process sees only its own GPU.
     """
     environment = dict(os.environ)
     for name in (_VISIBLE_GPUS, "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"):

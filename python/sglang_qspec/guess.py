@@ -4,9 +4,9 @@ A client encloses a guess in the text in `<NGRAMGUESS>...</NGRAMGUESS>`; `split`
 guesses from the text. Or it sends guesses as keys of the sampling parameters' `custom_params`:
 
 - `qspec_guesses`: a string, or a list of strings. With this key, tags in the text are literal.
-- `qspec_guess_ids`: token ids, one flat list with None (null in JSON) between guesses, as SGLang
-  allows no nested lists in `custom_params`. A list of lists is accepted where a client can send
-  one, and flattened.
+- `qspec_guess_ids`: token ids, one flat list with None (null in JSON) between guesses, because
+  SGLang allows no nested lists in `custom_params`. If a client can send a list of lists, QSPEC
+  accepts and flattens it.
 
 The limits count guesses and tokens as the client sent them.
 """

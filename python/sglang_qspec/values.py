@@ -58,7 +58,7 @@ def fraction(text: str) -> float:
 
 
 def switch(text: str) -> bool:
-    """A switch; an empty text is false."""
+    """A switch (1, true, yes, on, or their opposites); an empty text is false."""
     match text.strip().lower():
         case "1" | "true" | "yes" | "on":
             return True
@@ -79,7 +79,7 @@ def one_of(*choices: str) -> Parser:
 
 
 def widths(most: int) -> Parser:
-    """`auto`, or a list of widths of passes from 1 to `most`, as text."""
+    """`auto`, or a comma-separated list of pass widths from 1 to `most`; returns the text."""
 
     def parse(text: str) -> str:
         for width in () if text == "auto" else text.split(","):
@@ -106,7 +106,7 @@ def device(text: str) -> str:
 
 
 def cores(text: str) -> str:
-    """A list of CPU numbers as text (`parse_cores`)."""
+    """A list of CPU numbers (`parse_cores`); returns the text."""
     parse_cores(text)
     return text
 

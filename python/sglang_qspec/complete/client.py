@@ -1,4 +1,4 @@
-"""An HTTP client of a QSPEC server, with the standard library alone."""
+"""An HTTP client of a QSPEC server that uses only the standard library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 600.0
 
 
 class Client:
-    """Sends requests to the server at `url`; all methods raise ClientError if one fails."""
+    """Sends requests to the server at `url`; its methods raise ClientError if a request fails."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -82,7 +82,7 @@ class Client:
             raise ClientError(f"no server answers at {self.url}: {reason}") from None
         except ValueError:
             raise ClientError(
-                f"the address is {self.url!r}, but must be one such as http://127.0.0.1:30000"
+                f"the address is {self.url!r}, but must be a URL such as http://127.0.0.1:30000"
             ) from None
         return response
 

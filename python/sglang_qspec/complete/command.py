@@ -82,7 +82,7 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
 
 
 def _whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Extend each piece to the whole answer so far, if the server streams only new parts."""
+    """Extend each piece to the whole answer so far, if the server streams only new tokens."""
     text: str = ""
     ids: list[int] = []
     provenance: list[str] = []

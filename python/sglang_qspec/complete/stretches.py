@@ -10,11 +10,11 @@ Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]
 """Decodes several lists of token ids."""
 
 INCOMPLETE = "\ufffd"
-"""The character that a tokenizer gives for the bytes of an incomplete character."""
+"""The text that a tokenizer decodes from the bytes of an incomplete character."""
 
 
 class Stretch(NamedTuple):
-    """A piece of text with its draft source, or `target`, in `source`."""
+    """A piece of text from one `source`: a draft source, or `target`."""
 
     source: str
     text: str

@@ -5,8 +5,8 @@ thread retries without a pause on tcp, and aborts the process on ipc. When more 
 limit are open, `Connections` therefore closes connections that serve no server.
 
 It chooses them at random: among n connections, a server that has just connected loses its own with
-a probability of 1/n, and connects again. If the oldest were closed first, a fast flood would close
-every connection before its handshake ends.
+a probability of 1/n, and connects again. If it closed the oldest connections first, a fast flood
+would end every connection before its handshake is complete.
 
 Between two calls of `look` ZMQ accepts at most 1001 connections: its monitor queue holds this
 number of events, and ZMQ's thread waits while the queue is full.
@@ -52,7 +52,8 @@ class Connections:
         self._kept: dict[bytes, int] = {}
         """File descriptor of each connection that serves a server, by routing id."""
         self._latest: tuple[bytes, int] | None = None
-        """Routing id and file descriptor of the latest message on any other connection."""
+        """Routing id and file descriptor of the latest message on a connection that is not in
+        `_kept`; None before the first."""
         self._disconnector = Disconnector()
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         router.monitor(_MONITOR, _WATCHED)
@@ -77,7 +78,7 @@ class Connections:
         return [routing_id, *(frame.bytes for frame in frames)]
 
     def keep(self, routing_id: bytes) -> None:
-        """Protect the connection of the latest message, as its server is now served."""
+        """Protect the connection of the latest message, because its server has a session."""
         if self._latest is None or self._latest[0] != routing_id:
             return
         descriptor = self._latest[1]
@@ -87,7 +88,7 @@ class Connections:
             self._kept[routing_id] = descriptor
 
     def release(self, routing_id: bytes) -> None:
-        """End the protection of the connection, as its server is no longer served."""
+        """End the protection of the connection, because its server has no session."""
         self._kept.pop(routing_id, None)
 
     def look(self) -> int:

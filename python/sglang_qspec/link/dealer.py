@@ -22,7 +22,7 @@ PULSE_MS = (2000, 15000)
 """Interval of ZMQ's own heartbeat, and the silence after which ZMQ closes the connection, in ms. It
 detects vanished hosts. The peer's io thread answers it even while its process is busy."""
 
-# Plain integers, as arithmetic on ZMQ's enums takes as long as polling the socket.
+# Plain integers, because arithmetic on ZMQ's enums takes the same time as a poll of the socket.
 _NOBLOCK = int(zmq.NOBLOCK)
 _EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
@@ -67,7 +67,7 @@ class Dealer:
 
     @property
     def readable(self) -> bool:
-        """Whether a frame waits. An empty `receive` costs more, as it handles an exception."""
+        """Whether a frame waits. An empty `receive` costs more, because it handles an exception."""
         return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def receive(self) -> bytes | None:

@@ -10,10 +10,10 @@ import socket
 class Disconnector:
     """Shuts connections down by their file descriptors, which ZMQ owns.
 
-    ZMQ then sees the end of the connection and closes the descriptor. ZMQ may have closed it
-    already, and the number may belong to another file now. The descriptor is therefore duplicated
-    before it is checked, as the duplicate cannot change. One descriptor is reserved for this,
-    because none may be free.
+    ZMQ then sees the end of the connection and closes the descriptor. ZMQ may already have closed
+    the descriptor, and its number may belong to another file. `end` therefore duplicates the
+    descriptor and checks the duplicate, which cannot change. One descriptor is reserved for the
+    duplicate, because none may be free.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ class FakeSidecarLink:
         self.truncate_to: int | None = None
         """Number of tokens after which completions stop unfinished; None means no limit."""
         self.submits: list[Submit] = []
-        """All received Submits, those before a `revive` included."""
+        """All received Submits, including the Submits before a `revive`."""
         self.closes: list[Close] = []
         """All received Closes."""
         self.admits: list[Admit] = []

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 LOG_INTERVAL_S = 60.0
+"""Minimum time between two log lines of one kind, in seconds."""
 
 
 class Faults:

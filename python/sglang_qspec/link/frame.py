@@ -227,8 +227,8 @@ def _check_drafted(drafted: Drafted, vocab_size: int) -> None:
 def _check_candidates(drafted: Drafted, vocab_size: int) -> None:
     if len(drafted.candidates) != len(drafted.token_ids):
         raise LinkError(
-            f"Drafted.candidates has the length {len(drafted.candidates)}, but must have that of "
-            f"Drafted.token_ids ({len(drafted.token_ids)}) or be empty"
+            f"Drafted.candidates has the length {len(drafted.candidates)}, but must be empty or "
+            f"have the length of Drafted.token_ids ({len(drafted.token_ids)})"
         )
     for token_id, candidates in zip(drafted.token_ids, drafted.candidates, strict=True):
         _check_candidates_of(token_id, candidates, vocab_size)
@@ -245,7 +245,7 @@ def _check_candidates_of(token_id: int, candidates: Candidates, vocab_size: int)
         )
     if len(probs) != len(token_ids):
         raise LinkError(
-            f"Candidates.probs has the length {len(probs)}, but must have that of "
+            f"Candidates.probs has the length {len(probs)}, but must have the length of "
             f"Candidates.token_ids ({len(token_ids)})"
         )
     total = sum(probs)

@@ -2,8 +2,8 @@
 
 The directory holds the socket `link` and the lock file `owner`. The server holds the lock until it
 ends, and the kernel frees the lock of a killed server. So a directory with a free lock is
-abandoned. A process id would not show this: ids are reused, and another container that shares the
-directory has other ids.
+abandoned. A process id would not show whether the server lives: the kernel reuses ids, and another
+container that shares the directory has other ids.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _lock_new(directory: str) -> int:
 
 
 def _is_ours(directory: str) -> bool:
-    """Whether name, owner, mode and entries are those of a PrivateEndpoint of this user."""
+    """Whether name, owner, mode and entries show a directory of this user's PrivateEndpoint."""
     try:
         status = os.lstat(directory)
     except OSError:

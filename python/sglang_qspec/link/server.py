@@ -106,7 +106,8 @@ class LinkServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
-        # Report a full queue (EAGAIN) and a disconnected peer, instead of dropping silently.
+        # Report a full queue (EAGAIN) and a disconnected peer, instead of dropping messages
+        # silently.
         self._router.router_mandatory = 1
         self._router.sndhwm = send_queue
         fewest, most = RECEIVE_QUEUE
@@ -178,8 +179,8 @@ class LinkServer:
             if item is not None:
                 received.append(item)
             if time.monotonic() >= until:
-                # Messages may be queued. But ZMQ reads from all servers in turn, so a server that
-                # is silent for this long is gone.
+                # Unread messages of a silent server may be queued. But ZMQ reads from all servers
+                # in turn, so a server that is silent for three times the limit is gone.
                 self._forget_silent(now - 2 * self._forget_after_s)
                 break
         return received
@@ -281,13 +282,14 @@ class LinkServer:
             )
         if hello.vocab_size != self._welcome.vocab_size:
             return (
-                f"the target's vocabulary has {hello.vocab_size} tokens and that of the draft "
-                f"model {self._welcome.model} has {self._welcome.vocab_size}: they must be the same"
+                f"the target's vocabulary has {hello.vocab_size} tokens and the vocabulary of the "
+                f"draft model {self._welcome.model} has {self._welcome.vocab_size}: they must be "
+                "the same"
             )
         if hello.fingerprint != self._fingerprint:
             return (
-                f"the target's tokenizer is not that of the draft model {self._welcome.model}: "
-                "the same token ids would mean different text"
+                f"the target's tokenizer differs from the tokenizer of the draft model "
+                f"{self._welcome.model}: the same token ids would mean different text"
             )
         return None
 

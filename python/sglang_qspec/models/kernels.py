@@ -1,8 +1,8 @@
-"""Which quantized layers SGLang's kernels can run, asked before a checkpoint is written or loaded.
+"""Checks, before a checkpoint is written or loaded, whether SGLang's kernels can run its layers.
 
 On CUDA, SGLang runs weights in GPTQ layout with Marlin (compute capability 8.0 or newer). Marlin
 divides a product into tiles of K inputs by N outputs. For AWQ, SGLang has another kernel where
-Marlin does not fit. FP8 and unquantized weights have no such limits here.
+Marlin does not fit. This module sets no limits for FP8 and unquantized weights.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from sglang_qspec.errors import ConfigError
 
 MARLIN_TILES = ((128, 128), (64, 128), (128, 64))
 """Tiles (K, N) of Marlin for a few rows: `small_batch_thread_configs` in SGLang's gptq_marlin.cuh.
-The tiles for many rows need no more of a shape."""
+The tiles for many rows accept every shape that these tiles accept."""
 MARLIN_GROUPS = (-1, 32, 64, 128)
-"""Weights that share a scale; -1 for all of an output channel."""
+"""Group sizes of Marlin: numbers of weights that share a scale. -1 means all weights of an output
+channel."""
 MARLIN_BITS = (4, 8)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer as SGLang runs it: q, k and v are one, and so are gate and up."""
+    """A linear layer as SGLang runs it: q, k and v are one layer, and so are gate and up."""
 
     name: str
     inputs: int
@@ -32,7 +33,7 @@ class Layer:
 
 
 def layers(config: dict[str, Any]) -> list[Layer]:
-    """The linear layers of a Llama-like model by its config.json; none for other models."""
+    """The linear layers of a Llama-like model, from its config.json; empty for other models."""
     config = config.get("text_config") or config
     try:
         hidden, intermediate = config["hidden_size"], config["intermediate_size"]

@@ -5,7 +5,7 @@ with the same rounded weights in bfloat16, which runs on every device.
 
 auto-round rounds the weights of the linear layers to nearest, on symmetric integer grids. It needs
 no calibration data, no network and no GPU. Embeddings, norms and the LM head stay the same, bit for
-bit. So do the tokenizer's files, since a draft model needs the tokenizer of its target.
+bit. So do the tokenizer's files, because a draft model needs the tokenizer of its target.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def quantize(
 
     The default group size is `channel` for 8 bits. For 4 bits it is the largest of 128, 64 and 32
     that divides the model's widths. The folder is `output`, or by default one in the cache.
-    `device` is the kind of device that will run it.
+    `device` is the kind of device that runs the quantized model.
 
     Raises ConfigError if `bits`, `group_size` or the model folder is not allowed, or if a kernel of
     `device` does not take the shape of a layer. Raises QSpecError if auto-round is not installed or
@@ -97,8 +97,9 @@ def quantize(
 def rounded(quantized: Path, source: Path) -> Path:
     """Return a folder in the cache with `quantized`, a model in GPTQ layout, in bfloat16.
 
-    `source` is the model that it was made from. Each weight is the nearest bfloat16 number to that
-    of `quantized`. The model is as large and as fast as `source`, and drafts like `quantized`.
+    `source` is the model that `quantized` was made from. Each weight is the bfloat16 number nearest
+    to the weight of `quantized`. The model is as large and as fast as `source`, and drafts like
+    `quantized`.
     """
 
     def build(folder: Path) -> None:

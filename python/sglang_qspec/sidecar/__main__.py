@@ -27,8 +27,8 @@ logger = logging.getLogger("sglang_qspec.sidecar")
 def main(argv: list[str]) -> int:
     """Run until SIGTERM, SIGINT or the parent's end.
 
-    Returns 0; UNUSABLE if the settings or the draft model cannot work; or 1 after another
-    QSpecError, where a new start may help.
+    Returns 0; UNUSABLE if the settings or the draft model cannot work; or 1 after any other
+    QSpecError, after which a new start may help.
     """
     options = _parser().parse_args(argv)
     logging.basicConfig(
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
     add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
-    add("--quantization", help="SGLang's quantization method (default: that of the checkpoint)")
+    add("--quantization", help="SGLang's quantization method (default: the checkpoint's)")
     add(
         "--dtype", default=default.dtype, help="data type of the activations (default: %(default)s)"
     )
@@ -167,13 +167,13 @@ def _parser() -> argparse.ArgumentParser:
         "--mem-fraction",
         type=float,
         default=default.mem_fraction,
-        help="fraction of the device's memory for the sidecar; 0, the default, means all that is "
-        f"free on a GPU, and {SHARED_FRACTION} on a CPU",
+        help="fraction of the device's memory for the sidecar; 0, the default, means all free "
+        f"memory on a GPU, and {SHARED_FRACTION} on a CPU",
     )
     add(
         "--max-total-tokens",
         type=int,
-        help="maximum number of KV slots (default: as many as --mem-fraction allows)",
+        help="maximum number of KV slots (default: all that fit into --mem-fraction)",
     )
     add(
         "--context-length",
@@ -268,7 +268,7 @@ def _yield_cores() -> None:
 
 
 def _yield_gpu() -> None:
-    """Let kernels of the server go first where both share a GPU by way of CUDA MPS.
+    """Let kernels of the server go first if sidecar and server share a GPU through CUDA MPS.
 
     CUDA reads the variable when the process initializes it; 1 is "below normal". Without MPS the
     GPU switches between the two processes, whatever their priorities are.

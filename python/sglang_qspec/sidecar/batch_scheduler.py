@@ -34,7 +34,8 @@ class Plan:
     to_read: int = 0
     """Number of tokens that the `prefill` completions lack."""
     to_read_for: Counter[Peer] = field(default_factory=Counter)
-    """`to_read` by server, so that long prompts of one server do not keep out those of another."""
+    """`to_read` by server, so that long prompts of one server do not keep out prompts of
+    another."""
     most_read: int = 0
     """Maximum number of `prefill` tokens in the pass."""
 
@@ -42,7 +43,8 @@ class Plan:
         return len(self.prefill) + len(self.decode)
 
     def new_tokens(self, missing: int = 0) -> int:
-        """Number of tokens that get KV in the pass, also with a completion that lacks `missing`."""
+        """Number of tokens that get KV in the pass, if a completion that lacks `missing` tokens
+        joins."""
         decode, to_read = len(self.decode), self.to_read
         if missing == 1:
             decode += 1
@@ -78,7 +80,7 @@ class BatchScheduler:
         prefill_tokens: int,
         apart: bool,
     ) -> None:
-        """Take the settings of `Drafter`."""
+        """Use the settings that `Drafter` describes."""
         self._model = model
         self._turns = turns
         self._allocator = allocator
@@ -134,7 +136,7 @@ class BatchScheduler:
         return plan
 
     def _fits(self, completion: Completion, plan: Plan) -> bool:
-        """Whether the KV has room for a completion with a row besides `plan`; makes room for it."""
+        """Make room in the KV for a completion with a row, besides `plan`; False without room."""
         missing = self._allocator.missing(completion)
         while plan.new_tokens(missing) > self._model.free_tokens:
             if not self._allocator.make_room(completion, plan.completions):
@@ -142,7 +144,7 @@ class BatchScheduler:
         return True
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
-        """Whether a completion in prefill will soon have KV that this completion can share."""
+        """Whether this completion waits for KV that a completion in prefill will soon have."""
         first = completion.prompt.completions[0]
         if completion is not first and not first.finished and not first.token_ids:
             return True  # all completions of a prompt begin after its prefill

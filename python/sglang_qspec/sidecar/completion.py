@@ -61,7 +61,7 @@ class Completion:
 
     @property
     def position(self) -> int:
-        """Position that the next random number is derived from, with the seed."""
+        """Position from which, with the seed, the next random number is derived."""
         # The target derives it from the position of the previous token in the text.
         return len(self) - 1 if isinstance(self.sampling, SeededSampling) else len(self.token_ids)
 

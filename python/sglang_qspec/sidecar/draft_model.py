@@ -1,6 +1,6 @@
 """The draft model with its KV rows, run by SGLang's model runner without SGLang's scheduler.
 
-Of the sidecar only this file and `sidecar.loading` import sglang.
+In the sidecar, only this file and `sidecar.loading` import sglang.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.subscription import Place
 
 PROMPTS_AHEAD = 64
-"""Number of waiting prompts that get their first completions before any gets its others."""
+"""Number of waiting prompts that get their first completions before any prompt gets its other
+completions."""
 
 Urgency = tuple[int, ...]
 """Sort key of a completion: the smallest is the most urgent."""

@@ -51,7 +51,7 @@ class Drafter:
         share: bool = False,
         max_server_tokens: int = MAX_SERVER_TOKENS,
     ) -> None:
-        """Set the limits of a pass and what passes and servers share.
+        """Set the limits of a pass, and choose what passes and servers share.
 
         `slots` is the maximum number of completions in one pass, and `prefill_tokens` the maximum
         number of prompt tokens. With `apart`, step drafts, first completions, other completions and
@@ -158,7 +158,7 @@ class Drafter:
             self._outbox.extend(prompt.news_for(subscriber, share))
 
     def admit(self, peer: Peer, message: Admit) -> None:
-        """Move a request that is now served behind the waiting requests."""
+        """Move a request behind the waiting requests, because the target has begun to serve it."""
         subscriber = (peer, message.submission)
         prompt = self._wanted.get(subscriber)
         if prompt is not None:

@@ -30,7 +30,7 @@ class KVRows:
         free: Free,
         free_slots: int,
     ) -> None:
-        """Take over `free_slots` free slots of a pool whose slot numbers are below `slots`.
+        """Take over the `free_slots` free slots of a pool with slot numbers below `slots`.
 
         `table`, int32 [1 + rows, width], holds the slot of each position of each row; the attention
         kernels read it. The maximum length of a row is the smaller of `context_len` and the width.

@@ -38,7 +38,7 @@ class DraftModelOptions:
     revision: str | None = None
     """Branch, tag or commit of the model's weights, code and tokenizer on a hub."""
     quantization: str | None = None
-    """SGLang's quantization method; None selects that of the checkpoint."""
+    """SGLang's quantization method; None selects the checkpoint's method."""
     dtype: str = "auto"
     """Data type of the activations."""
     load_format: str | None = None
@@ -46,12 +46,12 @@ class DraftModelOptions:
     device: str | None = None
     """`cpu`, or `cuda` for the first GPU that this process sees."""
     mem_fraction: float | None = None
-    """Fraction of the device's memory for weights, KV and, on a GPU, working memory. None means
-    all that is free on a GPU, and SHARED_FRACTION on a CPU."""
+    """Fraction of the device's memory for weights, KV and, on a GPU, working memory. None means all
+    free memory on a GPU, and SHARED_FRACTION on a CPU."""
     max_total_tokens: int | None = None
     """Maximum number of KV slots, even if `mem_fraction` allows more."""
     context_len: int | None = None
-    """Maximum length of prompt and completion, in tokens; None selects that of the model."""
+    """Maximum length of prompt and completion, in tokens; None selects the model's maximum."""
     rows: int = 256
     """Maximum number of open rows."""
     batch: int = 64
@@ -67,7 +67,7 @@ class DraftModelOptions:
 def load(options: DraftModelOptions) -> Any:
     """Load the model into an SGLang ModelRunner.
 
-    The steps are those of sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
+    The steps follow sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
     """
     # Plugins load first, because the QSPEC plugin may supply kernels that sglang's modules import.
     from sglang.srt.plugins import load_plugins
@@ -88,7 +88,8 @@ def load(options: DraftModelOptions) -> Any:
 
     if not _on_cpu(options):
         kernels.check_checkpoint(Path(options.model_path), quantization=options.quantization)
-    # With it SGLang would make a pool of no slots, and size it after all that we do here.
+    # With this setting SGLang would make a pool without slots, and would size it after this
+    # function.
     envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.set(False)
     args = server_args(options)
     with as_load_error(options):
@@ -126,7 +127,7 @@ def as_load_error(options: DraftModelOptions) -> Iterator[None]:
     """Turn any exception of SGLang into a LoadError with the first line of its message.
 
     SGLang raises a plain Exception if it cannot capture a CUDA graph, for example because a kernel
-    does not take the shape of a layer. Too little memory or an unreachable file may pass.
+    does not take the shape of a layer. A lack of memory or an unreachable file may be temporary.
     """
     try:
         yield
@@ -144,7 +145,7 @@ def as_load_error(options: DraftModelOptions) -> Iterator[None]:
 def fixed_kv(options: DraftModelOptions, model: torch.nn.Module) -> Iterator[None]:
     """Let SGLang size the KV by `mem_fraction` of the whole device.
 
-    SGLang takes a fraction of what is free, which depends on the other processes of the device.
+    SGLang takes a fraction of the free memory, which depends on the other processes of the device.
     """
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
@@ -178,7 +179,7 @@ def prefill_tokens(options: DraftModelOptions) -> int:
 
 
 def _attention_backend(options: DraftModelOptions) -> str | None:
-    """An attention backend for pages of one token; None where SGLang's default is one.
+    """An attention backend for pages of one token; None if SGLang's default can read them.
 
     On Blackwell (sm100) SGLang's default needs larger pages: trtllm_mha, or trtllm_mla.
     """

@@ -6,16 +6,17 @@ from sglang_qspec.errors import DraftModelError
 
 GIB = 1 << 30
 RUNTIME_BYTES = 2 * GIB
-"""Memory of a sidecar on a GPU besides weights and KV, in bytes. An estimate for 2048 prompt tokens
-and 64 rows in a pass, not measured on a GPU yet: 0.5 GiB for the CUDA context, 0.5 for the
-attention backend, 0.6 for graphs, and 0.4 for activations, logits and the table of rows."""
+"""Memory of a sidecar on a GPU besides weights and KV, in bytes. The value is an estimate for 2048
+prompt tokens and 64 rows in a pass, not measured on a GPU yet. It consists of 0.5 GiB for the CUDA
+context, 0.5 for the attention backend, 0.6 for graphs, and 0.4 for activations, logits and the
+table of rows."""
 
 
 def kv_bytes(total: int, fraction: float, weights: int, runtime: int) -> int:
-    """Bytes left for KV of `fraction` of a device with `total` bytes.
+    """Bytes that remain for KV in `fraction` of a device with `total` bytes.
 
     `weights` and `runtime` are the bytes of the weights and of the working memory. Raises
-    DraftModelError if nothing is left. The result does not depend on what happens to be free.
+    DraftModelError if nothing is left. The result does not depend on the free memory.
     """
     left = int(total * fraction) - weights - runtime
     if left <= 0:

@@ -22,8 +22,8 @@ BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before consecutive restart attempts, in seconds. The sidecar is not restarted after the
 failure that follows the last wait."""
 UNUSABLE = 78
-"""Exit code of a sidecar whose settings or draft model cannot work, EX_CONFIG of sysexits.h. It is
-not restarted."""
+"""Exit code of a sidecar if its settings or its draft model cannot work, EX_CONFIG of sysexits.h.
+After this code the sidecar is not restarted."""
 SETTLED_S = 120.0
 """Run time, in seconds, after which a failure no longer counts as consecutive."""
 
@@ -54,11 +54,11 @@ class SidecarProcess:
     ) -> None:
         """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
 
-        `visible` is the sidecar's CUDA_VISIBLE_DEVICES; None leaves it unset.
-        `mem_fraction` is the sidecar's fraction of the device's memory; 0 stands for its default,
-        and None for that of `settings`.
-        `revision` is the branch, tag or commit of a model on a hub; None is the hub's default.
-        `attention_backend` is one of SGLang's; None lets the sidecar choose.
+        `visible` is the sidecar's CUDA_VISIBLE_DEVICES; None leaves it unset. `mem_fraction` is the
+        sidecar's fraction of the device's memory; 0 stands for the default, and None for the
+        fraction in `settings`. `revision` is the branch, tag or commit of a model on a hub; None is
+        the hub's default. `attention_backend` names a backend of SGLang; None lets the sidecar
+        choose.
         """
         self.command = [
             sys.executable,

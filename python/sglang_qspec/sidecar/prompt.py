@@ -42,9 +42,10 @@ class Prompt:
     the number of requests.
 
     The target of a request with a sampling seed most likely agrees with a completion drawn with
-    this seed. Each such request gets its own completion, in place of one that was not begun yet,
-    and shares the completions of the other requests. At most `MAX_PROMPT_COMPLETIONS` exist at a
-    time; when one is dropped, the request that has waited longest for its own begins it.
+    this seed. Each request with a seed gets its own completion, in place of a completion that was
+    not begun yet, and shares the completions of the other requests. At most
+    `MAX_PROMPT_COMPLETIONS` exist at a time. When one is dropped, the prompt begins a completion
+    for the request that has waited longest for its own.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Prompt:
         self.row: int | None = None
         """KV row that is kept for the prompt; None without one."""
         self.row_text: Completion | None = None
-        """Completion with the text of the kept row; it may have been dropped since."""
+        """Completion with the text of the kept row, dropped or not; None without a row."""
         self.completions: list[Completion] = []
         self.subscriptions: dict[Subscriber, Subscription] = {}
         self._count = 0
@@ -85,7 +86,8 @@ class Prompt:
         self._drawn = bool(samplings) and isinstance(samplings[0], SeededSampling)
         """Whether each request gets a completion drawn with its own seed."""
         self._without_own: dict[Subscriber, None] = {}
-        """Requests without their own completion, as the prompt has too many; the oldest first."""
+        """Requests without their own completion, because the prompt has too many; the oldest
+        first."""
         self._places: list[tuple[Place, Subscriber]] = []
         """Heap of the places of waiting requests; outdated entries are removed lazily."""
         for sampling in samplings:
@@ -161,7 +163,7 @@ class Prompt:
         return subscription, dropped
 
     def serve_own(self) -> list[Completion]:
-        """Begin completions for requests without their own, as far as there is room."""
+        """Begin and return completions for requests without their own, while there is room."""
         begun = []
         while self._without_own and len(self.completions) < MAX_PROMPT_COMPLETIONS:
             subscriber = next(iter(self._without_own))
@@ -176,8 +178,8 @@ class Prompt:
     def news(self, completion: Completion) -> Iterator[tuple[Peer, Drafted]]:
         """Return messages with the unsent tokens of a completion, and count these as sent.
 
-        If more than CROWD requests receive the completion, it is sent in pieces only to the request
-        that it is drawn for, and to the others once it is finished.
+        If more than CROWD requests receive the completion, only the request that it is drawn for
+        gets it in pieces. The other requests get it once it is finished.
         """
         crowded = len(completion.shares) > CROWD and not completion.finished
         for subscriber, share in completion.shares.items():

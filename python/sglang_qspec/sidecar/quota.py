@@ -67,7 +67,7 @@ class Quota:
         self._text_tokens[peer] += text_tokens
 
     def close(self, peer: Peer, text_tokens: int) -> None:
-        """Uncount a closed submission, with the tokens of its text and committed output."""
+        """Subtract a closed submission, with the tokens of its text and committed output."""
         self._submissions[peer] -= 1
         self._text_tokens[peer] -= text_tokens
 

@@ -28,11 +28,11 @@ class RowAllocator:
     """Owns the model's KV rows, which completions hold or prompts keep.
 
     When the first completion of a prompt finishes, the prompt keeps its row, because a step draft
-    can continue from it. Such a spare row is evicted first when rows or KV slots run out, starting
-    with the prompt that is served last. Next the least urgent completions lose their rows. They
-    keep their tokens, and the model recomputes the KV when it drafts them again. A server's rows
-    are evicted only for its own completions, or while it holds more KV than the server that needs
-    a row.
+    can continue from it. When rows or KV slots run out, the allocator first evicts these spare
+    rows, starting with the prompt that is served last. Next the least urgent completions lose their
+    rows. These completions keep their tokens, and the model recomputes the KV when it drafts them
+    again. A server's rows are evicted only for its own completions, or while it holds more KV than
+    the server that needs a row.
 
     Prompts of one server share KV; with `share`, prompts of all servers do.
     """
@@ -46,7 +46,7 @@ class RowAllocator:
         self._kept: dict[Prompt, None] = {}
         """Prompts that keep a row, in the order in which they got it."""
         self._spare: dict[Prompt, None] = {}
-        """Prompts in `_kept` that have no completion that waits for the row."""
+        """Prompts in `_kept` with no completion that waits for the row."""
 
     def missing(self, completion: Completion) -> int:
         """Number of tokens of prompt and completion without KV in its row; at least 1."""
@@ -78,8 +78,8 @@ class RowAllocator:
     def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
         """Evict one row for `first`; return False if no row may be evicted.
 
-        Rows of `running` completions are never evicted. Candidates are, in this order: a spare row
-        of the same server, a row of the server with the most KV, and a row of the same server that
+        Rows of `running` completions are never evicted. It tries a spare row of the same server
+        first, then a row of the server with the most KV. Last comes a row of the same server that
         is less urgent than `first`.
         """
         own, giver = first.prompt.owner, self._giver(first)
@@ -96,7 +96,8 @@ class RowAllocator:
     def _giver(self, first: Completion) -> Peer:
         """Return the server that must give up a row: the one that holds the most KV.
 
-        It is the server of `first` unless another one holds more KV than it will hold with `first`.
+        The result is the server of `first`, unless another server holds more KV than the server of
+        `first` will hold with `first`.
         """
         held: Counter[Peer] = Counter()
         for completion in self._holders:
@@ -264,7 +265,7 @@ class RowAllocator:
         return True
 
     def _forget_prompt(self, peer: Peer, keep: Prompt) -> bool:
-        """Close the kept row of the server's newest such prompt; False if there is none."""
+        """Close the server's newest kept row, except `keep`'s; False if there is no other."""
         for prompt in reversed(self._kept):
             if prompt.owner == peer and prompt is not keep:
                 self._forget(prompt)
@@ -274,7 +275,8 @@ class RowAllocator:
     def _close_or_spare(self, prompt: Prompt) -> None:
         """Close the prompt's kept row, or mark it as spare, once no completion waits for it.
 
-        It is marked if the first completion is finished, because a step draft may continue from it.
+        The row becomes spare if the first completion is finished, because a step draft may continue
+        from it.
         """
         if prompt.row is None or any(c.row is None and not c.finished for c in prompt.completions):
             return

@@ -158,7 +158,7 @@ def _put(values: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
 
 
 def _on_host(values: torch.Tensor) -> NDArray[Any]:
-    """`values` as an array of the host. This waits for the device; nothing else here does."""
+    """`values` as an array of the host. Only this function of the file waits for the device."""
     return values.cpu().numpy()
 
 

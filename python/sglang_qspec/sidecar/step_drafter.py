@@ -23,8 +23,8 @@ class StepDrafter:
     rows that hold most of this text. At the lookahead it pauses until the target commits more. When
     the target diverges from a draft or outruns it, a new draft replaces it.
 
-    Step drafts of greedy requests are greedy. Those of sampled requests use the target's sampling
-    seed, or are sent with their `Candidates`.
+    Step drafts of greedy requests are greedy. Step drafts of sampled requests use the target's
+    sampling seed, or are sent with their `Candidates`.
     """
 
     def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
@@ -38,8 +38,9 @@ class StepDrafter:
         """Apply a commit of one of the prompt's requests, and draft from there.
 
         Without `draft` the commit is only applied, because another commit of the request follows.
-        Returns messages to send at once: a finished, empty Drafted if nothing is drafted until the
-        next commit, so that the server does not wait; a Gap if earlier output is missing.
+        Returns messages to send at once. A finished, empty Drafted says that nothing is drafted
+        until the next commit, so that the server does not wait. A Gap says that earlier output is
+        missing.
         """
         peer, submission = subscriber
         subscription = prompt.subscriptions[subscriber]
@@ -64,8 +65,8 @@ class StepDrafter:
     def _go_on(self, subscriber: Subscriber, prompt: Prompt, lookahead: int) -> None:
         """Extend the request's step draft to `lookahead` tokens, or begin a new one.
 
-        None is begun while a queue draft with the request's own sampling agrees with the output and
-        reaches as far ahead.
+        It begins none while a queue draft with the request's own sampling agrees with the output
+        and reaches `lookahead` tokens ahead.
         """
         subscription = prompt.subscriptions[subscriber]
         size = len(prompt.token_ids) + len(subscription.output_ids)

@@ -75,7 +75,7 @@ class Turns:
             self._queues[completion.prompt.owner].remove(completion.prompt)
 
     def drop(self, peer: Peer) -> None:
-        """Remove a disconnected server: now, or with the last of its prompts."""
+        """Remove a disconnected server: at once, or with the last of its prompts."""
         if self._owned[peer]:
             self._gone.add(peer)
         else:

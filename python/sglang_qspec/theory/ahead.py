@@ -9,8 +9,8 @@ tokens with probability alpha^(n+1), and the chain lengths at the ends of passes
 process.
 
 A pass waits for another draft step as long as the step yields tokens at a higher rate than the
-pipeline on average. The model assumes that the chains of a batch have independent lengths. Of the
-other requests it only distinguishes how many chains are empty, so it is exact for one request.
+pipeline on average. The model assumes that the chains of a batch have independent lengths. For the
+other requests it considers only the number of empty chains, so it is exact for one request.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _waits(
     Step j adds token length + j to a chain, which is accepted with probability alpha^(length + j).
     It gains `own` tokens for the request itself, alpha^j for each other request with an empty
     chain, and `longer` on average for each of the rest. With n other chains empty, the pass waits
-    for the step if own + n alpha^j + (requests - 1 - n) longer > worth. This gives the least such
-    n.
+    for the step if own + n alpha^j + (requests - 1 - n) longer > worth. `least` is the smallest n
+    for which the pass waits.
     """
     others = requests - 1
     tail = _tail(others, lengths[0])

@@ -30,7 +30,7 @@ def halves_over_sequential(
     """The gain of `halves` with m requests in each half, at one width.
 
     Both halves have their pass within 2 max(V(m), D(m)). If V and D do not depend on b, `same` is
-    half of `doubled`: then a whole batch takes no longer than its half, and halves gain nothing.
+    half of `doubled`: a whole batch takes the same time as its half, and halves gain nothing.
     """
     longer = max(verify_seconds(m), draft_seconds(m))
     in_turn = verify_seconds(2 * m) + draft_seconds(2 * m)

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plain-ms",
         type=_milliseconds,
         metavar="MS",
-        help="time of a plain decode pass (width 1); by default that of --verify-ms",
+        help="time of a plain decode pass (width 1); by default the time of --verify-ms",
     )
     add("--draft-ms", type=_milliseconds, metavar="MS", help="time of drafting k tokens")
     add(

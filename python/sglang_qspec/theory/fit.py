@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the predicted throughput; above 0 if it is too high."""
+        """Relative error of the predicted throughput; above 0 if the prediction is too high."""
         return self.estimate.rate / self.row.tokens_per_s - 1.0
 
 

@@ -15,10 +15,10 @@ from sglang_qspec.trie.trees import DraftTrees
 class TrieStore:
     """All tries by rid; the tokens of a request are reachable through its own trie only.
 
-    Over the cap, the store evicts the least valuable request first. Among requests without output
-    that is the one opened last, because it is served last. After these requests comes the one with
-    the oldest last commit. A request never evicts a more valuable one. Every open request keeps
-    `max_match` tokens of its own text, even over the cap.
+    Over the cap, the store evicts the least valuable request first. Requests without output go
+    first, the request opened last before the others, because it is served last. Then go requests
+    with output, the oldest last commit first. A request never evicts a more valuable request. Every
+    open request keeps `max_match` tokens of its own text, even over the cap.
 
     The tries share acceptance statistics (`Trust`), but no text.
 

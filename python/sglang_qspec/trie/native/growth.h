@@ -177,7 +177,7 @@ class Grower {
     return branches_.back();
   }
 
-  // Clear the map unless it is empty: clearing visits all buckets even then.
+  // Clear the map unless it is empty, because clearing an empty map visits all buckets too.
   void forget_map() {
     if (!branch_of_token_.empty()) branch_of_token_.clear();
   }

@@ -267,9 +267,9 @@ class RequestTrie {
     return std::vector<char>(static_cast<std::size_t>(streams_.size()) + 1, stay);
   }
 
-  // Make room for `count` draft tokens by dropping streams. Streams that are no longer followed go
-  // first, then followed ones that the output has outrun: those help only if they grow faster than
-  // the output. Returns false if this does not suffice. Stream `spared` stays.
+  // Make room for `count` draft tokens by dropping streams. Streams that are not followed go first,
+  // then followed streams that the output has outrun: an outrun stream helps only if it grows
+  // faster than the output. Returns false if this does not suffice. Stream `spared` stays.
   bool make_room(std::size_t count, std::int32_t spared) {
     std::vector<char> found = all_streams(false);
     for (const Cursor& cursor : matcher_.cursors()) {

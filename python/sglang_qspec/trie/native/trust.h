@@ -5,11 +5,11 @@
 // only has the same last tokens. The odds of a probability p are p / (1 - p).
 //
 // The priors were counted on recorded completions of SmolLM2-135M-Instruct (int8 drafts, sampled at
-// temperature 0.6, six kinds of prompts). Then every committed token shows for every matching stream
-// whether the stream was right. Each estimate is the mean of a beta posterior. Its counts are halved
-// at a limit, so that the estimate follows changes of the load. One request's streams may be much
-// better or worse than those of other requests, for example if a client guesses wrong. So each
-// request also learns its own factor (`Standing`).
+// temperature 0.6, six kinds of prompts). In a server, every committed token shows for every
+// matching stream whether the stream was right. Each estimate is the mean of a beta posterior. Its
+// counts are halved at a limit, so that the estimate follows changes of the load. One request's
+// streams may be much better or worse than the streams of other requests, for example if a client
+// guesses wrong. Each request therefore also learns its own factor (`Standing`).
 
 #pragma once
 
