@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_prefix(self) -> bool:
-        """Whether each accepted path is a prefix of its tree's nodes, so that its KV is in place."""
+        """Whether each accepted path has the first nodes of its tree, so its KV is in place."""
         nodes = self.accept_index - self.starts[:, None]
         front = np.arange(self.accept_index.shape[1])
         return bool(((nodes == front) | (self.accept_index < 0)).all())

@@ -377,7 +377,7 @@ class QSpecWorker(BaseSpecWorker):
         )
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
-        """Proposals at the nodes of a pass, for rejection sampling; without `trees`, at the roots."""
+        """Proposals at the nodes of a pass for rejection sampling; at the roots without `trees`."""
         proposals = None
         if self._speculates:
             with guarded("looking up draft probabilities"):
