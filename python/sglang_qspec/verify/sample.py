@@ -172,7 +172,7 @@ def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Ten
     Both are [N, count], int64 and float. Probabilities fall along a row. They are not renormalised.
     The probability of a token that the filters drop is 0.
     """
-    # Each filter keeps a prefix of the ranking, which does not depend on the tokens behind it.
+    # Each filter keeps a prefix of the ranking, and later tokens do not change this prefix.
     ranked, tokens = probs.topk(min(count, probs.shape[1]), dim=-1)
     return tokens, _filter(ranked, draws)[0]
 

@@ -119,7 +119,7 @@ class PassGraphs:
         return backends.attention_of(self._backend)
 
     def _capture_all(self, wanted: list[int]) -> None:
-        """Capture the `wanted` widths in rising order, except those that need too much memory."""
+        """Capture the `wanted` widths in rising order, but no width that needs too much memory."""
         began, free = time.monotonic(), self._free_mib()
         limit = min(float(self._settings.graph_memory), free / 2)
         left_out = []

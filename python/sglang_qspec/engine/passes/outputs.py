@@ -31,7 +31,7 @@ def splice(passes: Iterable[tuple[Any, int, list[int]]]) -> None:
 
 
 def output_of(req: Any) -> Sequence[int]:
-    """The output tokens of a request, with those that SGLang has not added yet."""
+    """The output tokens of a request, including tokens that SGLang has not added yet."""
     output_ids: Sequence[int] = req.output_ids
     if not _fresh:
         return output_ids
@@ -40,7 +40,7 @@ def output_of(req: Any) -> Sequence[int]:
 
 
 def outputs_of(reqs: Sequence[Any]) -> list[Sequence[int]]:
-    """The output tokens of each request, with those that SGLang has not added yet."""
+    """The output tokens of each request, including tokens that SGLang has not added yet."""
     if not _fresh:
         return [req.output_ids for req in reqs]
     return [output_of(req) for req in reqs]
@@ -55,7 +55,7 @@ def last_ids_of(reqs: Sequence[Any]) -> NDArray[np.int64]:
 def check_lengths(
     reqs: Sequence[Any], output_lens: Sequence[int], seq_lens: torch.Tensor | None
 ) -> None:
-    """Raise RuntimeError if the outputs on the host are not as long as those on the device.
+    """Raise RuntimeError if an output has another length on the host than on the device.
 
     `seq_lens` int64 [bs] are SGLang's lengths of prompt and output without the last token, on the
     host; None skips the check. Two kinds of requests are not checked. For a prompt with images,

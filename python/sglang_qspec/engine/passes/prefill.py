@@ -1,8 +1,8 @@
 """Verifies drafts of an answer in the pass over its prompt.
 
-The sidecar drafts for a request while the request waits, so drafts exist before its first output
-token. The pass over the last chunk of the prompt also runs a chain of draft tokens after the
-prompt. The pass gives the logits of the last prompt token and of each draft token, and
+The sidecar drafts for a request while the request waits. So a request can have drafts before its
+first output token. The pass over the last chunk of the prompt also runs a chain of draft tokens
+after the prompt. The pass gives the logits of the last prompt token and of each draft token, and
 `sample_and_accept` accepts draft tokens as in any verify pass. With k accepted draft tokens the
 pass yields k + 1 output tokens instead of one.
 

@@ -79,7 +79,7 @@ class RuntimeSettings:
         )
 
     def lookahead(self, pipeline: str, width: int) -> int:
-        """Lookahead of step drafts in a pipeline whose passes are `width` wide, in tokens."""
+        """Lookahead of step drafts, in tokens, in a pipeline with passes of `width` tokens."""
         match pipeline:
             case "queue":
                 return 0

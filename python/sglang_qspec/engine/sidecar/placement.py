@@ -162,7 +162,7 @@ def _placed(
 
 
 def default_fraction(gpu: Gpu | None, weights: int | None) -> float:
-    """Fraction of a GPU that the sidecar gets beside others: SHARED_FRACTION, or what it needs."""
+    """The sidecar's fraction of a GPU that others use too: SHARED_FRACTION, or more if needed."""
     if gpu is None or weights is None:
         return SHARED_FRACTION
     needed = (weights + RUNTIME_BYTES + KV_BYTES) / gpu.total
@@ -195,7 +195,7 @@ def target_fraction(
     if both models do not fit.
     """
     placement, gpu = decision.placement, decision.gpu
-    # The fraction refers to what is free before the target's weights load.
+    # SGLang's fraction refers to the memory that is free before the target's weights load.
     free = None if gpu is None else gpu.free - CONTEXT_BYTES
     taken = placement.mem_fraction * (1.0 if gpu is None or free is None else gpu.total / free)
     shown = f"{placement.mem_fraction:g} of {placement.device}"

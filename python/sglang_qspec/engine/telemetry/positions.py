@@ -13,7 +13,7 @@ POSITIONS = 16
 
 
 class Positions:
-    """Counts the draft tokens that the target judged, and those that were right.
+    """Counts the draft tokens that the target judged, and the right tokens among them.
 
     Position 1 follows the last committed token. The target judges a draft token if all tokens
     before it on its path are right, because only then the pass gives the target's choice at the
