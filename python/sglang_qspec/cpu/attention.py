@@ -21,7 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 _LENGTH_STEP = 64
 """Half-precision plans are padded to a multiple of this number of positions. oneDNN compiles a
-kernel for each new shape, which costs more than the product; it does not for float32."""
+kernel for each new half-precision shape, and the compilation takes longer than the product."""
 
 _QUERY_BLOCK = 512
 """Maximum number of query rows per call of the fused kernel in a long extend; limits its mask."""
@@ -31,7 +31,7 @@ _SHARED = 32
 """Minimum length of a shared prefix in positions."""
 
 _SAVED = 4096
-"""Minimum number of positions, over all requests, that sharing must save; its calls take time."""
+"""Minimum number of positions, over all requests, that sharing must save to pay for its calls."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def _shared_prefixes(slots: Tensor, lens: Tensor) -> tuple[Tensor, Tensor] | Non
     Returns None if sharing saves too few positions.
 
     `lens` int64 [B] limits the prefix to positions that all query rows of a request see. A slot
-    holds one position of one text. So requests that share the slot of a position share all
-    positions before it.
+    holds one position of one text. So requests that share the slot of a position also share the
+    slots of all positions before it.
     """
     requests, positions = slots.shape
     if requests < 2 or positions <= _SHARED:
@@ -157,8 +157,9 @@ def plan_rows(
 ) -> RowPlan:
     """Plan B requests with `rows` query rows each over their KV slots.
 
-    `slots` int [B, T] are the cache slots of each request's positions; positions from `kv_lens`
-    int64 [B] on have no meaning. The last `rows` positions of a request are its query rows.
+    `slots` int [B, T] are the cache slots of each request's positions. `kv_lens` int64 [B] are the
+    numbers of positions; further slots have no meaning. The last `rows` positions of a request are
+    its query rows.
     `visible` bool [B, Q, Q] says which query rows each row sees; it may be None if `rows` is 1.
     With a `window`, a row at `row_positions` int64 [B, Q] sees only positions at most `window`
     before its own.
@@ -196,8 +197,7 @@ def _padded(positions: int, dtype: torch.dtype) -> int:
 
 
 def _flat_places(slots: Tensor, kv_heads: int) -> Tensor:
-    """Indices of `slots` [N, T] in the cache viewed as [slots * kv_heads, head_dim], head by
-    head."""
+    """Head by head, the indices of `slots` [N, T] in the cache as [slots * kv_heads, head_dim]."""
     heads = torch.arange(kv_heads).view(1, kv_heads, 1)
     return (slots.unsqueeze(1) * kv_heads + heads).flatten()
 

@@ -18,9 +18,9 @@ _logger = logging.getLogger(__name__)
 
 
 def install_kernels() -> bool:
-    """Make `import sgl_kernel` import the stand-in if it is needed; return whether it is.
+    """Make `import sgl_kernel` import the stand-in if it is needed. Returns whether it is needed.
 
-    It is needed if SGLang runs on the CPU (`SGLANG_USE_CPU_ENGINE=1`) and no CPU build of
+    The stand-in is needed if SGLang runs on the CPU (`SGLANG_USE_CPU_ENGINE=1`) and no CPU build of
     sgl_kernel loads. Repeated calls have no further effect.
     """
     if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") != "1":

@@ -8,8 +8,8 @@ docs/results.md):
   any number of rows. Memory bandwidth bounds the compiled product (`cpu/native/product.h`) for up
   to 4 rows. Without VNNI, FBGEMM's product is the fastest in torch.
 - 8-bit activations lower the agreement with the target. With few rows, reading the weight takes
-  most of the time. So there each activation becomes two 8-bit digits, in two rows: 16 bits are as
-  accurate as float activations and take little more time.
+  most of the time. So with few rows each activation becomes two 8-bit digits, in two rows: 16 bits
+  are as accurate as float activations and take little more time.
 - An int4 weight has half the bytes, which is faster for up to 2 rows. The kernel's time grows with
   each row, so more rows use an int8 copy of the weight.
 """
@@ -95,7 +95,7 @@ class Int8Linear:
         return y if bias is None else y.add_(bias)
 
     def _one_digit(self, x: Tensor) -> Tensor:
-        """Multiply rows in 8 bits, from their least to their largest value: x = low + step * digit.
+        """Multiply rows in 8 bits. The digits of a row cover its range: x = low + step * digit.
 
         `x` is float32 [M, K]; returns float32 [M, N].
         """

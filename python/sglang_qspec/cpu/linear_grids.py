@@ -63,9 +63,9 @@ def round_int8(weight: Tensor) -> Grid:
 def round_int4(weight: Tensor, group_size: int) -> Grid:
     """Round `weight` [N, K] to nearest in 0..15, with a scale and a zero for each group.
 
-    `group_size` inputs form a group; it must divide K. Among grids from the full range of a group
-    down to 68 % of it, the one with the least squared error is chosen. With 15 steps, a finer step
-    often outweighs the error of clipped weights.
+    `group_size` inputs form a group; it must divide K. The tried grids cover from 100 % down to
+    68 % of a group's range, and the grid with the least squared error is chosen. With 15 steps, a
+    finer step often outweighs the error of clipped weights.
     """
     n, k = weight.shape
     groups = weight.float().view(n, k // group_size, group_size)

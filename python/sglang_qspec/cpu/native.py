@@ -26,7 +26,7 @@ def use_for_drafts() -> None:
     """Declare that this process runs draft models only, which allows the compiled decoder.
 
     A target must compute the same output in passes of any shape, so its decoder stays in torch. A
-    draft model need not.
+    draft model may compute slightly different outputs.
     """
     global _drafts_only
     _drafts_only = True

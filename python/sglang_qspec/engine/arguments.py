@@ -1,8 +1,9 @@
 """Adds QSPEC's flags to SGLang's parser, checks the settings, and sets defaults of SGLang.
 
 The process that starts a server calls `add_flags` when it builds the parser and `read_flags` after
-parsing. When SGLang resolves its arguments, it calls `resolve_memory`, `check` with the speculative
-arguments, and then `apply_defaults`. A QSpecError stops the start.
+parsing. When SGLang resolves its arguments, it calls `resolve_memory` and then `resolve`. `resolve`
+runs `check`, and then SGLang's own resolution, which calls `apply_defaults`. A QSpecError stops the
+start.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ RUNNING_REQUESTS = 48
 of a pass, so wide passes need no lower default."""
 
 OVERLAPS = {"cuda"}
-"""Devices on which SGLang's overlap scheduler stays on. On a CPU nothing would run meanwhile."""
+"""Devices on which SGLang's overlap scheduler stays on. On a CPU the host itself runs the passes,
+so nothing could overlap."""
 
 _started_from_command_line = False
 
@@ -101,7 +103,7 @@ def read_flags(from_cli_args: Callable[..., Any], cls: type, args: argparse.Name
 
 
 def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Around SGLang's `handle_speculative_decoding`: check them before SGLang uses them."""
+    """Around SGLang's `handle_speculative_decoding`: check the settings before SGLang uses them."""
     view = resolving_view(server_args)
     if (view.speculative_algorithm or "").upper() == "QSPEC":
         try:
@@ -120,7 +122,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
 
     SGLang derives the sizes of its CUDA graphs from `max_running_requests`, which therefore gets
     its default first. If the sidecar shares the target's GPU, `mem_fraction_static` is lowered by
-    what the sidecar takes. This covers both ways in which SGLang sizes KV.
+    the sidecar's share. SGLang sizes KV in two ways, and both read `mem_fraction_static`.
     """
     config.place(None)
     view = resolving_view(server_args)

@@ -1,8 +1,8 @@
 """Tables of the SGLang functions that QSPEC wraps, with the hook and its error handling.
 
-SGLang calls a BEFORE hook with the target's arguments, an AFTER hook with the target's result
-before them, and an AROUND hook with the target itself before them. `engine.guard` wraps each hook,
-so that an exception in the hook has only the consequence that its row names.
+SGLang calls a BEFORE hook with the target's arguments. An AFTER hook gets the target's result and
+then the arguments. An AROUND hook gets the target itself and then the arguments. `engine.guard`
+wraps each hook, so that an exception in the hook has only the consequence that its row names.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
-        # Ends speculation if the sidecar cannot start, as the link would wait for it for ever.
+        # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(
             _SCHEDULER + ".init_model_worker",
             startup.start_waiting,
@@ -162,7 +162,7 @@ def scheduler() -> tuple[Hook, ...]:
         ),
         Hook(_SCHEDULER + ".process_batch_result", results.settle, BEFORE, OnError.END_SPECULATION),
         Hook(_SCHEDULER + ".send_abort_output", lifecycle.aborted, AFTER, OnError.END_SPECULATION),
-        # Our output streamer ends requests; without it the speculator would keep all of them.
+        # QSPEC's output streamer ends requests; without it the speculator would keep them all.
         Hook(
             _SCHEDULER + ".get_output_streamer_class",
             last_output.output_streamer_class,
@@ -176,7 +176,7 @@ def scheduler() -> tuple[Hook, ...]:
         Hook(
             _INTERNAL_STATE + "._update_handlers", internal_state.add_handlers, AFTER, OnError.SKIP
         ),
-        # Without wider rows a request could write to the KV slots of another.
+        # Without wider rows a request could write to the KV slots of another request.
         Hook(
             "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
             kv_reserve.reserve_columns,

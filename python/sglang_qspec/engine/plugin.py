@@ -1,8 +1,8 @@
 """The entry point that SGLang calls in every process, before the process reads its arguments.
 
-The process that parses arguments and serves clients gets the hooks of `hooks.front`; a scheduler's
-process gets those of `hooks.scheduler`. With another algorithm the hooks change nothing. But on a
-CPU where SGLang's kernels cannot load, `cpu` supplies them to every server.
+The process that parses arguments and serves clients gets the hooks of `hooks.front`. A scheduler's
+process gets the hooks of `hooks.scheduler`. With another algorithm the hooks change nothing. But on
+a CPU where SGLang's kernels cannot load, `cpu` supplies kernels to every server.
 """
 
 from __future__ import annotations

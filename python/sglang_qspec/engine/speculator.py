@@ -30,7 +30,7 @@ from sglang_qspec.sidecar.process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
 POLL_S = 0.0002
-"""Seconds between two polls of a wait."""
+"""Seconds between two polls in `wait_for_steps`."""
 
 
 class Speculator:
@@ -78,10 +78,11 @@ class Speculator:
         rank: tuple[int, int] = (0, 0),
         seeded: SeededSampling | None = None,
     ) -> None:
-        """Start a request that joined the waiting queue, or a retracted one with its `output_ids`.
+        """Start a request that joined the waiting queue.
 
-        A retracted request keeps its trie, and its longer text is submitted again. SGLang serves
-        requests by ascending `rank`, then by arrival. `seeded` is None for a greedy request.
+        A retracted request comes again with its `output_ids`. It keeps its trie, and its longer
+        text is submitted again. SGLang serves requests by ascending `rank`, then by arrival.
+        `seeded` is None for a greedy request.
         """
         wanted = self.runtime_settings.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
@@ -153,7 +154,7 @@ class Speculator:
         return live.tally
 
     def poll(self) -> None:
-        """Receive the sidecar's messages, and send those that the link did not take before."""
+        """Receive the sidecar's messages, and send messages that the link did not take before."""
         began = self._clock()
         self.sidecar.keep_alive()
         self._exchange()
@@ -197,10 +198,10 @@ class Speculator:
     ) -> DraftTrees:
         """A tree for each request, of at most `width` tokens including the root.
 
-        A request without drafts gets only the root; if `drafts` is False, all requests do.
-        `outputs` has the committed output tokens of each request. The new ones are added to its
-        trie and reported to the sidecar. `roots` are the last tokens of the texts; None takes those
-        of the outputs, which then have at least one.
+        A request without drafts gets only the root. If `drafts` is False, every request gets only
+        the root. `outputs` has the committed output tokens of each request. New output tokens are
+        added to the request's trie and reported to the sidecar. `roots` are the last tokens of the
+        texts. If `roots` is None, each output must have a token, and its last token is the root.
         """
         drafting = [
             rid if self._follow(rid, output_ids) and drafts else None

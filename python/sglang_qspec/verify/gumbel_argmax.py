@@ -112,7 +112,7 @@ class _Search:
 
 
 def _exponential(hashes: NDArray[np.uint32] | np.uint32) -> NDArray[np.float64]:
-    """Return E of the module's docstring, which is exponential; `seeded.gumbel` is -log(E)."""
+    """Return E of the module's docstring; E is exponential, and `seeded.gumbel` is -log(E)."""
     with np.errstate(divide="ignore"):  # the log of 0
         values = -np.log(hashes / np.float64(0xFFFFFFFF))
     return np.clip(values, 2.0**-32, np.finfo(np.float64).max)

@@ -1,8 +1,8 @@
 """The seeded arg max of `gumbel_argmax` as one Triton kernel, for GPUs.
 
 The kernel reads the weights once and keeps no [n, m] values in memory. A program searches a part of
-one row, block by block. It knows the value of the row's likeliest column, so the bound in float32
-skips the logarithms in float64 of nearly all blocks. GPUs for consumers have few units for float64.
+one row, block by block. It knows the value of the row's likeliest column. So a bound in float32 can
+skip the logarithms in float64 for nearly all blocks. Consumer GPUs have few float64 units.
 
 The tests run this kernel in Triton's interpreter on a CPU. No GPU has run it yet.
 """
@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-"""Columns that a program handles at once."""
+"""Number of columns that a program handles at once."""
 PART = 16
-"""Blocks of one program."""
+"""Number of blocks that one program searches."""
 
 _SLACK = tl.constexpr(1 - 1e-5)
 """Safety factor for the bound, larger than its rounding error in float32."""
@@ -92,6 +92,6 @@ def _hash(state, column):
 
 @triton.jit
 def _exponential(hashed):
-    """Return E, which is exponential, in float64; `seeded.gumbel` is -log(E)."""
+    """Return E in float64; E is exponential, and `seeded.gumbel` is -log(E)."""
     value = -tl.log(hashed.to(tl.float64) / 4294967295.0)
     return tl.minimum(tl.maximum(value, 2.3283064365386963e-10), _LARGEST)

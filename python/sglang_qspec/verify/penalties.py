@@ -42,8 +42,8 @@ class BatchPenalties(NamedTuple):
     min_new_tokens: Tensor
     """int64 [n]"""
     stop_ids: Tensor
-    """int64 [n, S]: a shorter list is padded with its own ids. A request without ids has any id and
-    0 as `min_new_tokens`."""
+    """int64 [n, S]: stop tokens. A shorter list is padded with its own ids. A request without ids
+    has any id, and its `min_new_tokens` is 0."""
     output_lens: Tensor
     """int64 [n]: number of committed output tokens, the root's token included."""
     output_ids: Tensor

@@ -12,7 +12,7 @@ verification, arXiv:2305.09781, with one sampled child and fixed others).
 
 It is exact on one condition: the rule must be applied at every node with a drafted token x, even if
 the tree does not contain x. The choice of the tree depends on the drafted tokens. So among the
-tokens in the tree alone, x would not be distributed as q.
+tokens in the tree alone, x would not have the distribution q.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sglang_qspec.verify.rows import Rows, fill
 
 
 class Proposals(NamedTuple):
-    """The token that a drafter drew at each of N nodes, and its distribution."""
+    """The token that a drafter drew at each of N nodes, and the distribution of the draw."""
 
     known: Tensor
-    """bool [N]: whether the node has a drafted token; if not, its other fields have no meaning."""
+    """bool [N]: whether the node has a drafted token; if not, the other fields have no meaning."""
     token_ids: Tensor
     """int64 [N]: the drafted tokens."""
     candidate_ids: Tensor

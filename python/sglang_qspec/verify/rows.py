@@ -1,7 +1,8 @@
-"""Computes a function for some rows only, as the device makes it cheapest.
+"""Computes a function for some rows of a tensor, in the cheapest way for the device.
 
-A CPU computes the function for these rows alone. On other devices their number is not known without
-a synchronisation of the host. There the function runs on all rows, and a mask chooses the results.
+A CPU computes the function for the chosen rows alone. On other devices the host would have to
+synchronise to learn the number of chosen rows. So the function runs on all rows there, and a mask
+chooses the results.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor, where
 
 Rows = Tensor | slice
-"""Index of some rows: int64 [n], or all rows as a slice."""
+"""Index of some rows: int64 [n], or a slice for all rows."""
 
 
 def fill(values: Tensor, mask: Tensor, function: Callable[[Rows], Tensor]) -> Tensor:
@@ -34,5 +35,5 @@ def fill(values: Tensor, mask: Tensor, function: Callable[[Rows], Tensor]) -> Te
 
 
 def picks(mask: Tensor) -> bool:
-    """Whether the rows of a mask are picked out, which reads the mask on the host."""
+    """Whether `fill` computes only the chosen rows, for which the host must read the mask."""
     return mask.device.type == "cpu"

@@ -29,7 +29,8 @@ from sglang_qspec.verify.rows import Rows, fill
 from sglang_qspec.verify.seeded import gumbel, murmur_hash32
 
 _SHORTLIST = 1024
-"""Number of tokens that are ranked first; the whole vocabulary only if the filters need more."""
+"""Number of likeliest tokens that are ranked. The whole vocabulary is ranked only if a filter needs
+more tokens."""
 ALL_RANKS = 1 << 30
 """A top-k that keeps all tokens, as in SGLang."""
 
@@ -62,7 +63,7 @@ class Draws(NamedTuple):
     proposals: Proposals | None = None
     """Drafted tokens: rows with a known one are drawn by `sglang_qspec.verify.rejection`."""
     rank_limit: int | None = None
-    """No filtered row keeps more than this number of tokens, by its top-k; None if unknown."""
+    """Maximum number of tokens that any filtered row keeps, by its top-k; None if unknown."""
 
     def of(self, rows: Rows) -> Draws:
         """The parameters of the rows with these indices."""
@@ -120,7 +121,7 @@ def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
     def left(rows: Rows) -> tuple[Tensor, Tensor]:
         if not isinstance(rows, slice):
             return _left(probs[rows], draws.of(rows))
-        if not shared:  # two ways of drawing may need the ranks of all rows
+        if not shared:  # both ways of drawing may need the ranks of all rows
             shared.append(_left(probs, draws))
         return shared[0]
 
@@ -168,10 +169,10 @@ def _distributions(
 def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
     """The `count` likeliest tokens of each row of `probs` [N, V], and their filtered probabilities.
 
-    Both are [N, count], int64 and float. Probabilities fall along a row; they are not renormalised,
-    and 0 for tokens that the filters drop.
+    Both are [N, count], int64 and float. Probabilities fall along a row. They are not renormalised.
+    The probability of a token that the filters drop is 0.
     """
-    # Each filter keeps a prefix of the ranking, which does not depend on the tokens behind it.
+    # Each filter keeps a prefix of the ranking, and later tokens do not change this prefix.
     ranked, tokens = probs.topk(min(count, probs.shape[1]), dim=-1)
     return tokens, _filter(ranked, draws)[0]
 

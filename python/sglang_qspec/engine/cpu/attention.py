@@ -28,7 +28,8 @@ NAME = "qspec_cpu"
 _SHORT_EXTEND = 32
 """Maximum number of new tokens per request for which an extend runs as one padded batch."""
 _FEWEST_SAVED = 16
-"""Minimum number of padded query rows that a second group of requests must save; it takes calls."""
+"""Minimum number of padded query rows that a second group of requests must save, because each group
+takes its own torch calls."""
 
 
 class CpuAttention(TorchNativeAttnBackend):
@@ -226,9 +227,10 @@ class _Batch:
 
 
 class _Group:
-    """Requests that are computed with the query rows of the one with the most new tokens.
+    """Requests that get the same number of query rows: the largest number of new tokens among them.
 
-    A shorter request gets rows before its own, which repeat its first token and are dropped.
+    A request with fewer new tokens gets extra rows before its own rows. The extra rows repeat its
+    first new token, and their results are dropped.
     """
 
     def __init__(
@@ -240,8 +242,8 @@ class _Group:
         decodes: bool,
         starts: Tensor | None = None,
     ) -> None:
-        """`starts` int64 [n] are the first tokens of the requests; by default all tokens follow
-        each other."""
+        """`starts` int64 [n] has the place of each request's first token in the pass. By default
+        the tokens of the requests follow each other."""
         self._slots, self._kv_lens, self._decodes = slots, kv_lens, decodes
         self._rows = rows = max(new_lens)
         self._plans: dict[tuple[int, torch.dtype, int], RowPlan] = {}
@@ -262,7 +264,7 @@ class _Group:
         self._given = (offset >= 0).flatten().nonzero().flatten()
         if self._visible is not None:
             own = torch.arange(len(new_lens)).view(-1, 1, 1)
-            # Columns before a request's own are committed text, which all see, as they see node 0.
+            # Columns before a request's own are committed text. All rows see it, as all see node 0.
             self._visible = self._visible[own, node.unsqueeze(2), node.unsqueeze(1)]
 
     def plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
@@ -302,7 +304,7 @@ class _Group:
 def _similar(lens: list[int]) -> list[list[int]]:
     """The requests in one group, or in two if that saves at least `_FEWEST_SAVED` padded rows.
 
-    `lens` are the requests' numbers of new tokens; a group is padded to its largest.
+    `lens` has the number of new tokens of each request. A group is padded to its largest number.
     """
     order = sorted(range(len(lens)), key=lens.__getitem__)
     longest = max(lens, default=0)
@@ -315,9 +317,9 @@ def _similar(lens: list[int]) -> list[list[int]]:
 
 
 def _trees(spec_info: Any, bs: int) -> tuple[list[int], Tensor]:
-    """The nodes of each request's tree, and which of them each node sees: bool [bs, D, D].
+    """The number of nodes of each request's tree, and the nodes that each node sees.
 
-    Without a mask the trees are chains.
+    The second result is bool [bs, D, D]. Without a mask the trees are chains.
     """
     width = int(spec_info.draft_token_num)
     layout, mask = spec_info.ragged_verify_layout, spec_info.custom_mask

@@ -26,10 +26,10 @@ _load_count = 0
 
 
 def load_count() -> int:
-    """Return the number of weight loads in this process; data from earlier weights is stale.
+    """Return the number of weight loads in this process; copies from an earlier load are stale.
 
     Loading writes through `Parameter.data`, which changes neither the address nor the version of a
-    tensor, so neither shows that a weight has changed.
+    tensor. So only this number shows that a weight has changed.
     """
     return _load_count
 
@@ -76,7 +76,7 @@ def _lm_head(
     embedding_bias: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Compute logits from a packed copy; the embedding table may share the dense weight."""
+    """Compute logits from a packed copy, because the embedding table may share the dense weight."""
     plain = (
         type(getattr(lm_head, "quant_method", None)) is UnquantizedEmbeddingMethod
         and not hasattr(lm_head, "set_lora")

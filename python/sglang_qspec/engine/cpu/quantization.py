@@ -6,8 +6,8 @@ SGLang's loader and replaces three:
 - `qspec_int8` and `qspec_int4` round an unquantized checkpoint while it loads.
 - `gptq` and `auto-round` (4 and 8 bits) and `awq` (4 bits) load the same checkpoints as on a GPU.
 
-With each method the LM head multiplies with an int8 copy of its weight, also if the weight is tied
-to the embedding.
+With each method an unquantized LM head multiplies with an int8 copy of its weight, also if the
+weight is tied to the embedding.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class AutoRoundCpuConfig(AutoRoundConfig):
 
 
 def _other(layer: Module, prefix: str) -> QuantizeMethodBase | None:
-    """Return the method of a layer that is not linear; None for SGLang's default."""
+    """Return the method of a layer that is not linear, or None for SGLang's default."""
     if isinstance(layer, FusedMoE):
         raise DraftModelError(
             f"{prefix} is a mixture of experts, which the CPU backend cannot run with integer "

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GROUP_SIZES = (64, 32)
-"""Group sizes of int4 weights that are rounded while loading. A layer uses the first that divides
-its number of inputs, and int8 if none does."""
+"""Group sizes of int4 weights that are rounded while loading. A layer uses the first group size
+that divides its number of inputs, and int8 if none does."""
 
 
 class OnlineLinear(LinearMethodBase):
@@ -50,7 +50,7 @@ class OnlineLinear(LinearMethodBase):
 
 
 class Head(UnquantizedEmbeddingMethod):
-    """An unquantized embedding table; if it is the LM head, an int8 copy multiplies.
+    """An unquantized embedding table. As an LM head it multiplies with an int8 copy of its weight.
 
     The first product makes the copy, because a table does not know whether it is tied to a head.
     """

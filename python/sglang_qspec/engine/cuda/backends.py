@@ -1,7 +1,7 @@
 """What SGLang's attention backends can verify.
 
-The answers are read from SGLang 0.5.23. A backend that is not listed verifies trees, and takes the
-width of a pass from the configuration.
+The table follows the source of SGLang 0.5.23. A backend that is not in the table verifies trees,
+and takes the width of a pass from the configuration.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy import PassCost
 
 MOST_CHILDREN = 10
-"""Value of SGLang's `speculative_eagle_topk` for trees, which only says that drafts branch."""
+"""Largest `speculative_eagle_topk` for trees. It only tells SGLang that drafts branch."""
 GPU_COST = PassCost(cheap_rows=192, cheap_row=0.0005, row=0.003)
-"""Relative time of a pass on a GPU before any pass was measured.
+"""Relative time of a pass on a GPU by its number of rows.
 
-Predicted for an 8B model in bfloat16 on an H100: 512 rows take about twice as long as one, and up
-to about 200 rows the read of the weights takes longer than the products.
+It is a prediction for an 8B model in bfloat16 on an H100. A pass with 512 rows takes about twice as
+long as a pass with one row. Up to about 200 rows, reading the weights takes longer than the matrix
+products.
 """
 _XQA = (9, 12)
-"""Major compute capabilities on which trtllm_mha runs its kernels without ragged lengths."""
+"""Major compute capabilities on which trtllm_mha uses its XQA kernels, which need equal lengths."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class Attention:
     trees: bool = True
     """Whether the backend reads masks, so that a node sees only its ancestors."""
     ragged: bool = False
-    """Whether one pass can verify another number of tokens for each request, also in CUDA graphs.
-    Such a pass takes chains only: these backends ignore its mask."""
+    """Whether one pass can verify a different number of tokens for each request, also in a CUDA
+    graph. A ragged pass takes chains only, because these backends ignore its mask."""
     any_width: bool = False
-    """Whether an eager pass takes its width from the pass. Otherwise it takes the width for which
-    the backend was made, and any other width gives wrong logits."""
+    """Whether the backend reads the width of an eager pass from the pass. Other backends assume the
+    width for which they were made, and give wrong logits for a pass of another width."""
 
 
 _BACKENDS = {
@@ -53,7 +54,7 @@ _BACKENDS = {
 
 
 def attention_of(backend: str, capability: int | None = None) -> Attention:
-    """What `backend` can verify on a GPU of the major compute `capability`; None is not a GPU."""
+    """What `backend` can verify; `capability` is the major compute capability, None on a CPU."""
     if backend == "trtllm_mha" and capability in _XQA:
         return Attention(trees=False)
     return _BACKENDS.get(backend, Attention())
@@ -73,11 +74,11 @@ def chooses_ragged(view: Any, verify: str) -> bool:
 
     `view` is SGLang's resolving view of the server's arguments, after SGLang has chosen the
     attention backend. `verify` is `auto`, `tree` or `ragged`; `auto` takes trees where the backend
-    reads their masks. Raises ConfigError if the backend cannot verify so.
+    reads their masks. Raises ConfigError if the backend does not support the choice.
     """
     backend = verify_backend(view)
     attention = attention_of(backend, get_platform().device_capability[0])
-    # SGLang's graphs of ragged passes pad batches, and do not split them.
+    # SGLang's CUDA graphs of ragged passes must pad batches, and cannot split them.
     possible = attention.ragged and not (
         view.disable_cuda_graph_padding or view.enable_two_batch_overlap
     )
@@ -97,7 +98,7 @@ def chooses_ragged(view: Any, verify: str) -> bool:
 
 
 def pass_cost(device: str) -> PassCost:
-    """The shape of the times of passes by their rows, which measured passes scale."""
+    """The relative time of a pass by its number of rows, which measured passes scale."""
     return PassCost() if device.startswith("cpu") else GPU_COST
 
 

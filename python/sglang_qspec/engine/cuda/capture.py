@@ -1,7 +1,8 @@
 """Which class captures the target's CUDA graphs, and at which batch sizes.
 
-SGLang reads the batch sizes of a capture from the configuration, so a capture runs with a pruned
-copy of it. The classes are imported only for a capture, which a CPU server does not run.
+SGLang reads the batch sizes of a capture from its configuration, so a capture runs with a pruned
+copy of the configuration. The runner classes are imported only for a capture, so a CPU server does
+not import them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def runner_class(target: Callable[[Any], type], model_runner: Any) -> type:
 
 
 def logits_rows(target: Callable[[Any], int], model_runner: Any) -> int:
-    """Around `ModelRunner.max_decode_logits_rows`: the rows of the batches that are captured."""
+    """Around `ModelRunner.max_decode_logits_rows`: the most rows of logits of a captured pass."""
     rows = target(model_runner)
     if not _is_target(model_runner):
         return rows
@@ -38,7 +39,7 @@ def logits_rows(target: Callable[[Any], int], model_runner: Any) -> int:
 
 
 def capture_width(model_runner: Any, backend: Any, width: int) -> Any:
-    """Capture the graphs of `width` on `backend`, a backend of its own; 1 is a plain pass."""
+    """Capture the graphs of `width` on its own attention `backend`; width 1 is plain decoding."""
     from sglang_qspec.engine.cuda import runners
 
     made = runners.PlainGraphs if width == 1 else runners.TreeGraphs
@@ -47,9 +48,10 @@ def capture_width(model_runner: Any, backend: Any, width: int) -> Any:
 
 @contextmanager
 def pruned(width: int) -> Iterator[list[int]]:
-    """SGLang's configuration, with the batch sizes that are captured at `width`.
+    """Within this context SGLang's configuration has only the batch sizes captured at `width`.
 
-    SGLang reads them from the leaf `cuda_graph_config`, not from `cuda_graph_bs_decode`.
+    Yields these batch sizes. SGLang reads them from the leaf `cuda_graph_config`, not from
+    `cuda_graph_bs_decode`.
     """
     graph = get_exec().graph
     config = graph.cuda_graph_config
@@ -60,5 +62,5 @@ def pruned(width: int) -> Iterator[list[int]]:
 
 
 def _is_target(model_runner: Any) -> bool:
-    """Whether the runner is a target's with QSPEC; the sidecar's has no speculation."""
+    """Whether the runner runs a target with QSPEC; the sidecar's runner has no speculation."""
     return isinstance(model_runner.spec_algorithm, QSpecAlgorithm)

@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class _Passes:
-    """What the passes of one width run on."""
+    """The attention backend and the CUDA graphs of the passes of one width."""
 
     backend: Any
     """SGLang's attention backend."""
@@ -36,15 +36,15 @@ class _Passes:
     """SGLang's runner of CUDA graphs; None for eager passes."""
 
     def captures(self, requests: int) -> bool:
-        """Whether graphs for a batch of this size exist; smaller batches are padded."""
+        """Whether a graph can run a batch of this size; the graph pads smaller batches."""
         return self.runner is not None and requests <= self.runner.max_bs
 
 
 class PassGraphs:
     """Chooses the backend and the graphs of each pass of one target.
 
-    Empty until `capture`, and on devices where one backend takes every width eagerly: then every
-    width runs on what SGLang itself has made.
+    It is empty before `capture`. It stays empty if there are no graphs and one backend takes every
+    width. While it is empty, every pass runs on the backend and the graphs that SGLang has made.
     """
 
     def __init__(self, model_runner: Any, settings: QSpecConfig) -> None:
@@ -52,8 +52,8 @@ class PassGraphs:
         self._settings = settings
         self._passes: dict[int, _Passes] = {}
         self.tiers: tuple[int, ...] = ()
-        """Totals of tokens for which ragged passes are captured, in rising order; empty for trees
-        and for eager passes."""
+        """Total numbers of tokens for which ragged passes are captured, in rising order; empty for
+        trees and for eager passes."""
 
     def capture(self) -> None:
         """Make the backends, and capture the graphs. Call it after SGLang has captured its own."""
@@ -80,9 +80,9 @@ class PassGraphs:
     def widths(self, requests: int) -> tuple[int, ...] | None:
         """Widths that a pass over `requests` may have, in rising order; None for all widths.
 
-        These have graphs for so large a batch. A batch that is too large for all graphs may have
-        every width of at most PASS_ROWS rows, on the backend of that width. A plain pass is always
-        allowed.
+        A width is allowed if its graphs can run a batch of this size. If no width has such graphs,
+        every width with at most PASS_ROWS rows is allowed, and the pass runs eagerly on the backend
+        of that width. A plain pass is always allowed.
         """
         if not self._passes:
             return None
@@ -94,7 +94,7 @@ class PassGraphs:
     def at(self, width: int) -> Iterator[None]:
         """Run the target's passes in the block on the backend and the graphs of `width`.
 
-        Ragged passes run on what SGLang has made for the widest.
+        Ragged passes run on the backend and the graphs that SGLang has made for the widest pass.
         """
         made = self._passes.get(width)
         if made is None:
@@ -118,7 +118,7 @@ class PassGraphs:
         return backends.attention_of(self._backend)
 
     def _capture_all(self, wanted: list[int]) -> None:
-        """Capture the `wanted` widths in rising order, as far as the memory allows."""
+        """Capture the `wanted` widths in rising order, but no width that needs too much memory."""
         began, free = time.monotonic(), self._free_mib()
         limit = min(float(self._settings.graph_memory), free / 2)
         left_out = []
@@ -129,7 +129,7 @@ class PassGraphs:
                 continue
             self._passes[width] = self._make(width, graphs=True)
         logger.info(
-            "Target passes run in CUDA graphs: %s. Those beside SGLang's own took %.1f s and "
+            "Target passes run in CUDA graphs: %s. QSPEC's graphs took another %.1f s and "
             "%.0f MiB.",
             self._describe(),
             time.monotonic() - began,
@@ -145,7 +145,7 @@ class PassGraphs:
             )
 
     def _describe(self) -> str:
-        """What is captured, for the log."""
+        """The captured widths and batch sizes, for the log."""
         runners = {width: made.runner for width, made in sorted(self._passes.items())}
         parts = [
             f"width {width} for {len(runner.capture_bs)} batch sizes up to {runner.max_bs}"
@@ -177,12 +177,12 @@ class PassGraphs:
         return gib * 1024
 
     def _make(self, width: int, *, graphs: bool = False) -> _Passes:
-        """A new backend for `width`, and its graphs."""
+        """A new backend for `width`; with `graphs` also its CUDA graphs."""
         runner = self._model_runner
         with get_spec().override(
             speculative_num_draft_tokens=width, speculative_eagle_topk=backends.branching(width)
         ):
-            # All passes of a runner share one stream, and so they share flashinfer's workspace.
+            # All passes of a runner use one stream, so their backends can share one workspace.
             backend = runner._get_attention_backend()
             runner.kv_index_translator.bind_and_verify_backends([backend])
             if not graphs:

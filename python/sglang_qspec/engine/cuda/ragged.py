@@ -1,4 +1,4 @@
-"""Pads ragged verify passes to the totals of tokens for which graphs are captured."""
+"""Pads ragged verify passes to the total numbers of tokens that have CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 
 @contextmanager
 def padded(batch: Any, tiers: Sequence[int]) -> Iterator[None]:
-    """Pad the packed rows of a ragged pass to the next of the rising `tiers`, inside the block.
+    """Within this context the packed rows of a ragged pass are padded to the next of `tiers`.
 
     `batch` has int64 [rows] `input_ids` and `out_cache_loc`; its `spec_info` has int64 [rows]
-    `positions` and SGLang's `ragged_verify_layout`. Added rows have token, position and slot 0,
-    which no request uses. Passes with more rows than the last tier stay as they are and run
-    eagerly. Passes of one width are not padded here, because SGLang's runner pads them.
+    `positions` and SGLang's `ragged_verify_layout`. `tiers` are in rising order. Added rows have
+    token 0, position 0 and slot 0; no request uses slot 0. Passes with more rows than the last tier
+    stay as they are and run eagerly. Passes of one width are not padded here, because SGLang's
+    runner pads them.
     """
     spec_info = batch.spec_info
     layout = None if spec_info is None else spec_info.ragged_verify_layout
@@ -40,7 +41,7 @@ def padded(batch: Any, tiers: Sequence[int]) -> Iterator[None]:
 
 
 def cut(logits_output: Any, rows: int) -> None:
-    """Drop the logits and the hidden states of the rows that `padded` added behind `rows`."""
+    """Drop the logits and the hidden states of the rows that `padded` added after `rows`."""
     logits_output.next_token_logits = logits_output.next_token_logits[:rows]
     if logits_output.hidden_states is not None:
         logits_output.hidden_states = logits_output.hidden_states[:rows]

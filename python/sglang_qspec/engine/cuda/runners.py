@@ -1,9 +1,10 @@
 """SGLang's runner of decode CUDA graphs, for plain passes, trees of one width and ragged chains.
 
-SGLang captures one runner: TARGET_VERIFY at the width of `--speculative-num-draft-tokens`, in
-which no plain pass fits. `PlainGraphs` captures DECODE next to it, `TreeGraphs` further widths. In
-SGLang's RAGGED_VERIFY_MODE `compact`, graphs are keyed by the total of tokens instead;
-`RaggedGraphs` adds what the branch for NGRAM lacks there.
+SGLang makes one runner, which captures TARGET_VERIFY at the width of
+`--speculative-num-draft-tokens`. These graphs cannot run a plain decode pass. `PlainGraphs`
+captures DECODE passes, and `TreeGraphs` captures verify passes of other widths. In SGLang's
+RAGGED_VERIFY_MODE `compact`, graphs are keyed by the total number of tokens. In this mode SGLang's
+code for NGRAM gives a capture no layout, so `RaggedGraphs` adds the layout.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PlainGraphs(DecodeCudaGraphRunner):
 
     @property
     def capture_forward_mode(self) -> Any:
-        """DECODE, although SGLang sets TARGET_VERIFY for speculative algorithms."""
+        """DECODE; SGLang would set TARGET_VERIFY, as for every speculative algorithm."""
         return ForwardMode.DECODE
 
     @capture_forward_mode.setter
@@ -31,7 +32,7 @@ class PlainGraphs(DecodeCudaGraphRunner):
         pass
 
     def get_spec_info(self, num_tokens: int) -> None:
-        """No drafts: backends read a decode pass with drafts as a pass of a draft model."""
+        """None, because backends take a decode pass with drafts for a pass of a draft model."""
 
 
 class TreeGraphs(DecodeCudaGraphRunner):
@@ -44,18 +45,18 @@ class TreeGraphs(DecodeCudaGraphRunner):
 
 
 class RaggedGraphs(DecodeCudaGraphRunner):
-    """Graphs of ragged verify passes, keyed by their total of tokens (tiers)."""
+    """Graphs of ragged verify passes, keyed by their total number of tokens (their tier)."""
 
     capture_bs: list[int]
 
     def get_spec_info(self, num_tokens: int) -> Any:
-        """The dummy input of a capture, with the layout that its kernels read at replay."""
+        """The dummy input of a capture, with the layout that the kernels read at replay."""
         spec_info = super().get_spec_info(num_tokens)
         spec_info.ragged_verify_layout = self._capture_ragged_verify_layout(num_tokens)
         return spec_info
 
     def _build_ragged_verify_token_buckets(self) -> list[int]:
-        """The tiers. SGLang has derived `max_bs` before, so all batch sizes keep their slots."""
+        """The tiers. SGLang has already set `max_bs`, so graphs keep slots for large batches."""
         self.capture_bs = widths.batch_sizes(self.capture_bs, self.captured_req_width)
         tiers: list[int] = super()._build_ragged_verify_token_buckets()
         return tiers

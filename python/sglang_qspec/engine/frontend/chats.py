@@ -1,8 +1,8 @@
 """Reads guesses from the tags in chat messages.
 
 OpenAI's, Anthropic's and Ollama's chats have different schemas. We read tags in the client's
-schema, before SGLang converts it. After it, Anthropic's tool results would be text of a user, and
-`/v1/responses` would have stored the tags for later turns.
+schema, before SGLang converts the request. After the conversion, Anthropic's tool results would be
+text of a user, and `/v1/responses` would have stored the tags for later turns.
 """
 
 from __future__ import annotations

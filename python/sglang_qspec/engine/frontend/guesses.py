@@ -82,7 +82,7 @@ def resolve(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | Non
 
     Raises RequestError for controls and guesses that are malformed or not allowed.
     """
-    # `manager.server_args` has None here if the flag is not given.
+    # `manager.server_args` has no width if the flag is not given, so read the resolved width.
     controls.read(custom_params, settings(), get_spec().speculative_num_draft_tokens)
     texts, ids = (custom_params.get(key) for key in (GUESSES_KEY, GUESS_IDS_KEY))
     sent = [] if ids is None else read_guess_ids(ids, manager.model_config.vocab_size)
@@ -105,7 +105,7 @@ def resolve(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | Non
 def _tokenize(manager: Any, guess: str) -> tuple[int, list[list[int]]]:
     """The number of tokens of a guess as written, and its token ids without and with a space first.
 
-    The text before a guess is unknown, so we keep both spacings. They usually differ only in the
+    The text before a guess is unknown, so both spacings are kept. They usually differ only in the
     first token.
     """
     if manager.tokenizer is None:
@@ -123,7 +123,7 @@ def _tokenize(manager: Any, guess: str) -> tuple[int, list[list[int]]]:
 
 
 def _check_not_empty(manager: Any, obj: Any) -> None:
-    """Refuse a prompt without tokens, such as a mere guess: it would end SGLang's scheduler."""
+    """Refuse a prompt without tokens, such as a prompt of tags only: it would end the scheduler."""
     texts = [obj.text] if isinstance(obj.text, str) else obj.text or []
     if all(texts) or manager.tokenizer is None or obj.session_params or obj.contains_mm_input():
         return

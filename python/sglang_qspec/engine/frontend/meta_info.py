@@ -26,8 +26,8 @@ def complete_meta_info(
 ) -> None:
     """Around `TokenizerManager.update_request_meta_info`, which collects one item per token.
 
-    SGLang does not see our record, which is one item per request. We remove the provenance that
-    SGLang pads for a request without it.
+    The hook hides QSPEC's record from SGLang, because the record is one item per request. It also
+    removes the labels with which SGLang pads a request without provenance.
     """
     others = {key: values for key, values in customized_info.items() if key != KEY}
     labels = others.get(provenance.KEY)

@@ -1,8 +1,8 @@
 """Labels each output token with its draft source or `target`, for requests that ask for it.
 
 The list `meta_info["qspec_provenance"]` has one label for each output token. It is part of the
-request's `customized_info`, which SGLang sends along with output tokens. SGLang cuts it with them,
-at stops and into streamed chunks.
+request's `customized_info`, which SGLang sends along with output tokens. SGLang cuts the list
+together with the tokens, at stops and into streamed chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABELS = [source.name.lower() for source in Source]
 
 
 def begin(req: Any, by_default: bool) -> None:
-    """Start the list of a request that asks for it; without the option `by_default` decides.
+    """Start the list of a request that asks for labels; `by_default` applies without the option.
 
     A retracted request keeps its list.
     """
@@ -55,7 +55,7 @@ def record(
 def _add(labels: list[str], output_len: int, sources: Iterable[int]) -> None:
     """Append the labels of accepted draft tokens and of one token of the target.
 
-    Labels of tokens that did not become output are dropped first, such as that of a prefill chunk.
+    Labels of tokens that did not become output are dropped first, such as a prefill chunk's label.
     """
     del labels[output_len:]
     labels += [_LABELS[source] for source in sources]

@@ -19,9 +19,9 @@ class Proposal:
     """The trees that one pass verifies."""
 
     trees: DraftTrees
-    """Trees of the pass, as the pass runs them."""
+    """The trees that the pass runs, after all cuts."""
     candidates: DraftTrees | None = None
-    """The larger trees that `trees` are cut from; None for a pass that may not use drafts."""
+    """The larger trees from which `trees` are cut; None for a pass that may not use drafts."""
     waited: float = 0.0
     """Seconds that the proposer waited for step drafts."""
 
@@ -49,11 +49,11 @@ class PassAccounting:
         self._runtime = runtime
         self._clock = clock
         self._began: float | None = None
-        """Start of the present pass by the clock, usually the end of the last pass; None after an
-        interruption."""
+        """Start of the present pass in seconds of the clock, usually the end of the last pass; None
+        after an interruption."""
 
     def begin(self, context: float | None = None) -> None:
-        """Start a pass. Its time counts from the last pass's end, after `interrupt` from now.
+        """Start a pass. Its time counts from the end of the last pass; after `interrupt`, from now.
 
         `context` is the average length of the requests' texts in tokens; None if the host does not
         know it.
@@ -64,9 +64,9 @@ class PassAccounting:
             self._began = self._clock()
 
     def interrupt(self) -> None:
-        """Note that the scheduler runs something else, so the next pass counts from its start.
+        """Note that the scheduler runs something else, so the next pass counts from its own start.
 
-        A pass that still runs has no measured time.
+        The time of a pass that still runs is not measured.
         """
         self._began = None
         self._speculator.take_link_seconds()
@@ -84,8 +84,8 @@ class PassAccounting:
         """Record the result of a pass.
 
         `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them. `whole` are the trees of all requests of the pass; None if they are those of
-        `proposal`.
+        after them. `whole` are the trees of all requests of the pass; None if `proposal` has all of
+        them.
         """
         trees = proposal.trees
         if rids:
@@ -115,7 +115,7 @@ class PassAccounting:
         )
 
     def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> None:
-        """Record the time of a pass that ends now; for an interrupted one count the predicted."""
+        """Record the time of a pass that ends now; after an interruption, its predicted time."""
         if self._began is None:
             seconds = self.times.seconds(len(trees), trees.rows / len(trees))
         else:

@@ -20,7 +20,7 @@ def can_split(batch: ScheduleBatch) -> bool:
     """Whether the batch has no state that only fits the whole batch.
 
     Log probabilities and hidden states have one width for all requests. Penalties, processors and
-    grammars keep state by row. The worker verifies such a batch in one pass.
+    grammars keep state by row. The worker runs a batch with any of them in one pass.
     """
     info = batch.sampling_info
     return not (
@@ -36,7 +36,7 @@ def can_split(batch: ScheduleBatch) -> bool:
 
 
 def take(batch: ScheduleBatch, rows: Sequence[int]) -> ScheduleBatch:
-    """A batch of the requests at the indices `rows`, which shares them and memory with `batch`."""
+    """A batch of the requests at the indices `rows`; it shares requests and memory with `batch`."""
     part = copy.copy(batch)
     part.sampling_info = copy.copy(batch.sampling_info)
     part.sampling_info.penalizer_orchestrator = _NoPenalties()
@@ -59,7 +59,7 @@ def join(
 ) -> GenerationBatchResult:
     """Join the results of parts; `rows` has the indices that `take` got for each part.
 
-    The result has the width of the widest part; the tokens of the others are padded.
+    The result has the width of the widest part; the tokens of other parts are padded.
     """
     width = max(result.speculative_num_draft_tokens for result in results)
     tokens = torch.cat(
@@ -93,8 +93,8 @@ def finished(
 ) -> GenerationBatchResult:
     """The result of a pass in the form that the scheduler reads.
 
-    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs]. `relay` is what
-    the next pass needs with the overlap scheduler.
+    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs]. `relay` has the
+    tensors for the next pass (`passes.relay`); None makes them for a server without overlap.
     """
     return GenerationBatchResult(
         logits_output=logits_output,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Halves:
-    """Keeps two halves whose sizes differ by at most one request, and moves few requests.
+    """Keeps two halves with sizes that differ by at most one request, and moves few requests.
 
     The sidecar drafts for one half while the target verifies the other, so a request that changes
     halves loses half a round. A new request joins the smaller half. When requests leave and the

@@ -13,30 +13,27 @@ from sglang_qspec.engine.passes.staging import HostCopy
 
 
 class Outcome(NamedTuple):
-    """What `sample_and_accept` returned for bs requests with trees of up to D nodes."""
+    """The result of `sample_and_accept` for bs requests with trees of up to D nodes."""
 
     predict: NDArray[np.int32]
     """int32 [bs * D]: the token after each accepted row."""
     accept_lens: NDArray[np.int32]
     """int32 [bs]: number of accepted nodes, the root included."""
     accept_index: NDArray[np.int32]
-    """int32 [bs, D]: the rows of the accepted nodes, -1 behind them."""
+    """int32 [bs, D]: the rows of the accepted nodes, then -1."""
     starts: NDArray[np.int64]
     """int64 [bs]: the row of each root."""
 
     @property
     def is_prefix(self) -> bool:
-        """Whether each accepted path is the first nodes of its tree, so that its KV is in place.
-
-        Indices count from the first node of each tree.
-        """
+        """Whether each accepted path has the first nodes of its tree, so its KV is in place."""
         nodes = self.accept_index - self.starts[:, None]
         front = np.arange(self.accept_index.shape[1])
         return bool(((nodes == front) | (self.accept_index < 0)).all())
 
     @property
     def accepted_nodes(self) -> list[list[int]]:
-        """The accepted draft nodes of each request in order, without the root."""
+        """The accepted draft nodes of each request, as indices in its tree; without the root."""
         return [
             row[1:length]
             for row, length in zip(
@@ -56,7 +53,7 @@ class Outcome(NamedTuple):
 
     @property
     def bonus_ids(self) -> list[int]:
-        """The target's own token of each request after its accepted nodes."""
+        """The target's own token after the accepted nodes of each request."""
         last = self.accept_index[np.arange(len(self.accept_lens)), self.accept_lens - 1]
         bonus: list[int] = self.predict[last].tolist()
         return bonus
@@ -80,7 +77,7 @@ class PlainOutcome(NamedTuple):
 
 
 class ComingOutcome:
-    """The outcome of a pass that may still run; its copy to the host has been started."""
+    """The outcome of a pass that may still run; the copy to the host has been started."""
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class ComingOutcome:
         self._outcome: Outcome | None = None
 
     def read(self) -> Outcome:
-        """Wait for the pass and return its outcome; later calls return the same."""
+        """Wait for the pass and return its outcome; later calls return the same object."""
         if self._outcome is None:
             flat = self._copy.read()
             rest = self._nodes + self._shape[0]
@@ -110,7 +107,7 @@ class ComingOutcome:
 
 
 class ComingTokens:
-    """The tokens of a pass without drafts that may still run, as a `ComingOutcome`."""
+    """The tokens of a pass without drafts that may still run; read like a `ComingOutcome`."""
 
     def __init__(self, token_ids: Tensor) -> None:
         """Start the copy of the tokens [bs]."""

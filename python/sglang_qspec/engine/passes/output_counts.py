@@ -19,11 +19,11 @@ from torch import Tensor
 from sglang_qspec.engine.passes.outputs import output_of
 
 _SMALLEST = 64
-"""Smallest number of columns for which memory is allocated."""
+"""Minimum number of allocated columns."""
 
 
 class _Record:
-    """What has been sent of one request's output."""
+    """The part of one request's output that the device has counted."""
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -48,8 +48,8 @@ class Changes(NamedTuple):
 class OutputCounts:
     """Distinct output tokens of requests with their counts, one slot for each request.
 
-    SGLang's request object identifies a request; its slot is free again when the object is gone. An
-    output that has become shorter is counted anew.
+    SGLang's request object identifies a request. When the object is deleted, its slot becomes free.
+    If an output has become shorter, all of it is counted again.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class OutputCounts:
         self._slots = 0
 
     def read(self, reqs: Sequence[Any]) -> Changes:
-        """Count the new output tokens of the requests, and return what `write` has to change."""
+        """Count the new output tokens of the requests, and return the changes for `write`."""
         entries: list[tuple[int, int, int, int]] = []
         records = [self._record(req) for req in reqs]
         for req, record in zip(reqs, records, strict=True):

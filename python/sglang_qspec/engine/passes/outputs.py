@@ -1,8 +1,9 @@
 """The output of each request, including tokens that SGLang has not added to it yet.
 
-With the overlap scheduler SGLang launches a pass before it processes the results of the last one.
-So `req.output_ids` lacks the tokens of the last pass when the next one is prepared. `splice` keeps
-these tokens, and `output_of` appends them. Without the overlap scheduler there are none.
+With the overlap scheduler SGLang launches a pass before it processes the result of the last pass.
+So `req.output_ids` lacks the tokens of the last pass when the worker prepares the next pass.
+`splice` keeps the missing tokens, and `output_of` appends them. Without the overlap scheduler no
+tokens are missing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from numpy.typing import NDArray
 
 _fresh: dict[Any, tuple[int, list[int]]] = {}
 """By SGLang's request object: the output length before the last pass, and the tokens of the pass.
-An entry counts while SGLang's output still has this length."""
+An entry is valid while SGLang's output still has this length."""
 
 
 def splice(passes: Iterable[tuple[Any, int, list[int]]]) -> None:
-    """Replace the spliced tokens by those of the last pass.
+    """Replace the spliced tokens by the tokens of the last pass.
 
     Each item has a request, the length of its output before the pass, and its tokens of the pass.
     """
@@ -30,7 +31,7 @@ def splice(passes: Iterable[tuple[Any, int, list[int]]]) -> None:
 
 
 def output_of(req: Any) -> Sequence[int]:
-    """The output tokens of a request, with those that SGLang has not added yet."""
+    """The output tokens of a request, including tokens that SGLang has not added yet."""
     output_ids: Sequence[int] = req.output_ids
     if not _fresh:
         return output_ids
@@ -39,7 +40,7 @@ def output_of(req: Any) -> Sequence[int]:
 
 
 def outputs_of(reqs: Sequence[Any]) -> list[Sequence[int]]:
-    """The output tokens of each request, with those that SGLang has not added yet."""
+    """The output tokens of each request, including tokens that SGLang has not added yet."""
     if not _fresh:
         return [req.output_ids for req in reqs]
     return [output_of(req) for req in reqs]
@@ -54,12 +55,12 @@ def last_ids_of(reqs: Sequence[Any]) -> NDArray[np.int64]:
 def check_lengths(
     reqs: Sequence[Any], output_lens: Sequence[int], seq_lens: torch.Tensor | None
 ) -> None:
-    """Raise RuntimeError if the outputs on the host are not as long as those on the device.
+    """Raise RuntimeError if an output has another length on the host than on the device.
 
     `seq_lens` int64 [bs] are SGLang's lengths of prompt and output without the last token, on the
-    host; None skips the check. Two kinds of requests are not checked: prompts with images may count
-    differently, and of a request that has ended SGLang may have dropped tokens, as after the end of
-    a grammar.
+    host; None skips the check. Two kinds of requests are not checked. For a prompt with images,
+    SGLang may count tokens differently. For a request that has ended, SGLang may have dropped
+    tokens, for example after the end of a grammar.
     """
     if seq_lens is None:
         return
@@ -72,7 +73,7 @@ def check_lengths(
 
 
 class Spliced(Sequence[int]):
-    """Two sequences in a row, without a copy of the first."""
+    """The concatenation of two sequences, without a copy of the first."""
 
     def __init__(self, first: Sequence[int], second: Sequence[int]) -> None:
         self._first, self._second = first, second

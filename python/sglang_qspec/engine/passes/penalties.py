@@ -1,7 +1,7 @@
-"""Applies penalties by a request's whole output, in verify passes and in plain ones.
+"""Applies the penalties for a request's whole output, in verify passes and plain passes.
 
-SGLang adds only the last token of each pass to a penalty's state, and loses the state in a
-retraction. So this module derives the counts from the outputs of the requests (`output_counts`).
+SGLang adds only the last token of each pass to the state of a penalty, and loses the state when it
+retracts the request. So this module counts the outputs of the requests (`output_counts`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def penalize_trees(
 
 
 def batch_penalties(reqs: Sequence[Any], device: torch.device) -> BatchPenalties | None:
-    """The penalties of the requests that have some; None if no request has any."""
+    """The penalties of all requests with penalties; None if no request has any."""
     found = [(row, req, penalty_of(req)) for row, req in enumerate(reqs)]
     penalized = [(row, req, penalty) for row, req, penalty in found if penalty is not None]
     if not penalized:
@@ -86,7 +86,7 @@ def _counts_on(device: torch.device) -> OutputCounts:
 
 
 def read_outputs(batch: ScheduleBatch) -> None:
-    """Make the plain pass over `batch` apply the penalties of the whole outputs.
+    """Make the plain pass over `batch` apply the penalties for the whole outputs.
 
     `batch.sampling_info` is a copy for this pass, so nothing has to be restored.
     """
@@ -122,7 +122,7 @@ def penalty_of(req: Any) -> Penalty | None:
 
 
 def _stop_ids(req: Any) -> tuple[int, ...]:
-    """Return the stop tokens that `BatchedMinNewTokensPenalizer` would exclude."""
+    """Return the stop tokens that SGLang's `BatchedMinNewTokensPenalizer` would exclude."""
     tokenizer = req.tokenizer
     ids = {
         *(req.sampling_params.stop_token_ids or ()),

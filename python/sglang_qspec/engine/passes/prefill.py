@@ -1,14 +1,17 @@
 """Verifies drafts of an answer in the pass over its prompt.
 
-A request that was drafted while it waited has drafts before its first token. The pass over the last
-chunk of its prompt also runs a chain of draft tokens behind the prompt. The pass gives the logits
-of the last prompt token and of each draft token, and `sample_and_accept` accepts as in any verify
-pass. So the prompt gives k + 1 tokens instead of one.
+The sidecar drafts for a request while the request waits. So a request can have drafts before its
+first output token. The pass over the last chunk of the prompt also runs a chain of draft tokens
+after the prompt. The pass gives the logits of the last prompt token and of each draft token, and
+`sample_and_accept` accepts draft tokens as in any verify pass. With k accepted draft tokens the
+pass yields k + 1 output tokens instead of one.
 
-SGLang's processing of a prefill adds one token to an output. The hook on `Req.update_finish_state`
-adds the k others with `commit` (`engine.scheduler.endings`). The KV slots of the
-drafts are a part of the reservation that SGLang makes for the first decode pass. `reserve` makes it
-when SGLang prepares the prefill, on the scheduler's stream, as SGLang does for decode passes.
+SGLang's processing of a prefill adds one token to the output. The hook on `Req.update_finish_state`
+adds the other k tokens with `commit` (`engine.scheduler.endings`).
+
+The draft tokens use KV slots that SGLang would reserve for the first decode pass. `reserve`
+allocates these slots when SGLang prepares the prefill. It runs on the scheduler's stream, as
+SGLang's own reservation for decode passes does.
 
 Attention of a prefill is causal, so the drafts of a request are a chain.
 """
@@ -43,15 +46,15 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 GRAPHS = ("disabled", "breakable")
-"""SGLang's kinds of CUDA graphs of prefills that leave the rows of the logits to the host."""
+"""Graph backends of SGLang's prefills that run the logits processor outside the CUDA graph."""
 
 _rows: torch.Tensor | None = None
-"""int64 [R]: places of the tokens at which the running prefill gives logits; None for SGLang's."""
+"""int64 [R]: places of the tokens at which the prefill gives logits; None lets SGLang choose."""
 _coming: WeakKeyDictionary[Any, _Coming] = WeakKeyDictionary()
-"""By SGLang's request object: its prefill, until the output has all of its tokens."""
+"""By SGLang's request object: its prefill, until all tokens of the prefill are in the output."""
 _late: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""By SGLang's request object: number of tokens that joined the output without a search for its
-end."""
+"""By SGLang's request object: number of tokens that joined the output, but have not been searched
+for a stop."""
 
 
 class _Coming(NamedTuple):
@@ -59,6 +62,7 @@ class _Coming(NamedTuple):
 
     outcome: ComingOutcome
     row: int
+    """Place of the request in the batch of the prefill."""
     output_len: int
     """Output length before the prefill, in tokens."""
 
@@ -68,11 +72,12 @@ class PrefillDrafts(NamedTuple):
 
     proposal: Proposal
     verify_input: TreeVerifyInput
-    """Its rows are the last prompt token and the draft tokens of each request."""
+    """The verified rows: the last prompt token and the draft tokens of each request."""
     order: torch.Tensor
-    """int64 [T]: the places of the pass's tokens among the prompts' tokens and then the drafts."""
+    """int64 [T]: the place of each token of the pass in the list of all prompt tokens, followed by
+    all draft tokens."""
     rows: torch.Tensor
-    """int64 [R]: the places of the rows of `verify_input` among the pass's tokens."""
+    """int64 [R]: the place of each row of `verify_input` among the tokens of the pass."""
 
 
 class PrefillProposer:
@@ -115,8 +120,9 @@ class PrefillProposer:
 def can_verify(batch: ScheduleBatch) -> bool:
     """Whether the prefill of this batch can verify drafts.
 
-    SGLang's processing of a prefill keeps log probabilities, hidden states, grammars, reasoning and
-    samples for one token. Images and watermarks are left to SGLang, as in decode passes.
+    SGLang's processing of a prefill handles log probabilities, hidden states, grammars, reasoning
+    and sampling masks for one token only. A batch with images or watermarks runs without drafts, as
+    in decode passes.
     """
     info = batch.sampling_info
     return not (
@@ -147,7 +153,7 @@ def _is_special(req: Any) -> bool:
 
 
 def _room(req: Any) -> int:
-    """Number of draft tokens that have KV slots behind the request's prompt."""
+    """Maximum number of draft tokens in the prefill; 0 if the chunk is not the prompt's last."""
     if req.extend_end != len(req.full_untruncated_fill_ids) or req.to_finish is not None:
         return 0
     reserved: int = req.kv.kv_allocated_len - req.extend_end
@@ -157,13 +163,13 @@ def _room(req: Any) -> int:
 
 
 def _most_drafts() -> int:
-    """Number of drafts of a request that SGLang relays to the next pass with its own token."""
+    """Maximum number of draft tokens that SGLang's relay holds beside the target's own token."""
     active = speculator.active()
     return 0 if active is None else active.runtime_settings.draft_token_num - 1
 
 
 def reserve(result: None, batch: ScheduleBatch) -> None:
-    """After `ScheduleBatch.prepare_for_extend`: allocate KV slots for drafts of live requests."""
+    """After `ScheduleBatch.prepare_for_extend`: allocate KV slots for the drafts of a prefill."""
     active = speculator.active()
     if active is None or not active.runtime_settings.prefill_drafts:
         return
@@ -182,7 +188,7 @@ def reserve(result: None, batch: ScheduleBatch) -> None:
     current, wanted, needed = page_aligned_decode_alloc_lens(
         reqs, reserve=most, page_size=allocator.page_size
     )
-    # Never evict a cached prompt, and never make a later request wait, for drafts.
+    # Drafts must not evict a cached prompt or make a later request wait.
     if allocator.available_size() < needed + len(reqs) * allocator.page_size:
         return
     (chosen,) = stage(batch.device, np.array(places, np.int64))
@@ -215,9 +221,10 @@ def places_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The order of a pass's tokens, and the places of its verified rows; all int64.
 
-    `lens` [bs] are the tokens of the prompts, and `drafts` [bs] those of the chains without roots.
-    The order [T] has each prompt's tokens and then its drafts, as places among all prompts' tokens
-    followed by all drafts. The rows [R] are each prompt's last token and its drafts.
+    `lens` [bs] are the numbers of prompt tokens, and `drafts` [bs] the numbers of draft tokens. The
+    order [T] has the tokens of each prompt, then the draft tokens of its request. An entry is a
+    place in the list of all prompt tokens, followed by all draft tokens. The rows [R] are the
+    places of each prompt's last token and its draft tokens in the pass.
     """
     prompts, chains = np.arange(lens.sum()), lens.sum() + np.arange(drafts.sum())
     ends = lens.cumsum()
@@ -231,7 +238,7 @@ def places_of(
 
 
 def with_drafts(batch: ScheduleBatch, drafts: PrefillDrafts) -> ScheduleBatch:
-    """A copy of the batch whose pass also runs the drafts."""
+    """A copy of the batch; the pass over the copy also runs the drafts."""
     batch = copy.copy(batch)
     trees, verify_input = drafts.proposal.trees, drafts.verify_input
     counts = (trees.sizes - 1).tolist()
@@ -275,10 +282,11 @@ def prune_states(
     aux: Any,
     metadata: Any,
 ) -> Any:
-    """Around `LogitsProcessor._get_pruned_states`, which else takes the last token of each request.
+    """Around `LogitsProcessor._get_pruned_states`, which takes the last token of each request.
 
-    Returns what it returns: hidden states at the chosen tokens, the same before the last norm, the
-    auxiliary states there, and nothing about log probabilities.
+    Within `logits_at` this hook takes the chosen tokens instead. The result has the form of
+    SGLang's function: hidden states, hidden states before the last norm and auxiliary states at
+    these tokens, then no indices for log probabilities.
     """
     if _rows is None:
         return prune(processor, hidden_states, before_norm, aux, metadata)
@@ -298,7 +306,7 @@ def keep(reqs: Sequence[Any], outcome: ComingOutcome) -> None:
 
 
 def forget(reqs: Sequence[Any]) -> None:
-    """Forget earlier prefills of these requests, as of one that SGLang retracted meanwhile."""
+    """Forget earlier prefills of these requests, for example of a request that was retracted."""
     for req in reqs:
         _coming.pop(req, None)
 
@@ -306,7 +314,8 @@ def forget(reqs: Sequence[Any]) -> None:
 def commit(req: Any) -> int:
     """Add the accepted tokens after the first one, which SGLang has just added to the output.
 
-    Returns the number of tokens in which the end of the output has not been searched for.
+    Returns the number of added tokens that have not been searched for a stop. It includes tokens
+    that `recover` has added.
     """
     coming = _coming.pop(req, None)
     late = _late.pop(req, 0)
@@ -319,9 +328,9 @@ def commit(req: Any) -> int:
 
 
 def recover(reqs: Sequence[Any]) -> None:
-    """Add the tokens of prefills that SGLang has processed without `commit`, after an error.
+    """After an error, add the tokens of prefills that SGLang has processed without `commit`.
 
-    The end of the output is searched for in these tokens when the next ones join it.
+    These tokens are searched for a stop when the next tokens join the output.
     """
     for req in reqs if _coming else ():
         coming = _coming.get(req)

@@ -81,10 +81,11 @@ class Proposer:
     def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> Proposal:
         """Choose a tree for each request; width 1 is plain decoding.
 
-        With the runtime setting `ragged` each tree has its own size, otherwise all have one width.
-        With `chains` a ragged tree is its best path.
+        With the runtime setting `ragged` each tree has its own size; without it, all trees have one
+        width. With `chains` a ragged tree is cut to its best path.
+
         The proposer waits for step drafts that the sidecar is about to send. In `ahead` it waits
-        while that is expected to gain more than a pass with the present drafts
+        while the wait is expected to gain more than a pass with the present drafts
         (`policy.WaitBudget`). In the other pipelines it waits unless the drafts are late
         (`policy.DraftDeadline`). A draft that enlarges no tree does not prolong the wait, so the
         sidecar cannot delay a pass without end.
@@ -115,7 +116,7 @@ class Proposer:
                 return Proposal(choice.cut(usable), trees, waited)
 
     def _policy(self, requests: int) -> WidthPolicy | RowBudget:
-        """The policy of the next pass, by the present runtime settings and the batch size."""
+        """The policy for the next pass, set to the present runtime settings and the batch size."""
         policy = self._ragged if self._runtime.ragged else self._uniform
         if self._runtime.draft_token_num != policy.max_width:
             policy.limit(self._runtime.draft_token_num)
@@ -143,9 +144,9 @@ class Proposer:
         pipeline: str,
         most: float,
     ) -> tuple[float, float]:
-        """Wait at most `most` seconds for step drafts, if that is expected to save time.
+        """Wait at most `most` seconds for step drafts, if the wait is expected to save time.
 
-        Returns the seconds that it waited and the seconds left; 0 are left if no step draft came.
+        Returns the seconds of the wait and the seconds left; 0 are left if no step draft came.
         """
         awaited = self._speculator.awaited(rids, trees)
         if not awaited.any():
@@ -176,9 +177,9 @@ class Proposer:
 
 
 def _needs_plain_decode(batch: ScheduleBatch) -> bool:
-    """Whether the batch has images or watermarks, which tree verification would ignore.
+    """Whether the batch has images or watermarks, which a verify pass would ignore.
 
-    Only SGLang's decode pass computes the positions of images, and marks tokens.
+    Only SGLang's decode pass computes the positions of images, and adds watermarks.
     """
     has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
     return bool(batch.sampling_info.has_watermark_candidates or has_images)

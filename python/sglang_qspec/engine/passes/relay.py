@@ -1,8 +1,8 @@
-"""What a pass leaves on the device for the next one, in the form of SGLang's NGRAM worker.
+"""The tensors that a pass leaves on the device for the next pass, as SGLang's NGRAM worker does.
 
 With the overlap scheduler SGLang keeps the accepted tokens of each request in a buffer on the
-device (`FutureMap`). The first result sets its width, so every result has the width of the widest
-pass.
+device (`FutureMap`). The first result sets the width of this buffer, so every result is padded to
+the width of the widest pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def carried(accept_lens: Tensor, seq_lens: Tensor) -> NgramVerifyInput:
-    """What SGLang filters and merges between passes without overlap; it reads only the lengths."""
+    """The relay without overlap, which SGLang filters and merges. It reads only the lengths."""
     return NgramVerifyInput(
         draft_token_num=1,
         new_seq_lens=seq_lens,
@@ -30,10 +30,10 @@ def carried(accept_lens: Tensor, seq_lens: Tensor) -> NgramVerifyInput:
 def relayed(
     token_ids: Tensor, accept_lens: Tensor, seq_lens: Tensor, widest: int
 ) -> NgramVerifyInput:
-    """What SGLang relays to the next pass with overlap.
+    """The relay with overlap, which SGLang hands to the next pass.
 
-    `token_ids` has one row of output tokens for each request, of which `accept_lens` int32 [bs]
-    count. `seq_lens` are the new lengths, and `widest` is the width of the widest pass.
+    `token_ids` has one row for each request. The first `accept_lens` int32 [bs] tokens of a row are
+    output tokens. `seq_lens` are the new lengths, and `widest` is the width of the widest pass.
     """
     columns = token_ids.numel() // max(1, len(accept_lens))
     rows = token_ids.view(len(accept_lens), columns)
@@ -47,7 +47,7 @@ def relayed(
 
 
 def last_ids(batch: ScheduleBatch) -> Tensor:
-    """The last output token of each request, from what the last passes relayed: int64 [bs]."""
+    """The last output token of each request, from the relays of the last passes: int64 [bs]."""
     relay = batch.spec_info
     rows = relay.accept_tokens.view(len(relay.accept_lens), -1)
     last: Tensor = rows.gather(1, relay.accept_lens.long().unsqueeze(1) - 1).flatten()

@@ -1,11 +1,12 @@
 """Samples the target's tokens at the nodes of draft trees, and accepts draft tokens.
 
-This replaces SGLang's `eagle_sample` on every device. There, trees get the penalties of their roots
-only, joint filters differ from plain decoding, and drafts of sampled requests need their
-probabilities. On a CPU it takes the argmax at any temperature.
+This module replaces SGLang's `eagle_sample` on every device. `eagle_sample` applies the penalties
+of the root at all nodes of a tree. It combines filters in another way than plain decoding. For
+sampled requests it needs the probabilities of the drafts. On a CPU it takes the argmax at any
+temperature.
 
-SGLang's kernel for greedy trees accepts: it compares draft tokens with the sampled tokens. No GPU
-has run this module yet; the tests run it on a CPU and on fake CUDA tensors.
+SGLang's kernel for greedy trees decides which draft tokens are accepted: it compares them with the
+sampled tokens. No GPU has run this module yet; the tests run it on a CPU and on fake CUDA tensors.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ def sample_and_accept(
     logits_output: LogitsProcessorOutput,
     grammar_mask: GrammarMask | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept draft tokens: predict [bs * D], accept_lens [bs] and accept_index [bs, D], all int32.
+    """Sample a token at each node, and accept draft tokens.
 
-    `predict` has the token after each accepted row, and `accept_index` the accepted rows.
-    Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`. Penalties,
-    bias and grammar change the logits in place, but with the penalties of each node.
+    Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`. Returns three
+    int32 tensors: `predict` [bs * D] has the token after each accepted row, `accept_lens` [bs] the
+    number of accepted nodes with the root, and `accept_index` [bs, D] the accepted rows, then -1.
+    Penalties, bias and grammar change the logits in place.
     """
     info = batch.sampling_info
     if batch.forward_mode.is_idle():
@@ -74,7 +76,7 @@ def sample_and_accept(
         retrieve_index=verify_input.retrieve_index,
         retrieve_next_token=verify_input.retrieve_next_token,
         retrieve_next_sibling=verify_input.retrieve_next_sibling,
-        # The kernel reads and writes at the rows of `retrieve_index`, in tensors of bs * D.
+        # The kernel expects tensors of bs * D elements, and uses the rows in `retrieve_index`.
         target_predict=pad(targets, (0, bs * width - len(targets))).view(bs, width),
         topk=verify_input.tree_topk,
     )
@@ -93,8 +95,8 @@ def _shape_logits(
 ) -> None:
     """Apply custom processors, penalties, bias and grammar to the logits in place, at each node.
 
-    Each node gets what plain decoding would apply after the same tokens. A request with a custom
-    processor has no drafts, so the processor applies to its root only.
+    Each node gets the changes that plain decoding would make after the same tokens. A request with
+    a custom processor has no drafts, so the processor applies to its root only.
     """
     info = batch.sampling_info
     if info.has_custom_logit_processor:

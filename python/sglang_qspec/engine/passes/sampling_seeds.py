@@ -1,8 +1,8 @@
 """Gives each sampled request a seed: its own `sampling_seed`, or a secret random one.
 
 The random numbers of each sampled token depend only on the seed and the position
-(`verify.seeded`). So a drafter with the same seed often samples the same token, and a request with
-a `sampling_seed` gets the same text again.
+(`verify.seeded`). So a drafter with the same seed often samples the same token. A request that is
+sent again with the same `sampling_seed` gets the same text.
 
 With rejection sampling the server does not send secret seeds to the sidecar, and the target accepts
 draft tokens by their draft probabilities (`engine.requests.step_proposals`).
@@ -29,8 +29,8 @@ from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, rank_limit_of, sample_probs
 
 _seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Secret seeds by SGLang's request objects, which survive a retraction. A rid is no key: a client
-may send it again and must get another sample."""
+"""Secret seeds by SGLang's request objects, which survive a retraction. The rid cannot be the key:
+a client may send the same rid again, and must get another sample."""
 _seeded = False
 """Whether this process samples with seeds."""
 _rejecting = False
@@ -42,7 +42,7 @@ _rank_limit: int | None = None
 
 
 def install(*, reject: bool = False) -> None:
-    """Make SGLang's sampler use seeds, which it calls in passes without drafts.
+    """Make SGLang's sampler draw with seeds. SGLang calls its sampler in passes without drafts.
 
     With `reject` the target accepts step drafts by rejection sampling.
     """
@@ -68,7 +68,7 @@ def install(*, reject: bool = False) -> None:
 
 
 def seeded_of(req: Any) -> SeededSampling | None:
-    """Sampling seed and filters of a request; None if it is greedy or the process has no seeds."""
+    """Sampling seed and filters of a request; None for a greedy request or without `install`."""
     params = req.sampling_params
     if not _seeded or params.top_k == 1:
         return None
@@ -87,8 +87,8 @@ def seeded_of(req: Any) -> SeededSampling | None:
 def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
     """Within this context a pass over `batch` samples with the seeds of its requests.
 
-    `proposals` has the step-draft token at each node of the pass, for rejection sampling; it is on
-    the host. Seeds and proposals take one transfer.
+    `proposals` has the step-draft token at each node of the pass, for rejection sampling. Its
+    tensors are on the host. Seeds and proposals take one transfer.
     """
     global _proposals, _rank_limit
     info = batch.sampling_info

@@ -1,9 +1,9 @@
-"""Settles passes: reads their outcome on the host, and updates all that follows from it.
+"""Settles passes: reads the outcome of a pass on the host, and updates statistics and labels.
 
-Without the overlap scheduler the worker settles each pass at once. With it, the pass still runs
-when the worker returns. The pass is settled when the next decode call begins, or when SGLang
-processes its result, whichever is first. In both cases the results of all passes before it have
-been processed.
+Without the overlap scheduler the worker settles each pass at once. With the overlap scheduler the
+pass still runs when the worker returns. Then the pass is settled when the next decode call begins,
+or when SGLang processes its result, whichever is first. In both cases SGLang has processed the
+results of all earlier passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sglang_qspec.engine.passes.outputs import splice
 
 @dataclass
 class PendingPass:
-    """A pass that has been launched and whose outcome the host has not read."""
+    """A launched pass; the host has not read its outcome yet."""
 
     reqs: Sequence[Any]
     """SGLang's requests, one for each row of the pass."""
@@ -39,11 +39,11 @@ class PendingPass:
     pipeline: str = ""
     """Pipeline of the pass; empty for a prefill."""
     proposal: Proposal | None = None
-    """Drafts of the pass; None for a prefill without, or if speculation had ended."""
+    """Drafts of the pass; None for a prefill without drafts, and after speculation has ended."""
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the pass was a prefill. Without drafts, nothing but its tokens counts."""
+        """Whether the pass is a prefill. A prefill without drafts updates no statistics."""
         return not self.pipeline
 
 
@@ -75,7 +75,7 @@ class Settlement:
             )
 
     def settle_through(self, result: Any) -> None:
-        """Settle the passes up to the one with this result; none if it is settled already."""
+        """Settle all passes up to the pass with this result; do nothing if that pass is settled."""
         for count, launched in enumerate(self._pending, 1):
             if launched.result is result:
                 later = self._pending[count:]
@@ -91,10 +91,11 @@ class Settlement:
         return outcome
 
     def _record(self, launched: PendingPass, outcome: Outcome | PlainOutcome) -> None:
-        """Record the outcome of a pass, except for requests that drop its tokens.
+        """Record the outcome of a pass, except for requests that drop the tokens of the pass.
 
-        A prefill may have requests of which more chunks follow. With the overlap scheduler a pass
-        may have requests that the pass before it has ended.
+        A request drops the tokens of a prefill if further chunks of its prompt follow. With the
+        overlap scheduler, a request also drops the tokens of a pass if the pass before has ended
+        the request.
         """
         accepted, bonus_ids = outcome.accepted_nodes, outcome.bonus_ids
         reqs, lens = launched.reqs, launched.output_lens

@@ -1,4 +1,4 @@
-"""Copies the small arrays of a pass to the device of the pass, and its outcome to the host."""
+"""Copies the small arrays of a pass to the device, and the outcome of the pass to the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 8
-"""Bytes of the largest element type, to which each array is aligned in the transfer."""
+"""Alignment of each array in the transfer, in bytes: the size of the largest element type."""
 
 
 def stage(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]:
@@ -55,7 +55,7 @@ class HostCopy:
             self._done = _event(tensor.device)
 
     def read(self) -> NDArray[Any]:
-        """Return the values, after one synchronisation at most."""
+        """Wait until the copy is complete, and return the values."""
         if self._done is not None:
             self._done.synchronize()
         return self._host.numpy()
@@ -67,7 +67,7 @@ def _download(tensor: Tensor) -> Tensor:
 
 
 def _event(device: torch.device) -> Any:
-    """An event behind all that the current stream of the device has to do."""
+    """An event that occurs after all work that is queued on the device's current stream."""
     event = torch.get_device_module(device).Event()
     event.record()
     return event

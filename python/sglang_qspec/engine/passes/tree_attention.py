@@ -1,7 +1,7 @@
-"""What the attention backends of a device expect of draft trees, and which passes they can run.
+"""Which masks the attention backends of a device read, and which verify passes they can run.
 
-SGLang's backends for CPUs read the mask of the tree alone. On GPUs they also read the mask of the
-prefix. The backend of this package for CPUs also runs ragged passes, over trees of different sizes.
+Backends on CPUs read the mask of the tree alone. Backends on GPUs also read the mask of the prefix.
+QSPEC's own backend for CPUs also runs ragged passes, over trees of different sizes.
 On GPUs ragged passes take chains (`engine.cuda.backends`).
 """
 
@@ -23,7 +23,7 @@ class Verification(NamedTuple):
     ragged: bool
     """Whether passes are ragged at the start."""
     can_change: bool
-    """Whether a running server can change that."""
+    """Whether a running server can change `ragged`."""
     chains: bool
     """Whether ragged passes take only one path of each tree."""
 
@@ -37,7 +37,7 @@ def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> 
     """How passes run on `device` with an attention `backend` of SGLang.
 
     `auto` is ragged on CPUs, because ragged trees yield more tokens at equal rows
-    (docs/results.md). On a GPU the start has decided (`engine.cuda.backends.prepare`). Raises
+    (docs/results.md). On a GPU the start of the server decides (`engine.cuda.backends`). Raises
     ConfigError if the setting asks for ragged passes that the backend cannot run.
     """
     if not device.startswith("cpu"):
@@ -54,5 +54,5 @@ def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> 
 
 
 def reads_full_mask(device: str) -> bool:
-    """Whether a mask covers the prefix too, as [D, seq_len + D] for each request."""
+    """Whether a mask also covers the prefix: [D, seq_len + D] for each request, not [D, D]."""
     return not device.startswith("cpu")

@@ -1,11 +1,12 @@
 """Builds the tensors of SGLang's tree verification from draft trees.
 
-A pass runs `rows`, one for each node. Rows of one request are consecutive. In a ragged pass they
-are the nodes of the trees alone, with SGLang's `RaggedVerifyLayout`; otherwise padding has rows
-too, and a request has D of them. SGLang's kernel that accepts finds the row of each node in
-`retrieve_index` [bs, D], and reports rows. So both kinds of passes accept by the same code.
+A pass runs one row for each node. The rows of one request are consecutive. In a ragged pass only
+the nodes of the trees have rows, and SGLang's `RaggedVerifyLayout` describes them. In other passes
+padding has rows too, so that each request has D rows. SGLang's verify kernel finds the row of each
+node in `retrieve_index` [bs, D], and reports accepted rows. So both kinds of passes accept tokens
+with the same code.
 
-One transfer brings the trees to the device. Its size does not depend on the lengths of the texts,
+One transfer copies the trees to the device. Its size does not depend on the lengths of the texts,
 because the device itself builds the masks that cover the texts.
 """
 
@@ -30,7 +31,7 @@ class TreeVerifyInput(NgramVerifyInput):
     """SGLang's input of a verify pass over R rows.
 
     `draft_token` is int64 [bs * D], `positions` int64 [R]. `retrieve_index` int64 [bs, D] is the
-    row of each node; padding without a row of its own has the row of the tree's last node.
+    row of each node. Padding without its own row has the row of the tree's last node.
     """
 
     def __init__(
@@ -38,13 +39,13 @@ class TreeVerifyInput(NgramVerifyInput):
     ) -> None:
         super().__init__(**tensors)
         self.tree_mask = tree_mask
-        """bool [bs, D, D]: as in `trie.TreeLayout`. Padding without a row of its own has the mask
-        of the tree's last node."""
+        """bool [bs, D, D]: as in `trie.TreeLayout`. Padding without its own row has the mask of the
+        tree's last node."""
         self.owners = owners
         """int64 [R]: the request of each row, in rising order."""
         self.offsets = offsets
-        """int64 [R]: the node of each row in its tree, which is also the place of its KV slot after
-        the committed tokens."""
+        """int64 [R]: the index of each row's node in its tree. The index is also the place of the
+        row's KV slot after the committed tokens."""
         self.input_ids = input_ids
         """int64 [R]: the token of each row."""
 
@@ -63,9 +64,9 @@ class TreeVerifyInput(NgramVerifyInput):
     def move_accepted(self, batch: ScheduleBatch, accept_index: Tensor, allocator: Any) -> None:
         """Copy the KV of the accepted nodes to the slots after the committed tokens.
 
-        `accept_index` int [bs, D] has the rows of the accepted nodes, -1 behind them. SGLang's
-        `move_accept_tokens_to_target_kvcache` expects rows of one width. Unused places copy slot 0,
-        which no request has, to itself.
+        `accept_index` int [bs, D] has the rows of the accepted nodes, then -1. SGLang's
+        `move_accept_tokens_to_target_kvcache` cannot be used, because it expects D rows for each
+        request. Unused places copy slot 0, which no request uses, to itself.
         """
         accepted = accept_index >= 0
         slots = batch.out_cache_loc
@@ -84,10 +85,10 @@ def verify_input_of(
 ) -> TreeVerifyInput:
     """The input of one pass over `trees`; `seq_lens` int64 [bs] counts the tokens before the trees.
 
-    Ragged trees get a ragged pass, and `custom_mask` is then their `tree_mask`. Otherwise the mask
-    of a request is [D, seq_len + D] with `full_mask`, otherwise [D, D]
+    Ragged trees get a ragged pass, and their `custom_mask` is the `tree_mask`. For other trees, the
+    mask of a request is [D, seq_len + D] with `full_mask`, and [D, D] without
     (`passes.tree_attention`). D is the width of the trees. `total_len` is the sum of `seq_lens`;
-    without it a full mask synchronises the host.
+    without it, a full mask synchronises the host with the device.
     """
     if trees.ragged:
         return _ragged_input_of(trees, seq_lens, device)
@@ -174,7 +175,7 @@ def _with_prefix(mask: Tensor, seq_lens: Tensor, total: int) -> Tensor:
     lens = seq_lens + width
     first = (lens.cumsum(0) - lens) * width + seq_lens
     nodes = torch.arange(width, device=mask.device)
-    # The place of entry [i, j] of a request's tree, behind the prefix of row i.
+    # The place of entry [i, j] of a request's tree: it follows the prefix of row i.
     rows = first.unsqueeze(1) + lens.unsqueeze(1) * nodes
     places = rows.unsqueeze(2) + nodes
     full = torch.ones(width * (total + bs * width), dtype=torch.bool, device=mask.device)

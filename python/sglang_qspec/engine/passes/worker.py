@@ -110,7 +110,7 @@ class QSpecWorker(BaseSpecWorker):
         )
 
     def init_cuda_graphs(self) -> None:
-        """Capture the graphs of further widths. SGLang has captured its own before."""
+        """Capture the graphs of further widths. SGLang has already captured its own graphs."""
         self._graphs.capture()
 
     def clear_cache_pool(self) -> None:
@@ -124,8 +124,9 @@ class QSpecWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         """Run a prefill or one round of decoding.
 
-        The scheduler restores the fields of `batch` afterwards (forward isolation). With overlap
-        it gives `on_publish`, which takes the new lengths int64 [bs] as soon as they are launched.
+        The scheduler restores the fields of `batch` afterwards (forward isolation). The overlap
+        scheduler passes `on_publish`. The worker calls `on_publish` with the new lengths int64 [bs]
+        once the pass is launched, before the device has computed the lengths.
         """
         if self._overlap:
             stream = torch.get_device_module(self._device).current_stream()
@@ -146,11 +147,11 @@ class QSpecWorker(BaseSpecWorker):
 
     @property
     def _speculates(self) -> bool:
-        """Whether speculation is on: no error has ended it."""
+        """Whether speculation is on; an error turns it off."""
         return speculator.active() is not None
 
     def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
-        """The plan of this round, and the rows of each half; no rows if the round has no halves."""
+        """The plan of this round, and the requests of each half; empty unless it is `halves`."""
         plan = PipelinePlan("queue", self._runtime.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
@@ -169,9 +170,9 @@ class QSpecWorker(BaseSpecWorker):
     def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
         """Choose the pipeline and the width of this round.
 
-        `halves` needs a batch that can be split and step drafts for at least half of its requests;
-        otherwise the round uses `ahead`. With overlap it does so too, because the host does not
-        read the tokens of the first half in the middle of a round.
+        `halves` needs a batch that can be split, and step drafts for at least half of the requests.
+        It also needs a server without the overlap scheduler, because it reads the tokens of the
+        first half in the middle of a round. Otherwise the round uses `ahead`.
         """
         widest = self._runtime.draft_token_num
         plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
@@ -196,7 +197,7 @@ class QSpecWorker(BaseSpecWorker):
     def _pass(
         self, batch: ScheduleBatch, plan: PipelinePlan, on_publish: Publish | None = None
     ) -> GenerationBatchResult:
-        """Run one pass of the target over a decoding batch; without overlap also settle it."""
+        """Run one pass of the target over a decode batch. Without overlap, also settle the pass."""
         lens = list(map(len, outputs_of(batch.reqs)))
         proposal: Proposal | None = None
         verify_input: TreeVerifyInput | None = None
@@ -271,7 +272,7 @@ class QSpecWorker(BaseSpecWorker):
     def _verify_prefill(
         self, batch: ScheduleBatch, drafts: prefill.PrefillDrafts
     ) -> tuple[GenerationBatchResult, ComingOutcome] | None:
-        """Run a prefill that verifies drafts; None if it gave no logits for them."""
+        """Run a prefill that verifies drafts; None if the prefill gave no logits for the drafts."""
         trees, verify_input = drafts.proposal.trees, drafts.verify_input
         whole = prefill.with_drafts(batch, drafts)
         with prefill.logits_at(drafts.rows), self._prefills.timed(whole):
@@ -328,7 +329,7 @@ class QSpecWorker(BaseSpecWorker):
     def _verify(
         self, batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
     ) -> tuple[GenerationBatchResult, ComingOutcome]:
-        """Run a verify pass. Also returns its outcome, which is on its way to the host."""
+        """Run a verify pass. Returns its result, and the outcome, which the host can read later."""
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = verify_input.input_ids
         batch.out_cache_loc = verify_input.slots(batch)
@@ -376,7 +377,7 @@ class QSpecWorker(BaseSpecWorker):
         )
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
-        """Proposals at each node of a pass, for rejection sampling; without trees, at each root."""
+        """Proposals at the nodes of a pass for rejection sampling; at the roots without `trees`."""
         proposals = None
         if self._speculates:
             with guarded("looking up draft probabilities"):
@@ -391,8 +392,8 @@ def _ones(batch: ScheduleBatch) -> torch.Tensor:
 
 
 def _total_len(batch: ScheduleBatch) -> int | None:
-    """The sum of the requests' lengths, without a synchronisation; None if only the device has it.
+    """The sum of the requests' lengths in tokens; None if the host has no copy of the lengths.
 
-    Between passes SGLang keeps a copy of the lengths on the host.
+    The sum comes from SGLang's copy on the host, so it does not synchronise with the device.
     """
     return None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())

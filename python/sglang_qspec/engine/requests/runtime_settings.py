@@ -32,8 +32,8 @@ class RuntimeSettings:
     draft_token_num: int
     """Maximum number of tokens that a pass verifies for each request."""
     fixed_width: bool
-    """True: every pass has `draft_token_num` tokens for each request, or the next number below
-    with CUDA graphs for the batch. A ragged pass leaves out the padding."""
+    """True: every pass has `draft_token_num` tokens for each request, or the next smaller number
+    that has CUDA graphs for the batch. A ragged pass leaves out the padding."""
     ragged: bool = False
     """True: a pass verifies the likeliest tokens of all requests, without padding."""
     prefill_drafts: bool = False
@@ -79,7 +79,7 @@ class RuntimeSettings:
         )
 
     def lookahead(self, pipeline: str, width: int) -> int:
-        """Lookahead of step drafts in a pipeline whose passes are `width` wide, in tokens."""
+        """Lookahead of step drafts, in tokens, in a pipeline with passes of `width` tokens."""
         match pipeline:
             case "queue":
                 return 0
@@ -108,9 +108,9 @@ def check(
 ) -> None:
     """Check the settings of QSPEC among `given`.
 
-    `settings` and `draft_token_num` are the values at the start of the server, which bound the new
-    ones. `ragged` are the smallest and largest value of that setting. Raises RequestError for an
-    unknown setting or a value that is not allowed.
+    `settings` and `draft_token_num` are the values at the start of the server; they bound the new
+    values. `ragged` has the smallest and the largest value of the setting `ragged`. Raises
+    RequestError for an unknown setting or a value that is not allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {

@@ -6,18 +6,18 @@ distribution for any distribution of the sidecar, for these reasons:
 - The sidecar draws a token x from a distribution q, given the text before it, with its own random
   numbers. It does not know the target's random numbers: it has no seed, and its first completions
   are greedy. So x is independent of the random numbers with which the target decides its position.
-- Once x has arrived, the target uses it in the pass that decides its position, whatever that pass
-  is: over a tree that has x or not, at a leaf, without drafts, or the prefill of a retracted
-  request. Whether a position is decided with x therefore does not depend on the value of x. If x
-  were used only in passes that suit it, it would.
-- The target uses x once. Every pass decides the position behind the committed output, and each
-  position behind a node that it accepts; it discards its other draws. A draft is read from the end
+- Once x has arrived, the target uses x in the pass that decides its position. This holds for every
+  kind of pass: over a tree with or without x, at a leaf, without drafts, or the prefill of a
+  retracted request. So the value of x does not influence whether its position is decided with x. If
+  the target used x only in some passes, the value of x could have this influence.
+- The target uses x once. Every pass decides the position after the committed output, and each
+  position after a node that it accepts; it discards its other draws. A draft is read from the end
   of the output on, and only while the output is the draft's own text. So a decided position is not
   decided again, and a token that arrives too late is dropped.
 - Where drafts overlap, as after a retraction, the earlier draft counts as long as it lasts. The
   later draft has no influence on this choice.
 
-A token without candidates, or behind a gap, is a guess like any other. It is independent of the
+A token without candidates, or after a gap, is a guess like any other. It is independent of the
 target's random numbers and does not change what the target draws.
 """
 

@@ -1,8 +1,8 @@
 """Ends an output at the token where decoding token by token would end it.
 
-SGLang searches all accepted tokens of a pass for each stop string in turn, then for stop tokens.
-Token by token, another end may come first. Of an aborted request SGLang keeps all accepted tokens,
-even after a stop or `max_new_tokens`.
+SGLang searches all accepted tokens of a pass for each stop string in turn, then for stop tokens. A
+search token by token may find another end first. If a request is aborted, SGLang keeps all accepted
+tokens of the pass, even after a stop or `max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def update_finish_state(
 ) -> None:
     """Around `Req.update_finish_state`, after `new_accepted_len` tokens joined the output.
 
-    SGLang adds one token of a prefill. If the prefill accepted drafts, the others join here.
+    SGLang adds one token of a prefill. If the prefill accepted drafts, this hook adds the others.
     """
     if req.finished():
         return
@@ -30,7 +30,7 @@ def update_finish_state(
         return
     params = req.sampling_params
     if aborted:
-        # Without drafts the running pass gives one token.
+        # Without drafts the pass would give one token, so the output keeps one token of the pass.
         req.finished_len = len(req.output_ids) - new_accepted_len + 1
     elif params.stop_strs or params.stop_regex_strs:
         _find_first(update, req, new_accepted_len)

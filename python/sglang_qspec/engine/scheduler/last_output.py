@@ -36,9 +36,9 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
 
 def _record(req: Any) -> list[dict[str, Any]]:
-    """End the request if it has finished. Returns a list of its record, empty without one.
+    """End the request if it has finished. Returns a list with its record, or an empty list.
 
-    SGLang expects a list if the hook on `update_request_meta_info` fails.
+    It is a list because SGLang expects a list if the hook on `update_request_meta_info` fails.
     """
     tally = lifecycle.finished(req) if req.finished() else None
     return [] if tally is None else [tally.record()]

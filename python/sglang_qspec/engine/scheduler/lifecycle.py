@@ -49,8 +49,8 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
 def rank(scheduler: Any, req: Any) -> tuple[int, int]:
     """Sort key of SGLang's queue before arrival time: priority, then length under `lof`.
 
-    SGLang serves smaller ranks sooner. A policy that uses the prefix cache sorts again at each
-    admission; for such a policy the rank assumes the order of arrival.
+    SGLang serves smaller ranks sooner. A policy that uses the prefix cache sorts the queue again at
+    each admission. For this kind of policy the rank assumes the order of arrival.
     """
     priority = 0
     if scheduler.enable_priority_scheduling:

@@ -1,7 +1,7 @@
-"""Settles a pass before SGLang processes its result, unless the next pass has settled it.
+"""Settles a pass before SGLang processes its result, unless a decode call has settled it.
 
-With the overlap scheduler, the last pass before an idle scheduler or a prefill has no next decode
-call. Its labels and its counts must be complete before SGLang sends its tokens.
+With the overlap scheduler, no decode call follows a pass if a prefill is next or the scheduler is
+idle. The labels and counts of the pass must be complete before SGLang sends its tokens.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ STREAMS_PER_SUBMISSION = 1 << 20
 MESSAGES_PER_POLL = 64
 """Maximum number of messages that one poll reads; a message takes about 10 us."""
 SUBMIT_BUDGET_S = 0.002
-"""Seconds after which a poll submits no further request. A new sidecar gets all live requests."""
+"""Seconds after which a poll submits and closes nothing more. Without this limit, the first poll
+after the start of a sidecar would submit all live requests at once."""
 MAX_REPAIRS = 8
 """Number of repairs after which a request is served without the sidecar."""
 
@@ -130,7 +131,7 @@ class SidecarClient:
         return drafted
 
     def _note(self, live: LiveRequest, message: Drafted) -> bool:
-        """Update the state of a request; False for a completion that the server did not ask for."""
+        """Update the request's state; False for a completion that the server did not ask for."""
         state = live.drafting
         if is_step(message):
             state.has_steps = True

@@ -9,7 +9,7 @@ from sglang_qspec.link import Link
 from sglang_qspec.messages import MAX_COMMITS, Commit, Commits
 
 MAX_TOKENS = 8192
-"""Number of tokens from which on a report takes no further request."""
+"""A report with at least this number of tokens takes no further request."""
 NO_CREDIT = 0.3
 """Credit factor below which a request is reported only every TRY_AFTER tokens."""
 TRY_AFTER = 32
@@ -27,7 +27,8 @@ class CommitReporter:
         self._reported: dict[int, int] = {}
         """Number of output tokens reported for each open submission."""
         self._left: int | None = None
-        """Submission that the next report begins with; the last report had no room for it."""
+        """Submission with which the next report begins, because the last report had no room for it;
+        None if the last report had room for all."""
 
     def begin(self, submission: int, output_len: int) -> None:
         """Note an open submission; its Submit had `output_len` output tokens."""

@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 UNUSED = 0.05
 """Largest fraction of a GPU's memory in use that counts as unused."""
 KV_BYTES = 2 * GIB
-"""KV that the sidecar gets at least by default, on a GPU that others use too."""
+"""Minimum KV of the sidecar by default, in bytes, on a GPU that others use too."""
 CONTEXT_BYTES = GIB
-"""Memory of the target's CUDA context, taken before SGLang measures what its fraction refers to."""
+"""Memory of the target's CUDA context, in bytes. SGLang measures the free memory, to which its
+fraction refers, when the context has already taken this memory."""
 MOST_STATIC = 0.95
-"""Largest part of a shared GPU for the target's static memory and the sidecar together. The rest
-is for the target's activations and graphs."""
+"""Largest fraction of a shared GPU's memory for the target's static memory and the sidecar
+together. The rest is for the target's activations and graphs."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def visible_gpus() -> list[Gpu]:
 def held_gpus(args: Any) -> frozenset[int]:
     """Numbers of the GPUs on which the ranks of this server run on this machine.
 
-    `args` has SGLang's server arguments. The numbers are those of SGLang's `Engine` and, with data
-    parallelism, of its controller.
+    `args` has SGLang's server arguments. SGLang's `Engine`, and its controller for data
+    parallelism, compute the numbers in the same way.
     """
     stages = max(1, args.pp_size // args.nnodes)
     ranks = max(1, args.tp_size // max(1, args.nnodes // args.pp_size))
@@ -113,9 +114,10 @@ def decide(
 ) -> Decision:
     """Choose the sidecar's device, and its fraction of the device's memory.
 
-    A device in `settings` always wins. Otherwise the sidecar takes the last GPU that is not in
-    `held` and unused, if `claim` grants it; then a GPU of others of which at least half is free;
-    then the target's. `weights` is the size of the draft model in bytes, or None if unknown.
+    A device in `settings` always wins. Without one, the sidecar takes the last unused GPU that is
+    not in `held`. If there is none, it takes a GPU outside `held` with at least half of its memory
+    free. `claim` must grant both. Otherwise the sidecar shares the target's GPU. `weights` is the
+    size of the draft model in bytes, or None if unknown.
     """
     if on_cpu and not settings.draft_device.startswith("cuda"):
         return _on_cpu(settings)
@@ -160,7 +162,7 @@ def _placed(
 
 
 def default_fraction(gpu: Gpu | None, weights: int | None) -> float:
-    """Fraction of a GPU that the sidecar gets beside others: SHARED_FRACTION, or what it needs."""
+    """The sidecar's fraction of a GPU that others use too: SHARED_FRACTION, or more if needed."""
     if gpu is None or weights is None:
         return SHARED_FRACTION
     needed = (weights + RUNTIME_BYTES + KV_BYTES) / gpu.total
@@ -188,12 +190,12 @@ def target_fraction(
 ) -> float:
     """SGLang's `mem_fraction_static` for a target that shares its GPU with the sidecar.
 
-    `fraction` is SGLang's own value, or the user's if `given`, which is kept. `weights` is the size
-    of the target in bytes on this GPU, or None if unknown. Raises ConfigError if both models do not
-    fit, with the numbers.
+    `fraction` is SGLang's own value, or the user's value if `given`; the user's value is kept.
+    `weights` is the size of the target in bytes on this GPU, or None if unknown. Raises ConfigError
+    if both models do not fit.
     """
     placement, gpu = decision.placement, decision.gpu
-    # The fraction refers to what is free before the target's weights load.
+    # SGLang's fraction refers to the memory that is free before the target's weights load.
     free = None if gpu is None else gpu.free - CONTEXT_BYTES
     taken = placement.mem_fraction * (1.0 if gpu is None or free is None else gpu.total / free)
     shown = f"{placement.mem_fraction:g} of {placement.device}"

@@ -34,7 +34,8 @@ from sglang_qspec.sidecar.process import SidecarProcess
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""Seconds that the start waits for the sidecar at an endpoint, whose refusal stops the start."""
+"""Seconds that the start waits for an answer from the sidecar at an endpoint. A refusal stops the
+start."""
 
 
 def open_link(
@@ -42,9 +43,10 @@ def open_link(
 ) -> tuple[SidecarLink | None, SidecarProcess | None]:
     """Open the link, and start a sidecar if the server has a draft model of its own.
 
-    Returns no link without a draft model and an endpoint, and no process unless this server started
-    one. Raises LinkError if the sidecar at the endpoint refuses this target. An absent sidecar is
-    no error: the link keeps trying, and the server serves requests without its drafts.
+    The link is None if the server has neither a draft model nor an endpoint. The process is None
+    unless this server started it. Raises LinkError if the sidecar at the endpoint refuses this
+    target. An absent sidecar is no error: the link keeps trying, and the server serves requests
+    without its drafts.
     """
     if settings.endpoint:
         hello = _hello()
@@ -90,7 +92,7 @@ def _start_own(
     """Start a sidecar as a child of this process.
 
     A sidecar on the target's GPU starts in `start_waiting`, once the target has sized its KV.
-    Otherwise the target's KV would depend on how much the sidecar has taken by then.
+    Otherwise the size of the target's KV would depend on how far the sidecar's start has come.
     """
     global _waiting
     sweep_abandoned()
@@ -132,7 +134,7 @@ def start_waiting(result: None, *args: Any, **kwargs: Any) -> None:
 
 
 def _default_placement(settings: QSpecConfig, gpu_id: int) -> Placement:
-    """The placement in a process whose arguments nobody resolved, as some tools have it."""
+    """The placement in a process that has not resolved SGLang's arguments, as in some tools."""
     shared = f"cuda:{gpu_id}" if torch.cuda.is_available() else "cpu"
     device = settings.draft_device or shared
     return Placement(

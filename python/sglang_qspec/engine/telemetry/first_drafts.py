@@ -34,7 +34,7 @@ class FirstDrafts:
         return times[min(len(times) - 1, int(share * len(times)))]
 
     def describe(self) -> dict[str, float | None]:
-        """For /server_info, in seconds; the percentiles are of the latest `WINDOW` requests."""
+        """For /server_info: the count, and percentiles in seconds over the latest requests."""
         return {
             "count": self.count,
             "p50": self.percentile(0.5),

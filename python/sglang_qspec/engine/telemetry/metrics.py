@@ -105,7 +105,7 @@ class DraftMetrics:
         ).labels(**values)
 
     def publish_due(self, describe: Callable[[], Mapping[str, Any]]) -> None:
-        """Publish what `describe` returns, unless the last time is less than a second ago."""
+        """Publish what `describe` returns, at most once in `PUBLISH_INTERVAL_S` seconds."""
         now = self._clock()
         if now >= self._due_at:
             self._due_at = now + PUBLISH_INTERVAL_S
@@ -145,6 +145,6 @@ class _Total:
         self._reached = 0
 
     def reach(self, total: int) -> None:
-        """Raise the counter to `total`; a smaller one means a restarted sidecar and is added."""
+        """Raise the counter to `total`. A smaller total means a restarted sidecar, and is added."""
         self._counter.inc(total - self._reached if total >= self._reached else total)
         self._reached = total

@@ -13,13 +13,13 @@ POSITIONS = 16
 
 
 class Positions:
-    """Counts the draft tokens that the target judged, and those that were right.
+    """Counts the draft tokens that the target judged, and the right tokens among them.
 
     Position 1 follows the last committed token. The target judges a draft token if all tokens
-    before it on its path are right, because only then the pass gives the target's choice at its
-    position. So right / judged estimates the probability that a token is right after a right
-    prefix. Siblings are all judged, and at most one is right. Tokens after the end of an answer
-    count too.
+    before it on its path are right, because only then the pass gives the target's choice at the
+    token's position. So right / judged estimates the probability that a token is right after a
+    right prefix. The target judges all siblings, and at most one sibling is right. Tokens after the
+    end of an answer count too.
     """
 
     def __init__(self) -> None:

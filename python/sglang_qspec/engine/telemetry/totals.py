@@ -67,7 +67,7 @@ class Totals:
                 self.learn_agreement(confirmed, missed=confirmed < drafted)
 
     def take_back(self, sources: Sequence[Source]) -> None:
-        """Uncount tokens that a pass accepted after the end of an output."""
+        """Subtract accepted tokens after the end of an output; `sources` has the source of each."""
         for source in sources:
             self.accepted[source] -= 1
 
@@ -95,7 +95,7 @@ class Totals:
         }
 
     def learn_agreement(self, confirmed: int, *, missed: bool) -> None:
-        """Update `agreement` with `confirmed` right tokens, then a wrong one if `missed`."""
+        """Update `agreement` with `confirmed` right tokens, and with a wrong token if `missed`."""
         weight = MEMORY * (confirmed + missed)
         share = confirmed / (confirmed + missed)
         self.agreement += min(weight, 1.0) * (share - self.agreement)
