@@ -3,16 +3,17 @@
 import pytest
 import torch
 
-from sglang_qspec.cpu.attention import attend_block, attend_rows, plan_rows, plan_sharing
+from sglang_qspec.cpu.attention import Heads, attend_block, attend_rows, plan_rows
 
-_SLOTS, _KV_HEADS, _HEADS, _DIM, _VALUE_DIM = 200, 2, 6, 8, 4
+_SLOTS, _KV_HEADS, _HEADS, _DIM = 200, 2, 6, 8
+_SHARING = Heads(_KV_HEADS, _HEADS // _KV_HEADS)
 
 
-@pytest.fixture
-def cache() -> tuple[torch.Tensor, torch.Tensor]:
+@pytest.fixture(params=[8, 4], ids=["values_as_wide_as_keys", "narrower_values"])
+def cache(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(1)
     keys = torch.randn(_SLOTS, _KV_HEADS, _DIM, generator=random)
-    return keys, torch.randn(_SLOTS, _KV_HEADS, _VALUE_DIM, generator=random)
+    return keys, torch.randn(_SLOTS, _KV_HEADS, request.param, generator=random)
 
 
 def _naive(
@@ -44,60 +45,13 @@ def test_decode_equals_softmax_over_each_requests_own_slots(
     lens: list[int], cache: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     slots, query = _requests(lens), _query(len(lens))
-    plan = plan_rows(slots, torch.tensor(lens), 1, _KV_HEADS, torch.float32)
-    output = attend_rows(plan, query, *cache, _DIM**-0.5)
+    plan = plan_rows(slots, torch.tensor(lens), 1, _SHARING, torch.float32)
+    output, _ = attend_rows(plan, query, *cache, _DIM**-0.5)
     for row, length in enumerate(lens):
         own = slots[row, :length].long()
         seen = torch.ones(1, length, dtype=torch.bool)
         expected = _naive(query[row : row + 1], cache[0][own], cache[1][own], seen)
         torch.testing.assert_close(output[row : row + 1], expected)
-
-
-@pytest.mark.parametrize(
-    ("prefixes", "lens"),
-    [
-        ([(0, 60), (0, 60), (0, 60)], [70, 61, 64]),
-        ([(0, 40), (1, 50), (0, 40), (1, 50), (0, 40)], [41, 51, 45, 60, 48]),
-        ([(0, 50), (0, 50), (1, 0), (0, 50), (2, 0)], [52, 51, 7, 55, 1]),
-        ([(0, 50), (0, 70), (0, 70)], [60, 72, 75]),
-    ],
-)
-@pytest.mark.parametrize("cap", [0.0, 2.0])
-@pytest.mark.parametrize("width", [1, 3, 5])
-def test_a_shared_prefix_is_read_once_and_counts_for_each_request(
-    prefixes: list[tuple[int, int]],
-    lens: list[int],
-    width: int,
-    cap: float,
-    cache: tuple[torch.Tensor, torch.Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sglang_qspec.cpu.attention._SAVED", 1)
-    lens = [length + width - 1 for length in lens]
-    texts = [torch.randperm(_SLOTS, generator=torch.Generator().manual_seed(t)) for t in range(3)]
-    free = iter(texts[2].tolist() * 2)
-    slots = torch.zeros(len(lens), max(lens), dtype=torch.int32)
-    for row, ((text, shared), length) in enumerate(zip(prefixes, lens, strict=True)):
-        slots[row, :shared] = texts[text][:shared]
-        slots[row, shared:length] = torch.tensor([next(free) for _ in range(length - shared)])
-    query, kv_lens = _query(len(lens) * width), torch.tensor(lens)
-    tree = (torch.rand(len(lens), width, width) < 0.5).tril() | torch.eye(width, dtype=torch.bool)
-    plan = plan_sharing(slots, kv_lens, width, _KV_HEADS, torch.float32, tree)
-    assert plan.shared is not None
-    read = (plan.slots.numel() + plan.shared.slots.numel()) / _KV_HEADS
-    assert read < len(lens) * max(lens)
-    simple = plan_rows(slots, kv_lens, width, _KV_HEADS, torch.float32, tree)
-    expected = attend_rows(simple, query, *cache, _DIM**-0.5, cap)
-    torch.testing.assert_close(attend_rows(plan, query, *cache, _DIM**-0.5, cap), expected)
-
-
-def test_requests_with_little_in_common_are_planned_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sglang_qspec.cpu.attention._SAVED", 1)
-    slots = _requests([50, 60, 40])
-    lens = torch.tensor([50, 60, 40])
-    assert plan_sharing(slots, lens, 1, _KV_HEADS, torch.float32).shared is None
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
@@ -113,8 +67,9 @@ def test_a_draft_token_attends_only_to_the_prefix_and_its_ancestors(
             mask[b, node] |= mask[b, int(torch.randint(0, node, (1,), generator=random))]
     lens = [prefix + width for prefix in prefixes]
     slots, query = _requests(lens), _query(bs * width)
-    plan = plan_rows(slots, torch.tensor(lens), width, _KV_HEADS, torch.float32, visible=mask)
-    output = attend_rows(plan, query, *cache, _DIM**-0.5).view(bs, width, _HEADS, _VALUE_DIM)
+    plan = plan_rows(slots, torch.tensor(lens), width, _SHARING, torch.float32, visible=mask)
+    output, _ = attend_rows(plan, query, *cache, _DIM**-0.5)
+    output = output.view(bs, width, _HEADS, -1)
     for b, length in enumerate(lens):
         own = slots[b, :length].long()
         seen = torch.cat([torch.ones(width, prefixes[b], dtype=torch.bool), mask[b]], 1)
@@ -127,12 +82,8 @@ def test_a_sliding_window_masks_older_positions(
 ) -> None:
     lens, window = [30, 5], 6
     slots, query = _requests(lens), _query(2)
-    kv_lens = torch.tensor(lens)
-    plan = plan_rows(
-        slots, kv_lens, 1, _KV_HEADS, torch.float32,
-        window=window, row_positions=(kv_lens - 1).unsqueeze(1),
-    )  # fmt: skip
-    output = attend_rows(plan, query, *cache, _DIM**-0.5)
+    plan = plan_rows(slots, torch.tensor(lens), 1, _SHARING, torch.float32, window=window)
+    output, _ = attend_rows(plan, query, *cache, _DIM**-0.5)
     for row, length in enumerate(lens):
         own = slots[row, :length].long()
         seen = (torch.arange(length) >= length - 1 - window).unsqueeze(0)
@@ -161,9 +112,9 @@ def test_an_extend_is_causal_after_its_cached_prefix(
 def test_bfloat16_stays_close_to_float32(cache: tuple[torch.Tensor, torch.Tensor]) -> None:
     lens = [40, 25]
     slots, query = _requests(lens), _query(2)
-    plan = plan_rows(slots, torch.tensor(lens), 1, _KV_HEADS, torch.float32)
-    exact = attend_rows(plan, query, *cache, _DIM**-0.5)
-    coarse = plan_rows(slots, torch.tensor(lens), 1, _KV_HEADS, torch.bfloat16)
+    plan = plan_rows(slots, torch.tensor(lens), 1, _SHARING, torch.float32)
+    exact, _ = attend_rows(plan, query, *cache, _DIM**-0.5)
+    coarse = plan_rows(slots, torch.tensor(lens), 1, _SHARING, torch.bfloat16)
     keys, values = (tensor.bfloat16() for tensor in cache)
-    rounded = attend_rows(coarse, query.bfloat16(), keys, values, _DIM**-0.5)
+    rounded, _ = attend_rows(coarse, query.bfloat16(), keys, values, _DIM**-0.5)
     torch.testing.assert_close(rounded.float(), exact, atol=0.03, rtol=0.03)

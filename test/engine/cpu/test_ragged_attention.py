@@ -12,8 +12,8 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_qspec.engine.cpu import attention
-from sglang_qspec.engine.cpu.attention import _Batch, _similar
+from sglang_qspec.cpu import pass_plan
+from sglang_qspec.engine.cpu.attention import _Batch
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -68,8 +68,8 @@ def test_a_ragged_pass_equals_a_pass_of_each_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With `saved` 1 every difference of sizes makes two groups; with 10,000 there is one group."""
-    monkeypatch.setattr(attention, "_FEWEST_SAVED", saved)
-    monkeypatch.setattr("sglang_qspec.cpu.attention._SAVED", 1)
+    monkeypatch.setattr(pass_plan, "_FEWEST_SAVED", saved)
+    monkeypatch.setattr(pass_plan, "_SAVED", 1)
     rng, generator = random.Random(5), torch.Generator().manual_seed(2)
     trees = DraftTrees.of([random_tree(rng, 12) for _ in lens], 12).cut(np.array(sizes))
     slots = torch.stack([torch.randperm(SLOTS, generator=generator) for _ in lens]).int()
@@ -89,7 +89,7 @@ def test_a_ragged_pass_equals_a_pass_of_each_request(
 def test_short_prompts_of_different_lengths_equal_each_prompt_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_FEWEST_SAVED", 4)
+    monkeypatch.setattr(pass_plan, "_FEWEST_SAVED", 4)
     generator = torch.Generator().manual_seed(3)
     keys, values = torch.randn(2, SLOTS, KV_HEADS, DIM, generator=generator)
     new, cached = [3, 20, 1, 18, 2], [0, 5, 70, 0, 9]
@@ -115,11 +115,3 @@ def test_short_prompts_of_different_lengths_equal_each_prompt_alone(
         own = slice(start, start + length)
         torch.testing.assert_close(output[own], attend_prompts([row], query[own]))
         start += length
-
-
-def test_requests_are_split_where_that_saves_the_most_rows() -> None:
-    assert _similar([]) == [[]]
-    assert _similar([8] * 5) == [[0, 1, 2, 3, 4]]
-    assert _similar([1, 2, 3]) == [[0, 1, 2]]
-    assert _similar([64, 1, 1, 2]) == [[1, 2, 3], [0]]
-    assert _similar([30, 1, 31, 2, 3]) == [[1, 3, 4], [0, 2]]

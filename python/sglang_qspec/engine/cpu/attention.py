@@ -1,4 +1,4 @@
-"""The attention backend `qspec_cpu`: SGLang's interface to `sglang_qspec.cpu.attention`.
+"""The attention backend `qspec_cpu`: SGLang's interface to `sglang_qspec.cpu.pass_plan`.
 
 It computes plain causal self-attention. Other layers (cross attention, encoders, hybrid
 sliding-window pools) use the inherited torch_native code, which cannot verify trees.
@@ -6,7 +6,6 @@ sliding-window pools) use the inherited torch_native code, which cannot verify t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from sglang_qspec.cpu.attention import RowPlan, attend_block, attend_rows, plan_rows, plan_sharing
+from sglang_qspec.cpu.attention import Heads, attend_block
+from sglang_qspec.cpu.pass_plan import PassPlan, attend_pass, plan_pass
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 NAME = "qspec_cpu"
 _SHORT_EXTEND = 32
 """Maximum number of new tokens per request for which an extend runs as one padded batch."""
-_FEWEST_SAVED = 16
-"""Minimum number of padded query rows that a second group of requests must save, because each group
-takes its own torch calls."""
 
 
 class CpuAttention(TorchNativeAttnBackend):
@@ -86,7 +83,7 @@ class CpuAttention(TorchNativeAttnBackend):
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
 
     def is_plain(self, layer: RadixAttention) -> bool:
-        """Whether `sglang_qspec.cpu.attention` can compute the layer."""
+        """Whether `sglang_qspec.cpu` can compute the layer."""
         return (
             not layer.is_cross_attention
             and layer.attn_type == AttentionType.DECODER
@@ -143,7 +140,7 @@ class CpuAttention(TorchNativeAttnBackend):
 
 
 class _Batch:
-    """The requests of one forward pass, in groups with similar numbers of new tokens."""
+    """The requests of one forward pass, with a plan of their attention for each kind of layer."""
 
     def __init__(self, forward_batch: ForwardBatch, req_to_token: Tensor) -> None:
         mode = forward_batch.forward_mode
@@ -157,62 +154,46 @@ class _Batch:
             new_lens = [1] * bs
         else:
             new_lens = _host_list(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
-        self.written = forward_batch.out_cache_loc.long()
-        self._kv_lens, self._new_lens = kv_lens, new_lens
-        self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
-        self._groups: list[_Group] = []
-        self._order: Tensor | None = None
-        decodes = mode.is_target_verify() or mode.is_decode()
         rows = max(new_lens, default=0)
-        if not decodes and rows > _SHORT_EXTEND:
-            return
-        if not decodes:
+        self._decodes = mode.is_target_verify() or mode.is_decode()
+        self._in_blocks = not self._decodes and rows > _SHORT_EXTEND
+        """Whether each request's attention is computed alone, because its extend is long."""
+        if not self._decodes and not self._in_blocks:
             visible = torch.ones(rows, rows, dtype=torch.bool).tril().expand(bs, rows, rows)
-        self._plan_groups(visible, decodes)
-
-    def _plan_groups(self, visible: Tensor | None, decodes: bool) -> None:
-        """Fill `_groups`. `visible` is bool [bs, D, D] over the new tokens of each request."""
-        members = _similar(self._new_lens)
-        if len(members) == 1:
-            group = _Group(self._slots, self._kv_lens, self._new_lens, visible, decodes)
-            self._groups.append(group)
-            return
-        lens = torch.tensor(self._new_lens)
-        starts = lens.cumsum(0) - lens
-        tokens: list[int] = []
-        for rows in members:
-            chosen, own = torch.tensor(rows), [self._new_lens[row] for row in rows]
-            kv_lens = self._kv_lens[chosen]
-            slots = self._slots[chosen, : int(kv_lens.max())]
-            seen = None if visible is None else visible[chosen]
-            group = _Group(slots, kv_lens, own, seen, decodes, starts[chosen])
-            self._groups.append(group)
-            for start, length in zip(starts[chosen].tolist(), own, strict=True):
-                tokens += range(start, start + length)
-        self._order = torch.tensor(tokens).argsort()
+        self.written = forward_batch.out_cache_loc.long()
+        self._kv_lens, self._new_lens, self._visible = kv_lens, new_lens, visible
+        self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
+        self._plans: dict[tuple[Heads, torch.dtype, int | None], PassPlan] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention) -> Tensor:
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         cap = float(layer.logit_cap)
-        if not self._groups:
-            if cap > 0.0:
-                raise NotImplementedError(
-                    f"attention backend {NAME} does not support a logit cap for prompts; "
-                    "use --attention-backend torch_native"
-                )
-            return self._attend_blocks(query, keys, values, layer.scaling, window)
-        results = [
-            attend_rows(
-                group.plan(keys.shape[1], query.dtype, window),
-                query,
-                keys,
-                values,
-                layer.scaling,
-                cap,
+        if not self._in_blocks:
+            heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
+            plan = self._plan(heads, query.dtype, window)
+            return attend_pass(plan, query, keys, values, layer.scaling, cap)
+        if cap > 0.0:
+            raise NotImplementedError(
+                f"attention backend {NAME} does not support a logit cap for prompts; "
+                "use --attention-backend torch_native"
             )
-            for group in self._groups
-        ]
-        return results[0] if self._order is None else torch.cat(results)[self._order]
+        return self._attend_blocks(query, keys, values, layer.scaling, window)
+
+    def _plan(self, heads: Heads, dtype: torch.dtype, window: int | None) -> PassPlan:
+        """The plan of a layer. Layers with the same heads, dtype and window share one."""
+        kind = (heads, dtype, window)
+        if kind not in self._plans:
+            self._plans[kind] = plan_pass(
+                self._slots,
+                self._kv_lens,
+                self._new_lens,
+                heads,
+                dtype,
+                visible=self._visible,
+                window=window,
+                shares=self._decodes,
+            )
+        return self._plans[kind]
 
     def _attend_blocks(
         self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
@@ -224,96 +205,6 @@ class _Batch:
             for part, slots, total in zip(parts, self._slots, lens, strict=True)
         ]
         return results[0] if len(results) == 1 else torch.cat(results)
-
-
-class _Group:
-    """Requests that get the same number of query rows: the largest number of new tokens among them.
-
-    A request with fewer new tokens gets extra rows before its own rows. The extra rows repeat its
-    first new token, and their results are dropped.
-    """
-
-    def __init__(
-        self,
-        slots: Tensor,
-        kv_lens: Tensor,
-        new_lens: list[int],
-        visible: Tensor | None,
-        decodes: bool,
-        starts: Tensor | None = None,
-    ) -> None:
-        """`starts` int64 [n] has the place of each request's first token in the pass. By default
-        the tokens of the requests follow each other."""
-        self._slots, self._kv_lens, self._decodes = slots, kv_lens, decodes
-        self._rows = rows = max(new_lens)
-        self._plans: dict[tuple[int, torch.dtype, int], RowPlan] = {}
-        self._taken: Tensor | None = None
-        self._given: Tensor | None = None
-        self._visible = None if visible is None or rows == 1 else visible[:, :rows, :rows]
-        padded = min(new_lens) < rows
-        if starts is None and not padded:
-            return
-        lens = torch.tensor(new_lens)
-        if starts is None:
-            starts = lens.cumsum(0) - lens
-        offset = torch.arange(rows) - (rows - lens).unsqueeze(1)
-        node = offset.clamp(min=0)
-        self._taken = (starts.unsqueeze(1) + node).flatten()
-        if not padded:
-            return
-        self._given = (offset >= 0).flatten().nonzero().flatten()
-        if self._visible is not None:
-            own = torch.arange(len(new_lens)).view(-1, 1, 1)
-            # Columns before a request's own are committed text. All rows see it, as all see node 0.
-            self._visible = self._visible[own, node.unsqueeze(2), node.unsqueeze(1)]
-
-    def plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
-        """The plan of a layer. Layers with the same head count, dtype and window share one."""
-        kind = (kv_heads, dtype, 0 if window is None else window + 1)
-        plan = self._plans.get(kind)
-        if plan is None:
-            plan = self._make_plan(kv_heads, dtype, window)
-            self._plans[kind] = plan
-        return plan
-
-    def _make_plan(self, kv_heads: int, dtype: torch.dtype, window: int | None) -> RowPlan:
-        if self._decodes and window is None:
-            plan = plan_sharing(
-                self._slots, self._kv_lens, self._rows, kv_heads, dtype, self._visible
-            )
-        else:
-            positions = None
-            if window is not None:
-                first = (self._kv_lens - self._rows).unsqueeze(1)
-                positions = first + torch.arange(self._rows)
-            plan = plan_rows(
-                self._slots,
-                self._kv_lens,
-                self._rows,
-                kv_heads,
-                dtype,
-                visible=self._visible,
-                window=window,
-                row_positions=positions,
-            )
-        if self._taken is None:
-            return plan
-        return replace(plan, taken=self._taken, given=self._given)
-
-
-def _similar(lens: list[int]) -> list[list[int]]:
-    """The requests in one group, or in two if that saves at least `_FEWEST_SAVED` padded rows.
-
-    `lens` has the number of new tokens of each request. A group is padded to its largest number.
-    """
-    order = sorted(range(len(lens)), key=lens.__getitem__)
-    longest = max(lens, default=0)
-    most, first = len(lens) * longest - _FEWEST_SAVED, 0
-    for count in range(1, len(order)):
-        rows = count * lens[order[count - 1]] + (len(order) - count) * longest
-        if rows <= most:
-            most, first = rows - 1, count
-    return [order[:first], order[first:]] if first else [list(range(len(lens)))]
 
 
 def _trees(spec_info: Any, bs: int) -> tuple[list[int], Tensor]:
