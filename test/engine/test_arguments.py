@@ -1,5 +1,6 @@
 """Settings that stop a server's start, and the error messages; some by a real command line."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig, from_environment, variable
 from sglang_qspec.engine import arguments, compat, hooks, touched
 from sglang_qspec.errors import ConfigError
@@ -305,5 +307,25 @@ def test_a_target_with_recurrent_layers_is_refused(models: DemoModels, tmp_path:
     FalconH1Config(architectures=["FalconH1ForCausalLM"]).save_pretrained(tmp_path)
     args = server_args(model_path=str(tmp_path))
     with pytest.raises(ConfigError, match="a model with recurrent layers"):
-        arguments._check_target(args, ModelConfig(str(tmp_path)))
-    arguments._check_target(args, ModelConfig(str(models.target)))
+        arguments._check_target(args, ModelConfig(str(tmp_path)), QSpecConfig())
+    arguments._check_target(args, ModelConfig(str(models.target)), QSpecConfig())
+
+
+def test_a_target_with_multimodal_positions_verifies_one_width(
+    models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang computes these positions for requests with equal numbers of tokens."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    content = json.loads((models.target / "config.json").read_text())
+    rope = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps({**content, "rope_parameters": rope}))
+    args = server_args(model_path=str(tmp_path))
+    monkeypatch.setenv(variable("verify"), "auto")
+    arguments._check_target(args, ModelConfig(str(models.target)), QSpecConfig())
+    assert config.from_environment().verify == "auto"
+    target = ModelConfig(str(tmp_path))
+    arguments._check_target(args, target, QSpecConfig())
+    assert config.from_environment().verify == "tree"
+    with pytest.raises(ConfigError, match="is 'ragged', but .* has multimodal rotary positions"):
+        arguments._check_target(args, target, QSpecConfig(verify="ragged"))

@@ -107,8 +107,8 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     view = resolving_view(server_args)
     if (view.speculative_algorithm or "").upper() == "QSPEC":
         try:
-            check(view)
-            _check_target(view, model_config_of(server_args))
+            settings = check(view)
+            _check_target(view, model_config_of(server_args), settings)
         except QSpecError as error:
             _stop(error)
     try:
@@ -285,13 +285,24 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
     ]
 
 
-def _check_target(args: Any, model_config: Any) -> None:
-    """Refuse a target with recurrent state, from which a rejected draft token cannot be removed."""
+def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
+    """Refuse a target with recurrent state, from which a rejected draft token cannot be removed.
+
+    A target with multimodal rotary positions (mRoPE) verifies trees of one width, because SGLang
+    computes these positions for requests with equal numbers of tokens.
+    """
     if mambaish_config(model_config) is not None:
         raise ConfigError(
             f"--model-path is {args.model_path}, a model with recurrent layers (Mamba or linear "
             "attention), but QSPEC supports only attention"
         )
+    if model_config.model_is_mrope:
+        if settings.verify == "ragged":
+            raise ConfigError(
+                f"{config.flag('verify')} is 'ragged', but {args.model_path} has multimodal rotary "
+                "positions: it must be 'auto' or 'tree'"
+            )
+        config.to_environment({"verify": "tree"})
 
 
 def _check_draft_model(args: Any, settings: QSpecConfig) -> None:

@@ -137,7 +137,6 @@ _IMPORTED = {
     "sglang.srt.sampling.sampling_params": ("TOP_K_ALL",),
     "sglang.srt.server_args": ("PortArgs", "ServerArgs"),
     "sglang.srt.speculative.base_spec_worker": ("BaseSpecWorker",),
-    "sglang.srt.speculative.eagle_utils": ("eagle_sample",),
     "sglang.srt.speculative.ngram_info": ("NgramVerifyInput",),
     "sglang.srt.speculative.ragged_verify": ("RaggedVerifyLayout",),
     "sglang.srt.speculative.spec_info": ("SpeculativeAlgorithm.register",),

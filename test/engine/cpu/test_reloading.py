@@ -1,11 +1,15 @@
 """After a CPU server loads new weights in place, no old weight remains."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from sglang_qspec.engine.cpu import dense_linear
+from sglang_qspec.engine.cpu.quantized_layers import Head
 from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
@@ -54,3 +58,14 @@ def test_other_weights_replace_all_of_the_old_ones(
             expected = model(torch.tensor([PROMPT])).logits[0, -1]
         assert float((logits - expected).norm() / expected.norm()) < error
     assert float((found[1] - found[0]).norm() / found[0].norm()) > 0.3
+
+
+def test_a_quantized_head_is_packed_again_after_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load writes through `Parameter.data`, which changes no version of the weight."""
+    weight = torch.nn.Parameter(torch.randn(64, 32), requires_grad=False)
+    head: Any = SimpleNamespace(weight=weight)
+    hidden, method = torch.randn(1, 32), Head()
+    first = method.apply(head, hidden)
+    weight.data.mul_(2.0)
+    monkeypatch.setattr(dense_linear, "_load_count", dense_linear.load_count() + 1)
+    torch.testing.assert_close(method.apply(head, hidden), 2.0 * first)

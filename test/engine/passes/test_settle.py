@@ -160,6 +160,14 @@ def test_a_prefills_token_is_spliced_until_its_result_is_processed(engine: Engin
     assert list(output_of(new)) == [4]
 
 
+def test_a_prefill_whose_requests_are_gone_has_nothing_to_record(engine: Engine) -> None:
+    for rid in "ab":
+        engine.active.end(rid)
+    trees = DraftTrees.of([], len(TREE))
+    engine.accounting.record_prefill([], Proposal(trees, trees), [], [])
+    engine.active.check_integrity()
+
+
 def test_a_result_that_was_processed_first_is_not_spliced_again(engine: Engine) -> None:
     """With a grammar SGLang processes a result before it launches the next pass."""
     engine.process(engine.launch(), [9, 10, 11])

@@ -8,13 +8,17 @@ from sglang_qspec.engine.passes.tree_attention import Verification, verification
 from sglang_qspec.errors import ConfigError
 
 
-@pytest.mark.parametrize(("verify", "ragged"), [("auto", True), ("tree", False), ("ragged", True)])
-def test_passes_on_our_cpu_backend_are_ragged_unless_the_setting_says_tree(
-    verify: str, ragged: bool
-) -> None:
+@pytest.mark.parametrize("verify", ["auto", "ragged"])
+def test_passes_on_our_cpu_backend_are_ragged_and_can_change(verify: str) -> None:
     found = verification_of(QSpecConfig(verify=verify), "cpu", "qspec_cpu")
-    assert found == Verification(ragged, can_change=True, chains=False)
+    assert found == Verification(ragged=True, can_change=True, chains=False)
     assert found.allowed == (0, 1)
+
+
+def test_a_server_that_is_set_to_trees_of_one_width_keeps_to_them() -> None:
+    found = verification_of(QSpecConfig(verify="tree"), "cpu", "qspec_cpu")
+    assert found == Verification(ragged=False, can_change=False, chains=False)
+    assert found.allowed == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,7 @@ class PackedInt8 {
           case 1: tile<1>(x, panel, first, y, add); break;
           case 2: tile<2>(x, panel, first, y, add); break;
           case 3: tile<3>(x, panel, first, y, add); break;
-          case 4: tile<4>(x, panel, first, y, add); break;
-          case 5: tile<5>(x, panel, first, y, add); break;
-          default: tile<6>(x, panel, first, y, add); break;
+          default: tile<MOST_ROWS>(x, panel, first, y, add); break;
         }
       }
     }

@@ -16,6 +16,7 @@ from sglang.srt.layers.quantization.unquant import (
 from sglang_qspec.cpu.linear import Int4Linear, Int8Linear
 from sglang_qspec.cpu.linear_grids import Grid
 from sglang_qspec.cpu.linear_layouts import in_order, read_awq, read_gptq
+from sglang_qspec.engine.cpu.dense_linear import load_count
 from sglang_qspec.errors import DraftModelError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Head(UnquantizedEmbeddingMethod):
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         weight = layer.weight
-        state = (weight.data_ptr(), weight._version)
+        state = (weight.data_ptr(), weight._version, load_count())
         if getattr(layer, "packed_state", None) != state:
             layer.packed = Int8Linear.quantize(weight.data)
             layer.packed_state = state

@@ -85,14 +85,15 @@ def chooses_ragged(view: Any, verify: str) -> bool:
     if verify == "ragged" and not possible:
         raise ConfigError(
             f"--speculative-qspec-verify is 'ragged', but the attention backend {backend} verifies "
-            "the same number of tokens for all requests on this server: use tree"
+            "the same number of tokens for all requests on this server: use "
+            + ("tree" if attention.trees else "--attention-backend flashinfer or triton")
         )
     if attention.trees:
         return verify == "ragged"
     if not possible or verify == "tree":
         raise ConfigError(
             f"--attention-backend is {backend}, which ignores the masks of draft trees: use "
-            "flashinfer or triton"
+            "flashinfer or triton" + (", or --speculative-qspec-verify ragged" if possible else "")
         )
     return True
 

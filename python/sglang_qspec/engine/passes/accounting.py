@@ -104,6 +104,8 @@ class PassAccounting:
         bonus_ids: Sequence[int],
     ) -> None:
         """Record the drafts that a prefill verified; the arguments are as in `record`."""
+        if not rids:
+            return
         trees = proposal.trees
         self._speculator.record(rids, trees, accepted, bonus_ids, prefill=True)
         self._learn_first(rids, proposal, accepted, bonus_ids)

@@ -17,7 +17,6 @@ import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.eagle_utils import eagle_sample
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 from torch.nn.functional import pad
 
@@ -49,8 +48,6 @@ def sample_and_accept(
     Penalties, bias and grammar change the logits in place.
     """
     info = batch.sampling_info
-    if batch.forward_mode.is_idle():
-        return eagle_sample(verify_input, batch, logits_output, grammar_mask)
     width = verify_input.draft_token_num
     logits = logits_output.next_token_logits[: verify_input.rows]
     _shape_logits(logits, batch, verify_input, grammar_mask)

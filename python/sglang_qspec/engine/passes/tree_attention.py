@@ -43,14 +43,14 @@ def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> 
     if not device.startswith("cpu"):
         ragged = backends.is_ragged()
         return Verification(ragged, can_change=False, chains=ragged)
-    can_be_ragged = backend in RAGGED_TREES
+    can_be_ragged = backend in RAGGED_TREES and settings.verify != "tree"
     if settings.verify == "ragged" and not can_be_ragged:
         raise ConfigError(
             f"{flag('verify')} is 'ragged', but the attention backend {backend!r} on {device!r} "
             f"verifies one width: it must be 'auto' or 'tree', or --attention-backend must be "
             f"{' or '.join(RAGGED_TREES)}"
         )
-    return Verification(can_be_ragged and settings.verify != "tree", can_be_ragged, chains=False)
+    return Verification(can_be_ragged, can_be_ragged, chains=False)
 
 
 def reads_full_mask(device: str) -> bool:

@@ -258,9 +258,9 @@ class QSpecWorker(BaseSpecWorker):
             finished = self._finished(result, token_ids, _ones(batch), batch.seq_lens.clone(), 1)
             pending = PendingPass(batch.reqs, lens, ComingTokens(token_ids), finished)
         else:
+            assert drafts is not None
             finished, outcome = verified
-            proposal = drafts.proposal if drafts is not None else None
-            pending = PendingPass(batch.reqs, lens, outcome, finished, proposal=proposal)
+            pending = PendingPass(batch.reqs, lens, outcome, finished, proposal=drafts.proposal)
         if on_publish is not None:
             on_publish(finished.new_seq_lens)
         if self._overlap or verified is not None:
