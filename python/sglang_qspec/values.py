@@ -6,11 +6,16 @@ values as its message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 Parser = Callable[[str], Any]
 """Parses the text of a setting; raises ValueError with the allowed values as its message."""
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
+_CORES = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+"""One CPU, or a range of CPUs. `str.isdigit` would accept digits that `int` does not."""
 
 
 def whole(low: int, high: int) -> Parser:
@@ -99,8 +104,7 @@ def endpoint(text: str) -> str:
 
 def device(text: str) -> str:
     """The name of a device, or an empty text."""
-    kind, _, index = text.partition(":")
-    if text and (kind not in ("cpu", "cuda") or (index and not index.isdigit())):
+    if text and not _DEVICE.fullmatch(text):
         raise ValueError("cpu, cuda or cuda:N")
     return text
 
@@ -118,10 +122,11 @@ def parse_cores(text: str) -> frozenset[int]:
     """
     cores: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
+        found = _CORES.fullmatch(part)
+        named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
+        if not named:
             raise ValueError("a list of CPU numbers such as 0,2-5")
-        cores.update(range(int(first), int(last or first) + 1))
+        cores.update(named)
     return frozenset(cores)
 
 
