@@ -240,15 +240,20 @@ def variable(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
+def parser(name: str) -> values.Parser:
+    """Parser of the setting `name`."""
+    parse: values.Parser = QSpecConfig.__dataclass_fields__[name].metadata["parse"]
+    return parse
+
+
 def parse(name: str, text: str, *, given_as: str) -> Any:
     """Parse the value of the setting `name`.
 
     `given_as` is the flag or variable that gave the value, for the error message. Raises
     ConfigError if the value is not allowed.
     """
-    field = QSpecConfig.__dataclass_fields__[name]
     try:
-        return field.metadata["parse"](text)
+        return parser(name)(text)
     except ValueError as error:
         raise ConfigError(f"{given_as} is {text!r}, but must be {error}") from None
 

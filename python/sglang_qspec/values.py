@@ -6,6 +6,7 @@ values as its message.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,18 @@ def whole(low: int, high: int) -> Parser:
         return value
 
     return parse
+
+
+def positive(text: str) -> int:
+    """A whole number without an upper limit."""
+    allowed = "a whole number of at least 1"
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if value < 1:
+        raise ValueError(allowed)
+    return value
 
 
 def number(low: float, high: float) -> Parser:
@@ -133,3 +146,18 @@ def parse_cores(text: str) -> frozenset[int]:
 def text(given: str) -> str:
     """Any text."""
     return given
+
+
+def option(parse: Parser) -> Parser:
+    """The parser of a command line option, for argparse.
+
+    It raises ArgumentTypeError with the text and the allowed values in its message.
+    """
+
+    def parse_option(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"is {text!r}, but must be {error}") from None
+
+    return parse_option

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 
+from sglang_qspec import config
 from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
 from sglang_qspec.sidecar.process import UNUSABLE
-from sglang_qspec.values import parse_cores
+from sglang_qspec.values import option, parse_cores, positive
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 
@@ -165,36 +166,36 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", default="", help="CPUs to run on, such as 1 or 2-5 (default: all)")
     add(
         "--mem-fraction",
-        type=float,
+        type=option(config.parser("mem_fraction")),
         default=default.mem_fraction,
         help="fraction of the device's memory for the sidecar; 0, the default, means all free "
         f"memory on a GPU, and {SHARED_FRACTION} on a CPU",
     )
     add(
         "--max-total-tokens",
-        type=int,
+        type=option(positive),
         help="maximum number of KV slots (default: all that fit into --mem-fraction)",
     )
     add(
         "--context-length",
-        type=int,
+        type=option(positive),
         help="maximum length of prompt and completion, in tokens (default: the model's)",
     )
     add(
         "--slots",
-        type=int,
+        type=option(config.parser("draft_slots")),
         default=default.draft_slots,
         help="maximum number of completions in one pass (default: %(default)s)",
     )
     add(
         "--max-completion-tokens",
-        type=int,
+        type=option(config.parser("max_completion_tokens")),
         default=default.max_completion_tokens,
         help="maximum length of a completion, in tokens (default: %(default)s)",
     )
     add(
         "--prefill-tokens",
-        type=int,
+        type=option(positive),
         help="maximum number of prompt tokens in one pass (default: 256 on a CPU, otherwise 2048)",
     )
     add(
@@ -206,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-server-tokens",
-        type=_positive,
+        type=option(positive),
         default=MAX_SERVER_TOKENS,
         help="maximum number of text tokens, and of draft tokens, kept for one server "
         "(default: %(default)s)",
@@ -216,17 +217,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--trust-remote-code", action="store_true", help="run code that is part of the checkpoint")
     add("--parent-pid", type=int, help="PID of the parent process; the sidecar stops when it ends")
     return parser
-
-
-def _positive(text: str) -> int:
-    """Parse a whole number of 1 or more; ArgumentTypeError for any other text."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number of at least 1")
-    return value
 
 
 def _settle_device(device: str) -> str | None:
