@@ -161,7 +161,7 @@ def without_functions(tree: ast.Module) -> ast.Module:
 
 def test_the_design_document_lists_the_order_of_the_engine() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
-    sentence = re.search(r"imports only from those before it in this order:([^.]+)\.", page)
+    sentence = re.search(r"imports only from the parts before it in this order:([^.]+)\.", page)
     assert sentence is not None
     assert tuple(re.findall(r"`(\w+)`", sentence[1])) == ENGINE
 
