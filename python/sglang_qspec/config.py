@@ -37,7 +37,7 @@ SHARED_FRACTION = 0.15
 """Default fraction of a device's memory for the draft model, where the target uses the device too.
 """
 PIPELINES = ("sequential", "halves", "ahead")
-"""Pipelines: ways to interleave step drafts with verification."""
+"""Pipelines: ways to interleave step drafts with verification. `auto` selects one of them."""
 MODES = ("queue", *PIPELINES, "auto")
 """Values of the setting `mode`."""
 
