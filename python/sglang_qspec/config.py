@@ -103,8 +103,8 @@ class QSpecConfig:
         values.one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
         "has fewer drafts (tree), or the likeliest tokens of all requests without padding "
-        "(ragged; needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with "
-        "qspec_cpu, otherwise tree",
+        "(ragged; needs the attention backend qspec_cpu, or fa3 or fa4 on a GPU). auto is ragged "
+        "with qspec_cpu, otherwise tree",
     )
     prefill_drafts: str = _setting(
         "off",
