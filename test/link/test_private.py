@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,13 +24,6 @@ from sglang_qspec.link import (
 )
 from sglang_qspec.link.address import MAX_PATH_BYTES, check_bind, check_connect
 from test.link.wire import open_wire
-
-
-@pytest.fixture
-def own() -> Iterator[Path]:
-    """A directory with a short path that only this user can enter."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture

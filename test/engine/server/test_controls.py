@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server, ServerError
-from test.engine.server.running import GREEDY, generate, state
+from test.engine.server.running import GREEDY, generate, state, turn
 
 pytestmark = pytest.mark.server
 
@@ -86,11 +86,6 @@ def turned(server: Server, **runtime: int) -> Iterator[None]:
     finally:
         turn(server, **{name: int(before[name]) for name in runtime})
     assert state(server)["settings"] == before
-
-
-def turn(server: Server, **runtime: int) -> None:
-    values = {f"qspec_{name}": value for name, value in runtime.items()}
-    assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 
 def test_drafting_is_switched_off_and_on_for_running_requests(
