@@ -36,6 +36,15 @@ def test_a_wrong_usage_exits_with_two(wrong: list[str]) -> None:
     assert stop.value.code == 2
 
 
+def test_a_group_size_that_is_no_number_is_named_with_what_is_allowed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["models", "quantize", "--model", "m", "--bits", "8", "--group-size", "row"])
+    words = "error: argument --group-size: is 'row', but must be 128, 64, 32 or channel\n"
+    assert capsys.readouterr().err.endswith(words)
+
+
 def test_help_and_version_import_nothing_heavy() -> None:
     script = (
         "import sys; from sglang_qspec.__main__ import main\n"

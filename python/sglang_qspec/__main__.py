@@ -21,6 +21,7 @@ from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.theory import command as theory
+from sglang_qspec.values import option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +83,13 @@ def _has_cuda() -> bool:
 
 
 def _group_size(text: str) -> int | str:
-    return text if text == "channel" else int(text)
+    """Parse a group size; ValueError with what is allowed. `quantize` checks it for the model."""
+    if text == "channel":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("128, 64, 32 or channel") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     quantize.add_argument("--bits", type=int, required=True, help="4 or 8")
     quantize.add_argument(
         "--group-size",
-        type=_group_size,
+        type=option(_group_size),
         metavar="N|channel",
         help="number of weights that share a scale: 128, 64, 32, or channel for all weights of an "
         "output channel; by default channel for 8 bits, and the largest number that fits for 4",

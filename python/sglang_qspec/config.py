@@ -37,7 +37,7 @@ SHARED_FRACTION = 0.15
 """Default fraction of a device's memory for the draft model, where the target uses the device too.
 """
 PIPELINES = ("sequential", "halves", "ahead")
-"""Pipelines: ways to interleave step drafts with verification."""
+"""Pipelines: ways to interleave step drafts with verification. `auto` selects one of them."""
 MODES = ("queue", *PIPELINES, "auto")
 """Values of the setting `mode`."""
 
@@ -103,8 +103,8 @@ class QSpecConfig:
         values.one_of("auto", "tree", "ragged"),
         "which tokens a pass verifies: the same number for each request, padded where a request "
         "has fewer drafts (tree), or the likeliest tokens of all requests without padding "
-        "(ragged; needs the attention backend qspec_cpu, or fa3 on a GPU). auto is ragged with "
-        "qspec_cpu, otherwise tree",
+        "(ragged; needs the attention backend qspec_cpu, or fa3 or fa4 on a GPU). auto is ragged "
+        "with qspec_cpu, otherwise tree",
     )
     prefill_drafts: str = _setting(
         "off",
@@ -240,15 +240,20 @@ def variable(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
+def parser(name: str) -> values.Parser:
+    """Parser of the setting `name`."""
+    parse: values.Parser = QSpecConfig.__dataclass_fields__[name].metadata["parse"]
+    return parse
+
+
 def parse(name: str, text: str, *, given_as: str) -> Any:
     """Parse the value of the setting `name`.
 
     `given_as` is the flag or variable that gave the value, for the error message. Raises
     ConfigError if the value is not allowed.
     """
-    field = QSpecConfig.__dataclass_fields__[name]
     try:
-        return field.metadata["parse"](text)
+        return parser(name)(text)
     except ValueError as error:
         raise ConfigError(f"{given_as} is {text!r}, but must be {error}") from None
 

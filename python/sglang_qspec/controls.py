@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
-from sglang_qspec.errors import RequestError
+from sglang_qspec.errors import RequestError, shown
 from sglang_qspec.guess import GUESS_KEYS
 
 PREFIX = "qspec_"
@@ -99,7 +99,7 @@ def read(
             values[name] = fields[name](value)
         except ValueError as allowed:
             raise RequestError(
-                f"{key} in custom_params is {_shown(value)}, but must be {allowed}"
+                f"{key} in custom_params is {shown(value)}, but must be {allowed}"
             ) from None
     return Controls(**values)
 
@@ -141,8 +141,3 @@ def _sources(value: object) -> frozenset[str]:
     ):
         raise ValueError(f"a list of one or more of {', '.join(SOURCES)}")
     return frozenset(value)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

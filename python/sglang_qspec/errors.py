@@ -1,4 +1,4 @@
-"""All exceptions that QSPEC raises for its users and peers.
+"""All exceptions that QSPEC raises for its users and peers, and how they show a value.
 
 QSpecError
 ├── ConfigError       a setting, or a combination of settings, is not allowed: the start stops
@@ -46,3 +46,9 @@ class ClientError(QSpecError):
 
 class TheoryError(QSpecError, ValueError):
     """A figure for the pipeline model is out of range, or a measured run cannot be fitted."""
+
+
+def shown(value: object) -> str:
+    """The `repr` of a value for a message, cut to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_qspec.errors import ConfigError, GuessError
+from sglang_qspec.errors import ConfigError, GuessError, shown
 
 OPEN_TAG = "<NGRAMGUESS>"
 CLOSE_TAG = "</NGRAMGUESS>"
@@ -138,12 +138,12 @@ def read_guess_texts(value: object) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
         raise GuessError(
-            f"{GUESSES_KEY} is {_shown(value)}, but must be a string or a list of strings"
+            f"{GUESSES_KEY} is {shown(value)}, but must be a string or a list of strings"
         )
     for number, item in enumerate(items):
         if not isinstance(item, str):
             raise GuessError(
-                f"guess {number} in {GUESSES_KEY} is {_shown(item)}, but must be a string"
+                f"guess {number} in {GUESSES_KEY} is {shown(item)}, but must be a string"
             )
         if not item.strip():
             raise GuessError(f"guess {number} in {GUESSES_KEY} is empty; it must hold some text")
@@ -159,7 +159,7 @@ def read_guess_ids(value: object, vocab_size: int) -> list[list[int]]:
     """
     if not isinstance(value, list | tuple) or not value:
         raise GuessError(
-            f"{GUESS_IDS_KEY} is {_shown(value)}, but must be a list of token ids with null "
+            f"{GUESS_IDS_KEY} is {shown(value)}, but must be a list of token ids with null "
             f"between guesses, or a list of such lists"
         )
     nested = all(isinstance(item, list | tuple) for item in value)
@@ -173,7 +173,7 @@ def read_guess_ids(value: object, vocab_size: int) -> list[list[int]]:
             # isinstance would accept a bool as an int.
             if type(item) is not int or not 0 <= item < vocab_size:
                 raise GuessError(
-                    f"guess {number} in {GUESS_IDS_KEY} holds {_shown(item)}, but a token id must "
+                    f"guess {number} in {GUESS_IDS_KEY} holds {shown(item)}, but a token id must "
                     f"be a whole number from 0 to {vocab_size - 1}"
                 )
             guess.append(item)
@@ -199,8 +199,3 @@ def _divide(flat: Sequence[object]) -> list[list[object]]:
         else:
             groups[-1].append(item)
     return groups
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

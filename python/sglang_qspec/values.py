@@ -6,11 +6,17 @@ values as its message.
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
 Parser = Callable[[str], Any]
 """Parses the text of a setting; raises ValueError with the allowed values as its message."""
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
+_CORES = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+"""One CPU, or a range of CPUs. `str.isdigit` would accept digits that `int` does not."""
 
 
 def whole(low: int, high: int) -> Parser:
@@ -27,6 +33,18 @@ def whole(low: int, high: int) -> Parser:
         return value
 
     return parse
+
+
+def positive(text: str) -> int:
+    """A whole number without an upper limit."""
+    allowed = "a whole number of at least 1"
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if value < 1:
+        raise ValueError(allowed)
+    return value
 
 
 def number(low: float, high: float) -> Parser:
@@ -99,8 +117,7 @@ def endpoint(text: str) -> str:
 
 def device(text: str) -> str:
     """The name of a device, or an empty text."""
-    kind, _, index = text.partition(":")
-    if text and (kind not in ("cpu", "cuda") or (index and not index.isdigit())):
+    if text and not _DEVICE.fullmatch(text):
         raise ValueError("cpu, cuda or cuda:N")
     return text
 
@@ -118,13 +135,29 @@ def parse_cores(text: str) -> frozenset[int]:
     """
     cores: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
+        found = _CORES.fullmatch(part)
+        named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
+        if not named:
             raise ValueError("a list of CPU numbers such as 0,2-5")
-        cores.update(range(int(first), int(last or first) + 1))
+        cores.update(named)
     return frozenset(cores)
 
 
 def text(given: str) -> str:
     """Any text."""
     return given
+
+
+def option(parse: Parser) -> Parser:
+    """The parser of a command line option, for argparse.
+
+    It raises ArgumentTypeError with the text and the allowed values in its message.
+    """
+
+    def parse_option(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"is {text!r}, but must be {error}") from None
+
+    return parse_option

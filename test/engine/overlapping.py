@@ -8,14 +8,14 @@ from pathlib import Path
 
 from test.engine.faulty import plugin
 
-CODE = """
-def load():
+OVERLAP = """
     from sglang_qspec.engine import arguments
 
     arguments.OVERLAPS.add("cpu")
 """
+"""Lines for the end of a plugin's function `load`."""
 
 
 def overlapping(folder: Path) -> dict[str, str]:
     """Environment variables of a server whose scheduler overlaps; `folder` is an empty folder."""
-    return plugin(folder, CODE)
+    return plugin(folder, "def load():" + OVERLAP)

@@ -19,6 +19,7 @@ from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
+from test.engine.overlapping import OVERLAP
 from test.engine.server.running import COMMON, cores, generate, sidecar_processes, state, until
 
 FAULTY = """
@@ -35,13 +36,6 @@ def load():
         return sound(*arguments)
 
     Speculator.record = record
-"""
-
-
-OVERLAP = """
-    from sglang_qspec.engine import arguments
-
-    arguments.OVERLAPS.add("cpu")
 """
 
 

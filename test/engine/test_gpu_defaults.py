@@ -125,6 +125,7 @@ def test_on_blackwell_server_and_sidecar_have_a_backend_for_pages_of_one_token(
         (89, None, "flashinfer", False),
         (89, "triton", "triton", False),
         (90, None, "fa3", True),
+        (90, "fa4", "fa4", True),
         (90, "triton", "triton", False),
         (90, "flashinfer", "flashinfer", False),
         (100, None, "flashinfer", False),
@@ -156,13 +157,21 @@ def test_graphs_that_pad_no_batch_verify_trees(models: DemoModels) -> None:
             backends.chooses_ragged(view, "ragged")
 
 
+def test_backends_that_need_large_pages_are_refused(
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    with cuda(100):
+        for backend, size in (("trtllm_mha", 64), ("fa4", 128)):
+            with pytest.raises(ConfigError, match=f"--page-size is {size}, but QSPEC supports"):
+                server(models, attention_backend=backend)
+
+
 def test_a_backend_that_ignores_masks_is_refused_for_trees(
     models: DemoModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arguments, "_started_from_command_line", False)
     with cuda(100):
-        with pytest.raises(ConfigError, match=r"--page-size is 64, but QSPEC supports only 1"):
-            server(models, attention_backend="trtllm_mha")
         view = server(models)
         monkeypatch.setattr(backends, "verify_backend", lambda _: "trtllm_mha")
         assert backends.chooses_ragged(view, "auto")

@@ -1,8 +1,10 @@
-"""The endpoints that the tests of the link run over."""
+"""The endpoints, and their directories, of the tests of the link."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +21,10 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 def wire(request: pytest.FixtureRequest, key_file: Keys) -> Iterator[Wire]:
     with open_wire(request.param, key_file) as wire:
         yield wire
+
+
+@pytest.fixture
+def own() -> Iterator[Path]:
+    """A directory with a short path that only this user can enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)

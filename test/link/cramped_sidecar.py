@@ -1,9 +1,10 @@
 """A sidecar without a model that may open only a few file descriptors.
 
-    python -m test.link.cramped_sidecar ENDPOINT DESCRIPTORS PAUSE_S [KEY_FILE]
+    python -m test.link.cramped_sidecar ENDPOINT DESCRIPTORS PAUSED [KEY_FILE]
 
-It writes the endpoint that it serves to its standard output. PAUSE_S is the time between two reads
-of its socket, as a pass of a draft model takes. It ends when its standard input is closed.
+It writes the endpoint that it serves to its standard output. If PAUSED is 1, it reads its socket
+only after a line on its standard input, as after a long pass of a draft model. It ends when its
+standard input is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
 from test.link.wire import FINGERPRINT, VOCAB_SIZE
 
 
-def main(endpoint: str, descriptors: int, pause_s: float, key_file: str | None) -> None:
+def main(endpoint: str, descriptors: int, paused: bool, key_file: str | None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     server = LinkServer(
         endpoint,
@@ -28,11 +29,13 @@ def main(endpoint: str, descriptors: int, pause_s: float, key_file: str | None) 
     )
     sys.stdout.write(server.endpoint + "\n")
     sys.stdout.flush()
-    while not select.select([sys.stdin], [], [], pause_s)[0]:
-        server.receive(0 if pause_s else 500)
+    if paused:
+        sys.stdin.readline()
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        server.receive(500)
     server.close()
 
 
 if __name__ == "__main__":
     key_file = sys.argv[4] if len(sys.argv) > 4 else None
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), key_file)
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1", key_file)

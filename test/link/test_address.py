@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,6 @@ import pytest
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import Keys
 from sglang_qspec.link.address import MAX_PATH_BYTES, check_bind, check_connect
-
-
-@pytest.fixture
-def own() -> Iterator[Path]:
-    """A directory with a short path that only this user can enter."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        yield Path(directory)
 
 
 @pytest.mark.parametrize(

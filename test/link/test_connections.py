@@ -17,12 +17,15 @@ import pytest
 from sglang_qspec.link import LinkState, PrivateEndpoint, connections, descriptors, keys
 from test.link.flood import Flood
 from test.link.sockets import closed, plain_socket
-from test.link.wire import Wire, until
+from test.link.wire import DEADLINE_S, Wire, until
 
 DESCRIPTORS = 100
 SILENT = 186
 """More connections than the sidecar has descriptors for."""
 PER_SECOND = 300
+EVENTS = 1000
+"""Number of events in the queue of ZMQ's monitor; ZMQ's thread waits when the queue is full."""
+QUIET_S = 0.5
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +44,12 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @contextmanager
 def cramped(
-    transport: str, folder: Path, limit: int = DESCRIPTORS, pause_s: float = 0
-) -> Iterator[tuple[Wire, psutil.Process]]:
-    """A sidecar in its own process with a low limit of open files, and that process."""
+    transport: str, folder: Path, limit: int = DESCRIPTORS, *, paused: bool = False
+) -> Iterator[tuple[Wire, subprocess.Popen[str]]]:
+    """A sidecar in its own process with a low limit of open files, and that process.
+
+    If it is paused, it reads its socket only after a line on its standard input.
+    """
     with PrivateEndpoint() as private:
         path = folder / "qspec.key"
         pair = keys.create(path) if transport == "tcp" else None
@@ -51,7 +57,7 @@ def cramped(
             [
                 *(sys.executable, "-m", "test.link.cramped_sidecar"),
                 "tcp://127.0.0.1:*" if pair else private.address,
-                *(str(limit), str(pause_s)),
+                *(str(limit), str(int(paused))),
                 *([str(path)] if pair else []),
             ],
             stdin=subprocess.PIPE,
@@ -62,7 +68,7 @@ def cramped(
         assert process.stdout is not None
         wire = Wire(process.stdout.readline().strip(), pair)
         try:
-            yield wire, psutil.Process(process.pid)
+            yield wire, process
         finally:
             wire.close()
             process.stdin.close()
@@ -90,34 +96,45 @@ def test_servers_connect_despite_a_flood_of_silent_connections(
 
 def test_silent_connections_leave_the_sidecar_idle(tmp_path: Path) -> None:
     with cramped("tcp", tmp_path) as (wire, process):
+        sidecar = psutil.Process(process.pid)
         with Flood(wire.endpoint, SILENT, per_second=PER_SECOND, at_once=True):
             time.sleep(0.5)
-            used = process.cpu_times()
+            used = sidecar.cpu_times()
             time.sleep(2)
-            now = process.cpu_times()
+            now = sidecar.cpu_times()
         assert now.user + now.system - used.user - used.system < 1
         newcomer = wire.link()
         until(lambda: newcomer.state is LinkState.READY, newcomer.receive)
 
 
 def test_the_connections_that_zmq_accepts_during_a_long_pass_are_bounded(tmp_path: Path) -> None:
-    count = 1900
-    with cramped("ipc", tmp_path, limit=1600, pause_s=3) as (wire, process):
-        silent = _open_while_accepted(wire.endpoint, count)
-        assert 1000 < len(silent) < count
+    most = 1900
+    with cramped("ipc", tmp_path, limit=1600, paused=True) as (wire, process):
+        silent = _open_while_accepted(wire.endpoint, most)
+        assert len(silent) < most
         # Without a free descriptor ZMQ would abort the process.
-        assert process.num_fds() < 1200
+        assert psutil.Process(process.pid).num_fds() < 1200
         for one in silent:
             one.close()
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
         newcomer = wire.link()
         until(lambda: newcomer.state is LinkState.READY, newcomer.receive)
 
 
-def _open_while_accepted(endpoint: str, count: int) -> list[socket.socket]:
-    """Connect at most `count` times, until the sidecar accepts no connection for 0.2 s."""
+def _open_while_accepted(endpoint: str, most: int) -> list[socket.socket]:
+    """Connect until the sidecar, which reads no events, accepts no connection for QUIET_S.
+
+    Connects at most `most` times. Fails if the sidecar accepts fewer connections than ZMQ's queue
+    has room for events.
+    """
     opened: list[socket.socket] = []
-    accepted_at = time.monotonic()
-    while len(opened) < count and time.monotonic() - accepted_at < 0.2:
+    began = accepted_at = time.monotonic()
+    while len(opened) < most and time.monotonic() - accepted_at < QUIET_S:
+        if len(opened) <= EVENTS:
+            accepted_at = time.monotonic()
+            assert accepted_at - began < DEADLINE_S, f"only {len(opened)} connections were accepted"
         try:
             opened.append(plain_socket(endpoint, blocking=False))
             accepted_at = time.monotonic()

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,13 +24,6 @@ from sglang_qspec.link import (
 )
 from sglang_qspec.link.address import MAX_PATH_BYTES, check_bind, check_connect
 from test.link.wire import open_wire
-
-
-@pytest.fixture
-def own() -> Iterator[Path]:
-    """A directory with a short path that only this user can enter."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture
@@ -242,3 +234,18 @@ def test_servers_that_start_at_the_same_time_do_not_sweep_each_other(temporary: 
         assert {path.name for path in Path(private.directory).iterdir()} == {"owner"}
         private.close()
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("failing", ["flock", "rename"])
+def test_a_directory_that_cannot_be_locked_is_removed(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(fcntl if failing == "flock" else os, failing, fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(LinkError, match="cannot create a private directory.*no locks available"):
+        private_endpoint()
+    assert list(temporary.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -40,6 +40,43 @@ def test_a_folder_with_a_changed_byte_is_built_again(tmp_path: Path) -> None:
     assert (folder / "inner" / "weights").read_bytes() == b"0123456789"
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"[]",
+        b"7",
+        b'["config.json"]',
+        b'{"config.json": 2}',
+        b'{"config.json": {"bytes": 2}}',
+        b'{"config.json": [2, "hash"]}',
+        b'{"inner": {"bytes": 4096, "sha256": ""}}',
+        b'{"config.json/x": {"bytes": 2, "sha256": ""}}',
+        b'{"con',
+        b"\xff\xfe",
+        b"",
+    ],
+)
+def test_a_folder_with_a_damaged_manifest_is_built_again(tmp_path: Path, manifest: bytes) -> None:
+    folder = build_folder(tmp_path / "model", fill)
+    (folder / MANIFEST).write_bytes(manifest)
+    assert not is_complete(folder)
+    build_folder(folder, fill)
+    assert is_complete(folder)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build_folder(tmp_path / "model", fill)
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError("closed")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(PermissionError, match="closed"):
+        is_complete(folder)
+
+
 def test_a_failed_build_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("half")

@@ -8,21 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.policy import PASS_ROWS, PassCost, PassTimes, RowBudget, WidthPolicy, spend
+from sglang_qspec.policy import PASS_ROWS, RowBudget, WidthPolicy, spend
 from sglang_qspec.policy.pass_times import FIRST_GAP
 from sglang_qspec.policy.row_budget import LADDER
-from sglang_qspec.trie import DraftTree, DraftTrees, Source
-
-
-def chain(*scores: float) -> DraftTree:
-    size = len(scores) + 1
-    return DraftTree(
-        tuple(range(size)), (0, *range(size - 1)), (Source.QUEUE,) * size, (1.0, *scores)
-    )
-
-
-def linear(row: float) -> PassTimes:
-    return PassTimes(PassCost(cheap_rows=0, row=row))
+from sglang_qspec.trie import DraftTree, DraftTrees
+from test.policy.chains import chain, linear
 
 
 def lengths_for(budget: RowBudget, trees: list[DraftTree], width: int = 16) -> list[int]:

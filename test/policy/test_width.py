@@ -7,20 +7,10 @@ from itertools import pairwise
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.policy import LADDER, PASS_ROWS, PassCost, PassTimes, WidthPolicy
+from sglang_qspec.policy import LADDER, PASS_ROWS, WidthPolicy
 from sglang_qspec.policy.pass_times import FIRST_GAP, LONGEST_GAP
-from sglang_qspec.trie import DraftTree, DraftTrees, Source
-
-
-def chain(*scores: float) -> DraftTree:
-    size = len(scores) + 1
-    return DraftTree(
-        tuple(range(size)), (0, *range(size - 1)), (Source.QUEUE,) * size, (1.0, *scores)
-    )
-
-
-def linear(row: float) -> PassTimes:
-    return PassTimes(PassCost(cheap_rows=0, row=row))
+from sglang_qspec.trie import DraftTree, DraftTrees
+from test.policy.chains import chain, linear
 
 
 def width_for(policy: WidthPolicy, trees: list[DraftTree]) -> int:

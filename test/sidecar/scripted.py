@@ -121,3 +121,10 @@ class ScriptedModel:
 
     def _take_back(self, slots: torch.Tensor) -> None:
         self._free += slots.tolist()
+
+
+def undecided() -> ScriptedModel:
+    """A model with enough entropy that samples differ."""
+    model = ScriptedModel()
+    model.certainty = 7.0
+    return model

@@ -23,6 +23,13 @@ START_S = 240.0
 """Time limit in seconds; loading the model is slow on a busy machine."""
 
 
+def until(happened: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} within {seconds:g} s"
+        time.sleep(0.02)
+
+
 @dataclass
 class Served:
     """A running sidecar, the link to it, and its output."""
@@ -98,10 +105,12 @@ def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) 
 
 def test_a_server_with_another_tokenizer_is_refused_with_the_reason(served: Served) -> None:
     other = SidecarLink(served.endpoint.address, Hello(PROTOCOL, 49152, "another"))
-    deadline = time.monotonic() + 30
-    while other.state is not LinkState.REFUSED and time.monotonic() < deadline:
+
+    def refused() -> bool:
         other.receive()
-        time.sleep(0.01)
+        return other.state is LinkState.REFUSED
+
+    until(refused, "the sidecar did not refuse the server")
     assert "tokenizer" in (other.refusal or "")
     other.close()
 
@@ -121,9 +130,7 @@ def test_sigterm_ends_a_busy_sidecar_cleanly(served: Served) -> None:
     pid = served.process.pid
     assert pid is not None
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 30
-    while served.process.alive and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: not served.process.alive, "the sidecar did not end")
     assert served.process.exit_code == 0
     assert not psutil.pid_exists(pid)
     assert os.listdir(served.endpoint.directory) == ["owner"]
@@ -153,9 +160,7 @@ def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
     )
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    deadline = time.monotonic() + 30
-    while child.nice() == 0 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: child.nice() != 0, "the sidecar did not lower its priority")
     assert child.nice() == 19
     assert child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit)
     assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect

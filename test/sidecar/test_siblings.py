@@ -4,17 +4,10 @@ import pytest
 
 from sglang_qspec.messages import SeededSampling
 from test.sidecar.drafter_driver import ONE, TWO, DrafterDriver
-from test.sidecar.scripted import ScriptedModel
+from test.sidecar.scripted import undecided
 
 NUMBERS = range(4)
 NAMES = "abcd"
-
-
-def undecided() -> ScriptedModel:
-    """A model with enough entropy that samples differ."""
-    model = ScriptedModel()
-    model.certainty = 7.0
-    return model
 
 
 def alone(seed: int) -> list[int]:

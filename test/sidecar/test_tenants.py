@@ -21,15 +21,9 @@ from sglang_qspec.messages import (
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.quota import Quota
 from test.sidecar.drafter_driver import ONE, TWO, DrafterDriver
-from test.sidecar.scripted import ScriptedModel
+from test.sidecar.scripted import ScriptedModel, undecided
 
 PROMPT = list(range(100, 150))
-
-
-def undecided() -> ScriptedModel:
-    model = ScriptedModel()
-    model.certainty = 7.0
-    return model
 
 
 def test_a_draft_drawn_with_one_servers_seed_reaches_no_other_server() -> None:

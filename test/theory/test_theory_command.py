@@ -91,6 +91,14 @@ def test_a_plot_that_cannot_be_written_is_an_error_of_one_line(
         (GIVEN[:4], "--verify-ms, --draft-ms, --in-flight must be given, unless --fit is given"),
         ([*GIVEN, "--lookahead", "3"], "--lookahead is 3, but must be at least --k, 4"),
         ([*GIVEN, "--plot", "x.png"], "--plot is x.png, but is allowed with --fit only"),
+        (
+            ["--fit", "nowhere.json", *GIVEN[:4], "--again", "0.5"],
+            "--alpha, --k, --again cannot be given with --fit, which takes its figures from the ",
+        ),
+        (
+            ["--fit", "nowhere.json", *GIVEN[4:], "--plain-ms", "25", "--lookahead", "9"],
+            "--verify-ms, --draft-ms, --in-flight, --plain-ms, --lookahead cannot be given with",
+        ),
         (["--fit", "nowhere.json"], "nowhere.json cannot be read as JSON"),
     ],
 )

@@ -13,6 +13,8 @@ from sglang_qspec.errors import ClientError
 
 TIMEOUT_S = 600.0
 """Maximum wait for each piece of an answer, in seconds."""
+SHOWN = 100
+"""Maximum number of bytes of a malformed line in an error."""
 
 
 class Client:
@@ -43,24 +45,41 @@ class Client:
         body = {"text": prompt, "sampling_params": sampling_params, "stream": stream}
         with self._open("/generate", body) as response:
             for line in self._lines(response):
-                data = line.removeprefix("data:").strip()
-                if not data or data == "[DONE]":
+                data = line.removeprefix(b"data:").strip()
+                if not data or data == b"[DONE]":
                     continue
-                piece = json.loads(data)
+                piece = self._object(data, "/generate")
                 if "error" in piece:
                     raise ClientError(f"{self.url} sent an error: {_message(piece)}")
                 yield piece
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Decode each list of token ids with the server's tokenizer."""
-        body = {"tokens": [list(ids) for ids in batch]}
-        texts: list[str] = self._read("/detokenize", body)["text"]
+        answer = self._read("/detokenize", {"tokens": [list(ids) for ids in batch]})
+        texts = answer.get("text") if isinstance(answer, dict) else None
+        if not (
+            isinstance(texts, list)
+            and len(texts) == len(batch)
+            and all(isinstance(text, str) for text in texts)
+        ):
+            raise ClientError(f"{self.url}/detokenize did not send the text of {len(batch)} lists")
         return texts
+
+    def _object(self, data: bytes, path: str) -> dict[str, Any]:
+        """Parse one line of a stream."""
+        try:
+            found = json.loads(data)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            start = data[:SHOWN].decode(errors="replace")
+            raise ClientError(f"{self.url}{path} sent a line that is not a JSON object: {start!r}")
+        return found
 
     def _read(self, path: str, body: dict[str, Any] | None = None) -> Any:
         with self._open(path, body) as response:
             try:
-                return json.loads("".join(self._lines(response)))
+                return json.loads(b"".join(self._lines(response)))
             except ValueError:
                 raise ClientError(f"the answer of {self.url}{path} is not JSON") from None
 
@@ -86,10 +105,9 @@ class Client:
             ) from None
         return response
 
-    def _lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
+    def _lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         try:
-            for line in response:
-                yield line.decode()
+            yield from response
         except (OSError, http.client.HTTPException):
             raise ClientError(
                 f"{self.url} closed the connection before its answer was complete"

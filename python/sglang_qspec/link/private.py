@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import stat
 import tempfile
 from types import TracebackType
@@ -47,8 +48,7 @@ class PrivateEndpoint:
         self._owner: int | None = None
         """File descriptor of the lock file, which holds the lock; None after `close`."""
         try:
-            self.directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-            self._owner = _lock_new(self.directory)
+            self.directory, self._owner = _create(parent)
         except OSError as error:
             raise LinkError(f"cannot create a private directory in {parent!r}: {error}") from None
 
@@ -134,6 +134,17 @@ def _first_allowed(parents: list[str]) -> str:
     raise LinkError(refusals[0])
 
 
+def _create(parent: str) -> tuple[str, int]:
+    """Create a directory in `parent`; return its path and the descriptor that holds its lock."""
+    directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    try:
+        return directory, _lock_new(directory)
+    except BaseException:
+        # Without a lock file of the final name no sweep would remove the directory.
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
 def _lock_new(directory: str) -> int:
     """Create the lock file and return the descriptor that holds the lock.
 
@@ -141,8 +152,12 @@ def _lock_new(directory: str) -> int:
     """
     unlocked = os.path.join(directory, _UNLOCKED_OWNER)
     descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.rename(unlocked, os.path.join(directory, _OWNER))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(unlocked, os.path.join(directory, _OWNER))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -75,14 +75,13 @@ def build_folder(folder: Path, build: Callable[[Path], None]) -> Path:
 
 def is_complete(folder: Path) -> bool:
     """Whether the folder has a manifest and every listed file has the recorded size and hash."""
+    listed = _listed(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        return bool(manifest) and all(
-            (folder / name).stat().st_size == entry["bytes"]
-            and sha256(folder / name) == entry["sha256"]
-            for name, entry in manifest.items()
+        return bool(listed) and all(
+            (folder / name).stat().st_size == size and sha256(folder / name) == digest
+            for name, (size, digest) in listed.items()
         )
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
 
 
@@ -90,6 +89,17 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _listed(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file in the manifest; empty if it is absent or damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, TypeError, AttributeError, KeyError):  # not JSON, or not this structure
+        return {}
 
 
 def _write_manifest(folder: Path) -> None:

@@ -19,7 +19,7 @@ from gguf import GGUFReader, dequantize
 from safetensors.torch import save_file
 
 from sglang_qspec.errors import QSpecError
-from sglang_qspec.models.gguf_tokenizer import tokenizer, tokenizer_config
+from sglang_qspec.models.gguf_tokenizer import field_value, tokenizer, tokenizer_config
 
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -58,39 +58,39 @@ def convert(reader: GGUFReader, folder: Path) -> None:
 
 def model_config(reader: GGUFReader) -> dict[str, Any]:
     """Return the content of `config.json`."""
-    architecture = _value(reader, "general.architecture")
+    architecture = field_value(reader, "general.architecture")
     if architecture != "llama":
         raise QSpecError(f"the GGUF file's architecture is {architecture!r}, but must be 'llama'")
-    heads = _value(reader, "llama.attention.head_count")
-    hidden = _value(reader, "llama.embedding_length")
-    rope_theta = _value(reader, "llama.rope.freq_base")
+    heads = field_value(reader, "llama.attention.head_count")
+    hidden = field_value(reader, "llama.embedding_length")
+    rope_theta = field_value(reader, "llama.rope.freq_base")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "bos_token_id": _value(reader, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _value(reader, "tokenizer.ggml.eos_token_id"),
-        "pad_token_id": _value(reader, "tokenizer.ggml.padding_token_id"),
+        "bos_token_id": field_value(reader, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": field_value(reader, "tokenizer.ggml.eos_token_id"),
+        "pad_token_id": field_value(reader, "tokenizer.ggml.padding_token_id"),
         "head_dim": hidden // heads,
         "hidden_act": "silu",
         "hidden_size": hidden,
         "initializer_range": hidden**-0.5,
-        "intermediate_size": _value(reader, "llama.feed_forward_length"),
-        "max_position_embeddings": _value(reader, "llama.context_length"),
+        "intermediate_size": field_value(reader, "llama.feed_forward_length"),
+        "max_position_embeddings": field_value(reader, "llama.context_length"),
         "mlp_bias": False,
         "num_attention_heads": heads,
-        "num_hidden_layers": _value(reader, "llama.block_count"),
-        "num_key_value_heads": _value(reader, "llama.attention.head_count_kv"),
+        "num_hidden_layers": field_value(reader, "llama.block_count"),
+        "num_key_value_heads": field_value(reader, "llama.attention.head_count_kv"),
         # The file stores it in float32; the shortest decimal is the original number.
-        "rms_norm_eps": _shortest(_value(reader, "llama.attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": _shortest(field_value(reader, "llama.attention.layer_norm_rms_epsilon")),
         "rope_theta": rope_theta,
         "rope_parameters": {"rope_theta": rope_theta, "rope_type": "default"},
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "dtype": "bfloat16",
         "use_cache": True,
-        "vocab_size": _value(reader, "llama.vocab_size"),
+        "vocab_size": field_value(reader, "llama.vocab_size"),
     }
 
 
@@ -119,13 +119,6 @@ def _halves_apart(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
-
-
-def _value(reader: GGUFReader, name: str) -> Any:
-    field = reader.get_field(name)
-    if field is None:
-        raise QSpecError(f"the GGUF file has no field {name!r}")
-    return field.contents()
 
 
 def _shortest(value: float) -> float:

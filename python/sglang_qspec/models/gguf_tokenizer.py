@@ -43,21 +43,22 @@ def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
     tokens: list[str] = _contents(reader, "tokens")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": _value(reader, "llama.context_length"),
+        "model_max_length": field_value(reader, "llama.context_length"),
         "clean_up_tokenization_spaces": False,
         "bos_token": tokens[_contents(reader, "bos_token_id")],
         "eos_token": tokens[_contents(reader, "eos_token_id")],
         "pad_token": tokens[_contents(reader, "padding_token_id")],
         "unk_token": tokens[_contents(reader, "unknown_token_id")],
-        "chat_template": _value(reader, "tokenizer.chat_template"),
+        "chat_template": field_value(reader, "tokenizer.chat_template"),
     }
 
 
 def _contents(reader: GGUFReader, name: str) -> Any:
-    return _value(reader, f"tokenizer.ggml.{name}")
+    return field_value(reader, f"tokenizer.ggml.{name}")
 
 
-def _value(reader: GGUFReader, name: str) -> Any:
+def field_value(reader: GGUFReader, name: str) -> Any:
+    """The value of a field. Raises QSpecError if the file does not have it."""
     field = reader.get_field(name)
     if field is None:
         raise QSpecError(f"the GGUF file has no field {name!r}")

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 
+from sglang_qspec import config, values
 from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
 from sglang_qspec.sidecar.process import UNUSABLE
-from sglang_qspec.values import parse_cores
+from sglang_qspec.values import option
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 
@@ -165,36 +166,36 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", default="", help="CPUs to run on, such as 1 or 2-5 (default: all)")
     add(
         "--mem-fraction",
-        type=float,
+        type=option(config.parser("mem_fraction")),
         default=default.mem_fraction,
         help="fraction of the device's memory for the sidecar; 0, the default, means all free "
         f"memory on a GPU, and {SHARED_FRACTION} on a CPU",
     )
     add(
         "--max-total-tokens",
-        type=int,
+        type=option(values.positive),
         help="maximum number of KV slots (default: all that fit into --mem-fraction)",
     )
     add(
         "--context-length",
-        type=int,
+        type=option(values.positive),
         help="maximum length of prompt and completion, in tokens (default: the model's)",
     )
     add(
         "--slots",
-        type=int,
+        type=option(config.parser("draft_slots")),
         default=default.draft_slots,
         help="maximum number of completions in one pass (default: %(default)s)",
     )
     add(
         "--max-completion-tokens",
-        type=int,
+        type=option(config.parser("max_completion_tokens")),
         default=default.max_completion_tokens,
         help="maximum length of a completion, in tokens (default: %(default)s)",
     )
     add(
         "--prefill-tokens",
-        type=int,
+        type=option(values.positive),
         help="maximum number of prompt tokens in one pass (default: 256 on a CPU, otherwise 2048)",
     )
     add(
@@ -206,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-server-tokens",
-        type=_positive,
+        type=option(values.positive),
         default=MAX_SERVER_TOKENS,
         help="maximum number of text tokens, and of draft tokens, kept for one server "
         "(default: %(default)s)",
@@ -218,40 +219,41 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    """Parse a whole number of 1 or more; ArgumentTypeError for any other text."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number of at least 1")
-    return value
-
-
 def _settle_device(device: str) -> str | None:
     """Hide other devices from this process; return `cpu`, `cuda`, or None for SGLang's choice."""
-    kind, _, index = device.partition(":")
-    if kind not in ("", "cpu", "cuda") or (index and not index.isdigit()):
-        raise ConfigError(f"--device is {device!r}, but must be cpu, cuda or cuda:N")
+    try:
+        kind, _, index = values.device(device).partition(":")
+    except ValueError as error:
+        raise ConfigError(f"--device is {device!r}, but must be {error}") from None
     if kind == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif kind == "cuda":
         os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
-        if index:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = visible.split(",") if visible else [str(i) for i in range(int(index) + 1)]
-            if int(index) >= len(names):
-                raise ConfigError(f"--device is {device!r}, but only {visible} are visible")
-            os.environ["CUDA_VISIBLE_DEVICES"] = names[int(index)]
+        _settle_gpu(device, index)
     return kind or None
+
+
+def _settle_gpu(device: str, index: str) -> None:
+    """Hide all visible GPUs except number `index`; an empty text hides none."""
+    visible = config.visible_gpus()
+    if visible is None:
+        names = [str(number) for number in range(int(index or 0) + 1)]
+    else:
+        names = [] if visible in ("", "-1") else visible.split(",")
+    if int(index or 0) >= len(names):
+        most = f"N must be at most {len(names) - 1}" if names else "no GPU is visible"
+        raise ConfigError(
+            f"--device is {device!r}, but CUDA_VISIBLE_DEVICES is {visible!r}, so {most}"
+        )
+    if index:
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[int(index)]
 
 
 def _settle_cores(text: str) -> None:
     """Run on the CPUs in the list `text`, with one thread on each."""
     try:
-        cores = parse_cores(text)
+        cores = values.parse_cores(text)
         if not cores:
             return
         os.sched_setaffinity(0, cores)

@@ -162,9 +162,8 @@ class Prompt:
                 dropped.append(completion)
         return subscription, dropped
 
-    def serve_own(self) -> list[Completion]:
-        """Begin and return completions for requests without their own, while there is room."""
-        begun = []
+    def serve_own(self) -> None:
+        """Begin completions for requests without their own, while there is room."""
         while self._without_own and len(self.completions) < MAX_PROMPT_COMPLETIONS:
             subscriber = next(iter(self._without_own))
             del self._without_own[subscriber]
@@ -172,8 +171,6 @@ class Prompt:
             if subscription.seeded is not None and subscription.place is not None:
                 completion = self._add(subscription.seeded)
                 subscription.shares.insert(0, completion.give_to(subscriber, 0))
-                begun.append(completion)
-        return begun
 
     def news(self, completion: Completion) -> Iterator[tuple[Peer, Drafted]]:
         """Return messages with the unsent tokens of a completion, and count these as sent.

@@ -17,6 +17,10 @@ from sglang_qspec.theory.rows import read_rows
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
 """Options that the table of the pipelines requires."""
+FIGURES = (*NEEDED, "plain_ms", "lookahead", "again")
+"""Options that only the table of the pipelines takes."""
+AGAIN = 0.5
+"""Default of --again."""
 DESCRIPTION = """Print the expected tokens per pass, time per round and speedup of each pipeline,
 from the agreement of target and drafter and the times of both. With --fit, fit the model to a run
 of benchmark.bench_batch_parallel and compare it with the measurements. docs/theory.md has the
@@ -63,9 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--again",
         type=_number(0.0, 1.0),
         metavar="P",
-        default=0.5,
         help="probability that a text without a matching queue draft matches one at the next pass "
-        "(queue); by default 0.5",
+        f"(queue); by default {AGAIN}",
     )
     add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
     add("--plot", type=Path, metavar="PNG", help="file for a plot of the prediction (with --fit)")
@@ -74,6 +77,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> str:
     """Return the text to print. Raises TheoryError if options are missing or exclude each other."""
     if options.fit is not None:
+        given = [_flag(name) for name in FIGURES if getattr(options, name) is not None]
+        if given:
+            raise TheoryError(
+                f"{', '.join(given)} cannot be given with --fit, which takes its figures from the "
+                "measured run"
+            )
         return _fitted(options)
     if options.plot is not None:
         raise TheoryError(f"--plot is {options.plot}, but is allowed with --fit only")
@@ -96,7 +105,7 @@ def _pipelines(options: argparse.Namespace) -> str:
         lambda b, width: (plain if width == 1 else options.verify_ms)(b) / 1e3,
         lambda b: options.draft_ms(b) / 1e3,
         lookahead=options.lookahead,
-        again=options.again,
+        again=AGAIN if options.again is None else options.again,
     )
     none, sequential = found["none"].rate, found["sequential"].rate
     rows = [

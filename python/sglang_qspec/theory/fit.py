@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sglang_qspec.config import PIPELINES
 from sglang_qspec.errors import TheoryError
 from sglang_qspec.theory.acceptance import agreement
 from sglang_qspec.theory.curve import Curve
@@ -20,8 +21,6 @@ from sglang_qspec.theory.rows import PLAIN, Row
 
 FITTED = ("sequential", *PLAIN)
 """Pipelines with rows that are fitted."""
-AUTO = ("sequential", "halves", "ahead")
-"""Pipelines that `auto` chooses from."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Fit:
             overhead=self.overhead(row.in_flight),
         )
         if row.pipeline == "auto":
-            return max((found[name] for name in AUTO), key=lambda estimate: estimate.rate)
+            return max((found[name] for name in PIPELINES), key=lambda estimate: estimate.rate)
         if row.pipeline == "queue" and row.accept_len is not None:
             return Estimate(row.in_flight, row.accept_len, found["queue"].seconds)
         return found.get("none" if row.pipeline in PLAIN else row.pipeline)

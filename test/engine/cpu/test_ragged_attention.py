@@ -15,19 +15,11 @@ from torch import Tensor
 from sglang_qspec.cpu import pass_plan
 from sglang_qspec.engine.cpu.attention import _Batch
 from sglang_qspec.engine.passes.verify_input import verify_input_of
-from sglang_qspec.trie import DraftTree, DraftTrees, Source
+from sglang_qspec.trie import DraftTrees
+from test.trees import random_tree
 
 SLOTS, KV_HEADS, HEADS, DIM = 600, 2, 6, 8
 LAYER: Any = SimpleNamespace(sliding_window_size=-1, logit_cap=0.0, scaling=DIM**-0.5)
-
-
-def random_tree(rng: random.Random, size: int) -> DraftTree:
-    return DraftTree(
-        tuple(range(100, 100 + size)),
-        (0, *(rng.randrange(node) for node in range(1, size))),
-        (Source.QUEUE,) * size,
-        tuple(1.0 / (1 + node) for node in range(size)),
-    )
 
 
 def attend(trees: DraftTrees, lens: list[int], slots: Tensor, query: Tensor, layer: Any) -> Tensor:

@@ -12,7 +12,7 @@ from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsPro
 from benchmark.harness.server import Server, ServerError
 from sglang_qspec.config import MODES, PIPELINES
 from test.engine.frequencies import PARAMETERS, check_first_tokens
-from test.engine.server.running import state
+from test.engine.server.running import state, turn
 
 pytestmark = pytest.mark.server
 
@@ -31,11 +31,6 @@ def generate(server: Server, prompts: list[str], **params: Any) -> list[dict[str
     body = {"text": prompts, "sampling_params": {**GREEDY, **params}}
     answers: list[dict[str, Any]] = server.post("/generate", body)
     return answers
-
-
-def turn(server: Server, **runtime: int) -> None:
-    values = {f"qspec_{name}": value for name, value in runtime.items()}
-    assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 
 @pytest.mark.parametrize("mode", MODES)

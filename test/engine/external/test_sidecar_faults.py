@@ -19,7 +19,7 @@ from benchmark.harness.server import Server
 from sglang_qspec.config import MODES
 from test.engine.external.conftest import SLOTS
 from test.engine.external.sidecars import Sidecars
-from test.engine.server.running import of_sidecar, state, until
+from test.engine.server.running import of_sidecar, state, turn, until
 
 pytestmark = pytest.mark.server
 
@@ -31,8 +31,7 @@ PLAINLY = {**GREEDY, "custom_params": {"qspec_enabled": False}}
 @pytest.fixture(scope="module", autouse=True)
 def settings(server: Server) -> None:
     """Restore the settings of the start, because other modules of this folder change them."""
-    start = {"qspec_mode": MODES.index("auto"), "qspec_fixed_width": 0, "qspec_step_tokens": 16}
-    assert server.post("/set_internal_state", {"server_args": start}) == [True]
+    turn(server, mode=MODES.index("auto"), fixed_width=0, step_tokens=16)
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,7 @@ import torch
 
 from sglang_qspec.engine.passes.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
-
-
-def random_tree(rng: random.Random, size: int) -> DraftTree:
-    """A tree of distinct tokens, so no two siblings are equal."""
-    return DraftTree(
-        tuple(range(100, 100 + size)),
-        (0, *(rng.randrange(node) for node in range(1, size))),
-        (Source.QUEUE,) * size,
-        tuple(1.0 / (1 + node) for node in range(size)),
-    )
+from test.trees import random_tree
 
 
 @pytest.mark.parametrize("width", [2, 5, 8, 16])

@@ -49,6 +49,12 @@ def state(server: Server) -> dict[str, Any]:
     return internal
 
 
+def turn(server: Server, **runtime: int) -> None:
+    """Change settings of the running server, named without their prefix `qspec_`."""
+    values = {f"qspec_{name}": value for name, value in runtime.items()}
+    assert server.post("/set_internal_state", {"server_args": values}) == [True]
+
+
 def generate(server: Server, text: str, **sampling: Any) -> dict[str, Any]:
     answer: dict[str, Any] = server.post(
         "/generate", {"text": text, "sampling_params": {**GREEDY, **sampling}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server, ServerError
-from test.engine.server.running import GREEDY, generate, state
+from test.engine.server.running import GREEDY, generate, state, turn
 
 pytestmark = pytest.mark.server
 
@@ -88,16 +88,13 @@ def turned(server: Server, **runtime: int) -> Iterator[None]:
     assert state(server)["settings"] == before
 
 
-def turn(server: Server, **runtime: int) -> None:
-    values = {f"qspec_{name}": value for name, value in runtime.items()}
-    assert server.post("/set_internal_state", {"server_args": values}) == [True]
-
-
 def test_drafting_is_switched_off_and_on_for_running_requests(
-    server: Server, prompts: list[str]
+    server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     """One answer gets drafts at first, then none, and then drafts again."""
-    custom = {"qspec_return_provenance": True}
+    # With a guess it gets drafts at once, however late the sidecar's come.
+    guess = expected[5]["output_ids"]
+    custom = {"qspec_return_provenance": True, "qspec_guess_ids": guess}
     sampling = {**GREEDY, "max_new_tokens": 300, "ignore_eos": True, "custom_params": custom}
     body = {"text": prompts[5], "sampling_params": sampling, "stream": True}
     ends: list[int] = []
@@ -111,7 +108,8 @@ def test_drafting_is_switched_off_and_on_for_running_requests(
         elif len(ends) == 1 and len(words) > ends[0] + 120:
             turn(server, enabled=1)
             ends.append(len(words))
-    _, on = ends
+    assert len(ends) == 2, f"of {len(words)} tokens the first drafts came at {ends}"
+    on = ends[1]
     # Passes before the new setting reached the server still had drafts.
     assert set(words[on - 30 : on]) == {"target"}
     assert set(words[on:]) != {"target"}

@@ -20,6 +20,7 @@ from test.engine.server.running import (
     of_sidecar,
     state,
     tagged,
+    turn,
     until,
 )
 
@@ -45,17 +46,13 @@ def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_draft
     """With `fixed_width` a draft need not be worth its row."""
     passes = {}
     for on in (1, 0):
-        change(server, qspec_prefill_drafts=on, qspec_fixed_width=1)
+        turn(server, prefill_drafts=on, fixed_width=1)
         custom = {"qspec_guess_ids": expected[4]["output_ids"], "qspec_sources": ["guess"]}
         answer = generate(server, prompts[4], custom_params=custom)
         assert answer["output_ids"] == expected[4]["output_ids"]
         passes[on] = answer["meta_info"]["qspec"]["passes"]
-    change(server, qspec_fixed_width=0)
+    turn(server, fixed_width=0)
     assert passes[1] < passes[0]
-
-
-def change(server: Server, **values: int) -> None:
-    assert server.post("/set_internal_state", {"server_args": values}) == [True]
 
 
 def test_meta_info_adds_up(server: Server, prompts: list[str]) -> None:

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -52,9 +53,8 @@ class Matcher {
   void discover(const Arena& arena, NodeId tail, const Index& drafts, const Limits& limits) {
     const Token token = arena.token(tail);
     if (const NodeId before = arena.prev(tail)) {
-      NodeId node = drafts.newest_pair(arena, arena.token(before), token);
-      for (NodeId start : {node, arena.older_pair(tail)}) {
-        node = start;
+      const NodeId newest = drafts.newest_pair(arena, arena.token(before), token);
+      for (NodeId node : {newest, arena.older_pair(tail)}) {
         for (int scanned = 0; node && scanned < limits.max_scan; ++scanned) {
           if (!holds(node)) {
             cursors_.push_back({node, arena.match_length(node, tail, limits.max_match)});

@@ -1,0 +1,97 @@
+"""The sidecar's options and its choice of the device, without a start of the sidecar."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.sidecar import __main__ as program
+
+COUNT = "a whole number of at least 1"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], option: str) -> str:
+    """The last line of the message about a command line with `option`."""
+    with pytest.raises(SystemExit) as stop:
+        program.main(["--model-path=/m", "--endpoint=ipc:///nowhere", option])
+    assert stop.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--slots", "0", "a whole number from 1 to 4096"),
+        ("--slots", "4097", "a whole number from 1 to 4096"),
+        ("--slots", "many", "a whole number from 1 to 4096"),
+        ("--max-completion-tokens", "0", "a whole number from 1 to 65536"),
+        ("--max-completion-tokens", "65537", "a whole number from 1 to 65536"),
+        ("--mem-fraction", "-0.1", "0 or a number from 0.01 to 0.95"),
+        ("--mem-fraction", "1.5", "0 or a number from 0.01 to 0.95"),
+        ("--mem-fraction", "nan", "0 or a number from 0.01 to 0.95"),
+        ("--context-length", "0", COUNT),
+        ("--prefill-tokens", "-1", COUNT),
+        ("--max-total-tokens", "0.5", COUNT),
+        ("--max-server-tokens", "0", COUNT),
+    ],
+)
+def test_an_option_out_of_range_is_named_with_its_value_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, allowed: str
+) -> None:
+    words = f"error: argument {flag}: is {value!r}, but must be {allowed}"
+    assert refusal(capsys, f"{flag}={value}").endswith(words)
+
+
+@pytest.fixture
+def visible(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Sets CUDA_VISIBLE_DEVICES; the test's own changes of the environment end with it."""
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+
+    def set_visible(names: str | None) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names or "")
+        if names is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+
+    return set_visible
+
+
+@pytest.mark.parametrize(
+    ("names", "device", "left"),
+    [
+        (None, "cuda:1", "1"),
+        (None, "cuda", None),
+        ("4,6", "cuda:1", "6"),
+        ("4,6", "cuda", "4,6"),
+        ("", "cpu", ""),
+        ("4,6", "cpu", ""),
+    ],
+)
+def test_the_sidecar_sees_only_its_device(
+    visible: Callable[[str | None], None], names: str | None, device: str, left: str | None
+) -> None:
+    visible(names)
+    assert program._settle_device(device) == device.partition(":")[0]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == left
+
+
+@pytest.mark.parametrize(
+    ("names", "device", "words"),
+    [
+        ("", "cuda:0", "'cuda:0', but CUDA_VISIBLE_DEVICES is '', so no GPU is visible"),
+        ("", "cuda", "'cuda', but CUDA_VISIBLE_DEVICES is '', so no GPU is visible"),
+        ("-1", "cuda:0", "'cuda:0', but CUDA_VISIBLE_DEVICES is '-1', so no GPU is visible"),
+        ("4,6", "cuda:2", "'cuda:2', but CUDA_VISIBLE_DEVICES is '4,6', so N must be at most 1"),
+        ("4,6", "gpu", "'gpu', but must be cpu, cuda or cuda:N"),
+        ("4,6", "cuda:²", "'cuda:²', but must be cpu, cuda or cuda:N"),
+    ],
+)
+def test_a_device_that_is_not_visible_is_refused(
+    visible: Callable[[str | None], None], names: str, device: str, words: str
+) -> None:
+    visible(names)
+    with pytest.raises(ConfigError, match=f"^--device is {words}"):
+        program._settle_device(device)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == names

@@ -1,0 +1,30 @@
+"""The parsers of settings accept what they say, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_qspec import values
+
+
+def test_a_list_of_cpus_is_parsed() -> None:
+    assert values.parse_cores("") == frozenset()
+    assert values.parse_cores("1") == {1}
+    assert values.parse_cores("0, 2-5,9-9") == {0, 2, 3, 4, 5, 9}
+
+
+@pytest.mark.parametrize("text", ["1-", "-1", "-", "3-1", "1-2-3", "1 - 2", "²", "1-²", "٣", "one"])
+def test_a_malformed_list_of_cpus_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^a list of CPU numbers such as 0,2-5$"):
+        values.cores(text)
+
+
+@pytest.mark.parametrize("text", ["", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_device_is_accepted(text: str) -> None:
+    assert values.device(text) == text
+
+
+@pytest.mark.parametrize("text", ["cpu:0", "cuda:", "cuda:²", "cuda:٣", "cuda:-1", "0", "npu"])
+def test_another_device_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^cpu, cuda or cuda:N$"):
+        values.device(text)
