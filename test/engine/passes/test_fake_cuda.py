@@ -31,8 +31,10 @@ from sglang_qspec.engine.passes import (
     staging,
     worker,
 )
+from sglang_qspec.engine.passes.accounting import Proposal
 from sglang_qspec.engine.passes.outcome import ComingOutcome
 from sglang_qspec.engine.passes.penalties import read_outputs
+from sglang_qspec.engine.passes.prefill import _drafts_of, with_drafts
 from sglang_qspec.engine.passes.relay import relayed
 from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
@@ -292,6 +294,31 @@ def test_a_pass_with_overlap_is_launched_without_a_synchronisation(
     assert relay.accept_tokens.dtype == torch.int32
     assert {relay.accept_tokens.device, result.new_seq_lens.device} == {CUDA}
     assert not moves  # a chain's accepted path is in place
+
+
+def test_a_prefill_with_drafts_is_launched_without_a_synchronisation() -> None:
+    trees, lens = trees_of(3), [5, 3, 9]
+    with fake_cuda() as costs:
+        ids = torch.zeros(sum(lens), dtype=torch.int64, device=CUDA)
+        batch: Any = SimpleNamespace(
+            device=CUDA,
+            extend_lens=lens,
+            extend_num_tokens=sum(lens),
+            input_ids=ids,
+            out_cache_loc=ids,
+            seq_lens=torch.zeros(3, dtype=torch.int64, device=CUDA),
+            seq_lens_cpu=torch.tensor(lens),
+            req_pool_indices=torch.zeros(3, dtype=torch.int64, device=CUDA),
+            req_to_token_pool=SimpleNamespace(
+                req_to_token=torch.zeros(9, 99, dtype=torch.int32, device=CUDA)
+            ),
+        )
+        longer = with_drafts(batch, _drafts_of(batch, Proposal(trees, trees)))
+    assert not costs.synchronisations
+    drafted = int((trees.sizes - 1).sum())
+    assert longer.input_ids.shape == longer.out_cache_loc.shape == (sum(lens) + drafted,)
+    assert {longer.input_ids.device, longer.seq_lens.device} == {CUDA}
+    assert longer.seq_lens_cpu.tolist() == [5, 4, 11]
 
 
 def test_with_overlap_a_branching_tree_moves_its_kv_without_asking_for_the_path(

@@ -129,8 +129,7 @@ class PassGraphs:
                 continue
             self._passes[width] = self._make(width, graphs=True)
         logger.info(
-            "Target passes run in CUDA graphs: %s. QSPEC's graphs took another %.1f s and "
-            "%.0f MiB.",
+            "Target passes run in CUDA graphs: %s. QSPEC's own graphs took %.1f s and %.0f MiB.",
             self._describe(),
             time.monotonic() - began,
             free - self._free_mib(),

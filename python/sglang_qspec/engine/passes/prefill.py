@@ -78,6 +78,10 @@ class PrefillDrafts(NamedTuple):
     all draft tokens."""
     rows: torch.Tensor
     """int64 [R]: the place of each row of `verify_input` among the tokens of the pass."""
+    drafted: torch.Tensor
+    """int64 [n]: the rows of `verify_input` that are draft tokens."""
+    counts: torch.Tensor
+    """int64 [bs]: the number of draft tokens of each request."""
 
 
 class PrefillProposer:
@@ -210,10 +214,13 @@ def reserve(result: None, batch: ScheduleBatch) -> None:
 def _drafts_of(batch: ScheduleBatch, proposal: Proposal) -> PrefillDrafts:
     trees = proposal.trees
     lens = np.array(batch.extend_lens, np.int64)
-    order, rows = places_of(lens, trees.sizes.astype(np.int64) - 1)
-    staged_order, staged_rows = stage(batch.device, order, rows)
+    sizes = trees.sizes.astype(np.int64)
+    order, rows = places_of(lens, sizes - 1)
+    roots = sizes.cumsum() - sizes
+    drafted = np.delete(np.arange(sizes.sum()), roots)
+    staged = stage(batch.device, order, rows, drafted, sizes - 1)
     verify_input = verify_input_of(trees, batch.seq_lens - 1, batch.device, full_mask=False)
-    return PrefillDrafts(proposal, verify_input, staged_order, staged_rows)
+    return PrefillDrafts(proposal, verify_input, *staged)
 
 
 def places_of(
@@ -240,19 +247,17 @@ def places_of(
 def with_drafts(batch: ScheduleBatch, drafts: PrefillDrafts) -> ScheduleBatch:
     """A copy of the batch; the pass over the copy also runs the drafts."""
     batch = copy.copy(batch)
-    trees, verify_input = drafts.proposal.trees, drafts.verify_input
-    counts = (trees.sizes - 1).tolist()
-    is_draft = verify_input.offsets > 0
-    owners, offsets = verify_input.owners[is_draft], verify_input.offsets[is_draft]
+    verify_input, drafted = drafts.verify_input, drafts.drafted
+    counts = (drafts.proposal.trees.sizes - 1).tolist()
+    owners, offsets = verify_input.owners[drafted], verify_input.offsets[drafted]
     slots = batch.req_to_token_pool.req_to_token[
         batch.req_pool_indices[owners], batch.seq_lens[owners] + offsets - 1
     ]
-    ids = verify_input.input_ids[is_draft]
+    ids = verify_input.input_ids[drafted]
     batch.input_ids = torch.cat((batch.input_ids, ids.to(batch.input_ids.dtype)))[drafts.order]
     places = batch.out_cache_loc
     batch.out_cache_loc = torch.cat((places, slots.to(places.dtype)))[drafts.order]
-    added = torch.bincount(owners, minlength=len(counts))
-    batch.seq_lens = batch.seq_lens + added
+    batch.seq_lens = batch.seq_lens + drafts.counts
     if batch.seq_lens_cpu is not None:
         batch.seq_lens_cpu = batch.seq_lens_cpu + torch.tensor(counts)
     batch.extend_lens = [
