@@ -15,7 +15,7 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 
 # A part imports only from its own layer and those before it.
 LAYERS = (
-    {"config", "values", "errors", "messages", "guess", "controls", "theory", "complete"},
+    {"config", "values", "errors", "messages", "guess_tags", "controls", "theory", "complete"},
     {"trie", "link", "verify", "models", "cpu"},
     {"policy", "sidecar"},
     {"engine"},

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.errors import RequestError, shown
-from sglang_qspec.guess import GUESS_KEYS
+from sglang_qspec.guess_tags import GUESS_KEYS
 
 PREFIX = "qspec_"
 SOURCES = ("queue", "guess", "prompt", "output", "step")

@@ -72,12 +72,12 @@ def popen(calls=count(), real=subprocess.Popen):
 
 def load():
     from sglang_qspec.engine import hooks
-    from sglang_qspec.sidecar import process
+    from sglang_qspec.sidecar import child_process
 
     for name in ("front", "scheduler"):
         rows = getattr(hooks, name)
         setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
-    process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
+    child_process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
 """
 """Source of the plugin. While a file with the name of a hook contains `before` or `after`, the hook
 fails before or after its work, and adds a byte to NAME.met. The first two starts of a sidecar fail.

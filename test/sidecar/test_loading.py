@@ -12,9 +12,9 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang_qspec.errors import ConfigError, DraftModelError, QSpecError
 from sglang_qspec.sidecar import __main__ as program
 from sglang_qspec.sidecar import loading
+from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES
-from sglang_qspec.sidecar.process import UNUSABLE
 
 OPTIONS = DraftModelOptions("/models/draft", device="cpu")
 LAYERS = torch.nn.Linear(1000, 1000, bias=False)

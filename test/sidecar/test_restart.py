@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.sidecar.process import (
+from sglang_qspec.sidecar.child_process import (
     BACKOFF_S,
     LOOK_S,
     SETTLED_S,

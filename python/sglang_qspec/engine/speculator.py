@@ -26,7 +26,7 @@ from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.link import Link
 from sglang_qspec.messages import Drafted, SeededSampling
 from sglang_qspec.policy import FirstTokens, Sources
-from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
 POLL_S = 0.0002

@@ -19,7 +19,7 @@ from sglang_qspec import config, values
 from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
-from sglang_qspec.sidecar.process import UNUSABLE
+from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.values import option
 
 logger = logging.getLogger("sglang_qspec.sidecar")
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("sglang").setLevel(logging.ERROR)
     descriptors.raise_limit()
     if options.parent_pid is not None:
-        from sglang_qspec.sidecar.watch import end_with_parent
+        from sglang_qspec.sidecar.parent_watch import end_with_parent
 
         end_with_parent(options.parent_pid)
     try:

@@ -61,9 +61,9 @@ def test_the_log_says_what_was_captured_and_what_did_not_fit() -> None:
     """The source has both messages."""
     import inspect
 
-    from sglang_qspec.engine.cuda import graphs
+    from sglang_qspec.engine.cuda import pass_graphs
 
-    source = inspect.getsource(graphs)
+    source = inspect.getsource(pass_graphs)
     for start in ("Target passes run in CUDA graphs", "No CUDA graphs for width"):
         assert start in source
         assert captured(f"[03:00 INFO] {start}: 3 s\nmore") == [f"{start}: 3 s"]

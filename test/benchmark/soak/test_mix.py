@@ -12,7 +12,7 @@ import pytest
 from benchmark.soak.answers import Answer, Part
 from benchmark.soak.mix import LONG_RID, Fate, Mix, Request
 from benchmark.soak.templates import CHAT, COMPLETIONS, GENERATE, Template, pool
-from sglang_qspec import controls, guess
+from sglang_qspec import controls, guess_tags
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.errors import GuessError
 
@@ -114,15 +114,15 @@ def test_guesses_leave_the_prompt_unchanged_and_are_valid() -> None:
     for request in drawn():
         if request.fate is Fate.BAD:
             continue
-        text, guesses = guess.split(text_of(request), guess.GuessLimits())
+        text, guesses = guess_tags.split(text_of(request), guess_tags.GuessLimits())
         assert text == request.template.text
         right += any(g.startswith("right answer") for g in guesses)
-        ids = custom_of(request).get(guess.GUESS_IDS_KEY)
+        ids = custom_of(request).get(guess_tags.GUESS_IDS_KEY)
         if ids is not None:
-            right += guess.read_guess_ids(ids, 49152)[0][:2] == [7, 8]
-        texts = custom_of(request).get(guess.GUESSES_KEY)
+            right += guess_tags.read_guess_ids(ids, 49152)[0][:2] == [7, 8]
+        texts = custom_of(request).get(guess_tags.GUESSES_KEY)
         if texts is not None:
-            right += guess.read_guess_texts(texts)[0].startswith("right answer")
+            right += guess_tags.read_guess_texts(texts)[0].startswith("right answer")
     assert right > 50
 
 
@@ -139,7 +139,7 @@ def test_bad_guesses_and_controls_are_bad() -> None:
     for request in drawn():
         if "bad: open tag" in request.kinds:
             with pytest.raises(GuessError):
-                guess.split(text_of(request), guess.GuessLimits())
+                guess_tags.split(text_of(request), guess_tags.GuessLimits())
 
 
 def test_openai_endpoints_get_parameters_under_their_openai_names() -> None:

@@ -8,7 +8,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
 from sglang_qspec.engine.frontend.tags import TagReader
 from sglang_qspec.errors import GuessError
-from sglang_qspec.guess import GuessLimits
+from sglang_qspec.guess_tags import GuessLimits
 
 TAGGED = "a<NGRAMGUESS>x</NGRAMGUESS>b"
 ROLES = ("system", "user", "assistant", "tool")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.cuda.graphs import PassGraphs
+from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.passes import (
     output_counts,
     penalties,

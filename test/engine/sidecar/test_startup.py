@@ -12,7 +12,7 @@ from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink
 from sglang_qspec.messages import PROTOCOL, Hello
 from sglang_qspec.sidecar.__main__ import _parser
-from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.sidecar.child_process import SidecarProcess
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang_qspec import config, controls
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.errors import GuessError, RequestError
-from sglang_qspec.guess import (
+from sglang_qspec.guess_tags import (
     GUESS_IDS_KEY,
     GUESS_KEYS,
     GUESSES_KEY,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sglang_qspec.engine.frontend import guesses
-from sglang_qspec.guess import GUESSES_KEY, GuessLimits, split
+from sglang_qspec.guess_tags import GUESSES_KEY, GuessLimits, split
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of content parts with a `text`: OpenAI's chat, Anthropic's, and /v1/responses'."""

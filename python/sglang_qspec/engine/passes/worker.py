@@ -25,7 +25,7 @@ from sglang_qspec import config
 from sglang_qspec.engine import compat, hooks, speculator
 from sglang_qspec.engine.cuda import ragged
 from sglang_qspec.engine.cuda.backends import pass_cost
-from sglang_qspec.engine.cuda.graphs import PassGraphs
+from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import (

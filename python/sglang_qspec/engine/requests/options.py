@@ -10,7 +10,7 @@ from sglang_qspec import controls
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.errors import GuessError, RequestError
-from sglang_qspec.guess import GUESS_IDS_KEY, read_guess_ids
+from sglang_qspec.guess_tags import GUESS_IDS_KEY, read_guess_ids
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from sglang_qspec.messages import (
     Submit,
 )
 from sglang_qspec.policy import Sources
-from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.trie import Source
 
 STREAMS_PER_SUBMISSION = 1 << 20

@@ -29,7 +29,7 @@ from sglang_qspec.link import (
     sweep_abandoned,
 )
 from sglang_qspec.messages import PROTOCOL, Hello
-from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.sidecar.child_process import SidecarProcess
 
 logger = logging.getLogger(__name__)
 

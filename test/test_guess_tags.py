@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_qspec.errors import ConfigError, GuessError
-from sglang_qspec.guess import (
+from sglang_qspec.guess_tags import (
     CLOSE_TAG,
     OPEN_TAG,
     GuessLimits,

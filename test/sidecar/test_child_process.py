@@ -17,7 +17,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
 from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Submit
 from sglang_qspec.models import DemoModels
-from sglang_qspec.sidecar.process import SidecarProcess
+from sglang_qspec.sidecar.child_process import SidecarProcess
 
 START_S = 240.0
 """Time limit in seconds; loading the model is slow on a busy machine."""
@@ -145,7 +145,7 @@ def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
         "import resource, sys, time\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, int(sys.argv[2])))\n"
         "from sglang_qspec.config import QSpecConfig\n"
-        "from sglang_qspec.sidecar.process import SidecarProcess\n"
+        "from sglang_qspec.sidecar.child_process import SidecarProcess\n"
         "process = SidecarProcess(QSpecConfig(), model_path=sys.argv[1], quantization=None,\n"
         "    endpoint='ipc:///nowhere/link', device='cpu')\n"
         "process.start()\n"
