@@ -223,6 +223,12 @@ class Speculator:
         return seconds
 
     @property
+    def uses_sidecar(self) -> bool:
+        """Whether drafts of a sidecar come in, or may come in soon."""
+        paused = self.sources.paused
+        return self.sidecar.ready and not {Source.STEP, Source.QUEUE} <= paused
+
+    @property
     def running(self) -> int:
         """Number of live requests that SGLang serves now."""
         return sum(not live.waits for live in self._live.values())

@@ -36,6 +36,7 @@ from sglang_qspec.engine.passes import (
     tree_attention,
 )
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
+from sglang_qspec.engine.passes.core_use import CoreUse
 from sglang_qspec.engine.passes.grammar import grammar_mask
 from sglang_qspec.engine.passes.halves import Halves
 from sglang_qspec.engine.passes.opening import speculator_of
@@ -82,7 +83,10 @@ class QSpecWorker(BaseSpecWorker):
         self._overlap = not get_schedule().disable_overlap_schedule
         times = PassTimes(pass_cost(self._device))
         rows = PrefillRows(times)
-        self._accounting = PassAccounting(self._speculator, self._runtime, times=times, rows=rows)
+        self._core_use = CoreUse(config.placement(), times)
+        self._accounting = PassAccounting(
+            self._speculator, self._runtime, times=times, rows=rows, core_use=self._core_use
+        )
         self._settlement = Settlement(self._accounting, overlap=self._overlap)
         self._proposer = Proposer(
             self._speculator,
@@ -158,7 +162,8 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("planning a decoding round"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                plan = self._choose_plan(batch, rids)
+                if self._core_use.enter(len(rids), drafts=self._speculator.uses_sidecar):
+                    plan = self._choose_plan(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(
                     plan.pipeline, plan.width
@@ -242,6 +247,7 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("admitting requests"):
                 self._speculator.poll()
                 self._accounting.interrupt()
+                self._core_use.enter_prefill(batch.extend_num_tokens or 0)
                 for req in batch.reqs:
                     self._speculator.admit(req.rid)
                 drafts = self._prefills.propose(batch)
