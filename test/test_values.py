@@ -15,7 +15,7 @@ def test_a_list_of_cpus_is_parsed() -> None:
 
 @pytest.mark.parametrize("text", ["1-", "-1", "-", "3-1", "1-2-3", "1 - 2", "²", "1-²", "٣", "one"])
 def test_a_malformed_list_of_cpus_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^a list of CPU numbers such as 0,2-5$"):
+    with pytest.raises(ValueError, match=r"^shared or a list of CPU numbers such as 0,2-5$"):
         values.cores("shared")(text)
 
 
