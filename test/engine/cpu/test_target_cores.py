@@ -30,8 +30,7 @@ def test_every_thread_moves_and_torch_has_a_thread_for_each_cpu(cores: TargetCor
     own = ALL - {max(ALL)}
     try:
         for everything, cpus in ((False, own), (True, ALL), (False, own)):
-            cores.use(everything=everything)
-            assert cores.count == len(cpus) == torch.get_num_threads()
+            assert cores.use(everything=everything) == len(cpus) == torch.get_num_threads()
             assert other.native_id is not None
             for thread in (0, other.native_id):
                 assert os.sched_getaffinity(thread) == cpus

@@ -24,8 +24,9 @@ class Cores:
     count: int = 2
     ratio: float = 2.0
 
-    def use(self, *, everything: bool) -> None:
+    def use(self, *, everything: bool) -> int:
         self.count = 2 if everything else 1
+        return self.count
 
 
 @pytest.fixture

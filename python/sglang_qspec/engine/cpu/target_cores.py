@@ -27,16 +27,17 @@ class TargetCores:
         """Number of all CPUs over the number without those of the sidecar."""
         return len(self._all) / len(self._own)
 
-    @property
-    def count(self) -> int:
-        """Number of CPUs that the target uses at present."""
-        return len(self._cpus)
+    def use(self, *, everything: bool) -> int:
+        """Move all threads of this process to all CPUs, or to those that the sidecar leaves.
 
-    def use(self, *, everything: bool) -> None:
-        """Move all threads of this process to all CPUs, or to those that the sidecar leaves."""
+        Returns the number of CPUs.
+        """
         cpus = self._all if everything else self._own
-        if cpus == self._cpus:
-            return
+        if cpus != self._cpus:
+            self._move(cpus)
+        return len(cpus)
+
+    def _move(self, cpus: frozenset[int]) -> None:
         self._cpus = cpus
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # the thread has ended

@@ -28,6 +28,8 @@ class CoreUse:
 
     def __init__(self, placed: Placement | None, times: PassTimes) -> None:
         self._times = times
+        self.count = 0
+        """Number of CPUs of the target in the latest decode round; 0 without a division."""
         self._cores: TargetCores | None = None
         self._split = CoreSplit(1.0)
         if placed is not None and placed.cores:
@@ -42,8 +44,8 @@ class CoreUse:
         if self._cores is None:
             return True
         split = drafts and self._split.choose(requests)
-        self._cores.use(everything=not split)
-        self._times.enter_cores(self._cores.count)
+        self.count = self._cores.use(everything=not split)
+        self._times.enter_cores(self.count)
         return split
 
     def enter_prefill(self, tokens: int) -> None:

@@ -164,6 +164,7 @@ class QSpecWorker(BaseSpecWorker):
                 rids = [req.rid for req in batch.reqs]
                 if self._core_use.enter(len(rids), drafts=self._speculator.uses_sidecar):
                     plan = self._choose_plan(batch, rids)
+                self._speculator.totals.target_cpus = self._core_use.count
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(
                     plan.pipeline, plan.width
