@@ -9,6 +9,7 @@ import pytest
 from sglang_qspec.config import Placement
 from sglang_qspec.engine.passes import core_use
 from sglang_qspec.engine.passes.core_use import LONG, CoreUse
+from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.policy import PassCost, PassTimes
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -32,7 +33,7 @@ class Cores:
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> CoreUse:
     monkeypatch.setattr(core_use, "TargetCores", Cores)
-    return CoreUse(Placement("cpu", cores="1"), PassTimes(PassCost(0, 0, 0)))
+    return CoreUse(Placement("cpu", cores="1"), PassTimes(PassCost(0, 0, 0)), Totals())
 
 
 def count(use: CoreUse) -> int:
@@ -47,7 +48,7 @@ def trees_of(source: Source) -> DraftTrees:
 
 def test_without_a_division_the_sidecar_always_drafts() -> None:
     for placed in (None, Placement("cpu"), Placement("cuda:1")):
-        use = CoreUse(placed, PassTimes())
+        use = CoreUse(placed, PassTimes(), Totals())
         assert use.enter(REQUESTS, drafts=False)
         use.enter_prefill(1000)
         use.observe(trees_of(Source.STEP), [[1]] * REQUESTS, 8, 0.1)

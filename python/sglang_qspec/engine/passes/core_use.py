@@ -13,6 +13,7 @@ import numpy as np
 
 from sglang_qspec.config import Placement
 from sglang_qspec.engine.cpu.target_cores import TargetCores
+from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.policy import CoreSplit, PassTimes
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.values import parse_cores
@@ -26,10 +27,9 @@ DRAFTED = (Source.STEP, Source.QUEUE)
 class CoreUse:
     """Divides the CPUs round by round, or does nothing if QSPEC does not divide them."""
 
-    def __init__(self, placed: Placement | None, times: PassTimes) -> None:
+    def __init__(self, placed: Placement | None, times: PassTimes, totals: Totals) -> None:
         self._times = times
-        self.count = 0
-        """Number of CPUs of the target in the latest decode round; 0 without a division."""
+        self._totals = totals
         self._cores: TargetCores | None = None
         self._split = CoreSplit(1.0)
         if placed is not None and placed.cores:
@@ -44,8 +44,9 @@ class CoreUse:
         if self._cores is None:
             return True
         split = drafts and self._split.choose(requests)
-        self.count = self._cores.use(everything=not split)
-        self._times.enter_cores(self.count)
+        cpus = self._cores.use(everything=not split)
+        self._times.enter_cores(cpus)
+        self._totals.target_cpus = cpus
         return split
 
     def enter_prefill(self, tokens: int) -> None:

@@ -83,7 +83,7 @@ class QSpecWorker(BaseSpecWorker):
         self._overlap = not get_schedule().disable_overlap_schedule
         times = PassTimes(pass_cost(self._device))
         rows = PrefillRows(times)
-        self._core_use = CoreUse(config.placement(), times)
+        self._core_use = CoreUse(config.placement(), times, self._speculator.totals)
         self._accounting = PassAccounting(
             self._speculator, self._runtime, times=times, rows=rows, core_use=self._core_use
         )
@@ -164,7 +164,6 @@ class QSpecWorker(BaseSpecWorker):
                 rids = [req.rid for req in batch.reqs]
                 if self._core_use.enter(len(rids), drafts=self._speculator.uses_sidecar):
                     plan = self._choose_plan(batch, rids)
-                self._speculator.totals.target_cpus = self._core_use.count
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(
                     plan.pipeline, plan.width
