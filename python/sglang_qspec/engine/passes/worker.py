@@ -69,15 +69,12 @@ class QSpecWorker(BaseSpecWorker):
         compat.check_hooks(hooks.scheduler())
         self._target_worker = target_worker
         self._device = str(get_device().device)
-        self._draft_token_num: int = get_spec().speculative_num_draft_tokens
-        self.speculative_num_draft_tokens = self._draft_token_num
+        widest: int = get_spec().speculative_num_draft_tokens
+        self._draft_token_num = self.speculative_num_draft_tokens = widest
         settings = config.from_environment()
-        verification = tree_attention.verification_of(
-            settings, self._device, attention_backends()[1]
-        )
-        self._runtime = RuntimeSettings.of(
-            settings, self._draft_token_num, ragged=verification.ragged
-        )
+        backend = attention_backends()[1]
+        verification = tree_attention.verification_of(settings, self._device, backend)
+        self._runtime = RuntimeSettings.of(settings, widest, ragged=verification.ragged)
         self._graphs = PassGraphs(target_worker.model_runner, settings)
         self._speculator = speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._overlap = not get_schedule().disable_overlap_schedule
@@ -88,12 +85,9 @@ class QSpecWorker(BaseSpecWorker):
             self._speculator, self._runtime, times=times, rows=rows, core_use=self._core_use
         )
         self._settlement = Settlement(self._accounting, overlap=self._overlap)
+        chains = verification.chains
         self._proposer = Proposer(
-            self._speculator,
-            self._runtime,
-            times,
-            chains=verification.chains,
-            shapes=self._graphs,
+            self._speculator, self._runtime, times, chains=chains, shapes=self._graphs
         )
         self._prefills = prefill.PrefillProposer(self._speculator, self._runtime, rows)
         self._selector = PipelineSelector(times)
