@@ -50,6 +50,14 @@ def test_the_target_takes_all_cores_where_drafts_do_not_pay() -> None:
     assert share(serve(split, lambda own: 50.0 if own else 100.0, 400)) < 0.05
 
 
+def test_few_requests_begin_with_cores_for_the_sidecar_and_many_with_all_cores() -> None:
+    assert share(serve(CoreSplit(2.0), lambda _: 100.0, WINDOW_S, requests=7)) == 1.0
+    split = CoreSplit(2.0)
+    assert share(serve(split, lambda own: 150.0 if own else 100.0, WINDOW_S, requests=8)) < 0.5
+    list(serve(split, lambda own: 150.0 if own else 100.0, 30, requests=8))
+    assert share(serve(split, lambda own: 150.0 if own else 100.0, 100, requests=8)) > 0.9
+
+
 def test_a_change_of_the_load_is_noticed() -> None:
     split = CoreSplit(2.0)
     list(serve(split, lambda own: 50.0 if own else 100.0, 100))

@@ -2,21 +2,27 @@
 
 On a CPU, cores that draft are cores that do not verify. With few requests in flight drafts are
 worth more; with many, or with texts that cannot be drafted, the target uses all cores better.
-`CoreSplit` measures both in turn: it tries the other division in windows of some seconds, ever more
-seldom while the decision stays the same. Batches of one binary order of magnitude share a decision.
+`CoreSplit` measures both in turn: it tries the other division for a moment, ever more seldom while
+the decision stays the same. Batches of one binary order of magnitude share a decision.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
-WARM_UP_S = 1.0
+logger = logging.getLogger(__name__)
+
+WARM_UP_S = 0.5
 """Seconds of decoding after a change that do not count, and in which no other change comes. The
 sidecar needs time to catch up."""
-WINDOW_S = 2.0
+WINDOW_S = 1.5
 """Seconds of decoding that are measured as a whole."""
-LONGEST_GAP = 64
-"""Maximum number of windows between two trials of the other division."""
+FIRST_GAP, LONGEST_GAP = 2, 128
+"""Number of windows before a trial of the other division: FIRST_GAP at first, then four times the
+last number, up to LONGEST_GAP."""
+FEW = 8
+"""Batch size below which the sidecar has cores of its own before anything is measured."""
 WEIGHT = 0.5
 """Weight of the latest window in the rate of a division."""
 MARGIN = 1.03
@@ -27,14 +33,16 @@ MARGIN = 1.03
 class _Level:
     """Measurements and decision for batch sizes of one binary order of magnitude."""
 
-    split: bool = True
+    least: int
+    """Smallest batch size."""
+    split: bool
     """The decision: whether the sidecar has cores of its own."""
     trial: bool = False
     """Whether the other division is being tried."""
     rates: dict[bool, float] = field(default_factory=dict)
     """Output tokens per second by division: moving averages over windows."""
-    gap: int = 1
-    """Number of windows between two trials."""
+    gap: int = FIRST_GAP
+    """Number of windows before the next trial."""
     windows: int = 0
     """Number of windows since the last trial."""
     seconds: float = 0.0
@@ -61,9 +69,17 @@ class _Level:
             return
         self.trial, self.windows = False, 0
         if self.rates[not self.split] > MARGIN * self.rates[self.split]:
-            self.split, self.gap = not self.split, 1
+            self.split, self.gap = not self.split, FIRST_GAP
+            logger.info(
+                "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
+                self.least,
+                2 * self.least - 1,
+                "the sidecar has CPUs of its own" if self.split else "the target has all CPUs",
+                self.rates[self.split],
+                self.rates[not self.split],
+            )
         else:
-            self.gap = min(2 * self.gap, LONGEST_GAP)
+            self.gap = min(4 * self.gap, LONGEST_GAP)
 
 
 class CoreSplit:
@@ -73,7 +89,7 @@ class CoreSplit:
         """`ratio` is the number of all cores over the number without those of the sidecar."""
         self._ratio = ratio
         self._levels: dict[int, _Level] = {}
-        self._level = _Level()
+        self._level = _Level(1, split=True)
         """The level of the present round."""
         self._split = True
         """The division of the present round."""
@@ -82,7 +98,8 @@ class CoreSplit:
 
     def choose(self, requests: int) -> bool:
         """Whether the sidecar has cores of its own in the next round over `requests`."""
-        self._level = self._levels.setdefault(requests.bit_length(), _Level())
+        least = 1 << requests.bit_length() - 1
+        self._level = self._levels.setdefault(least, _Level(least, split=least < FEW))
         if self._level.wanted != self._split and self._since >= WARM_UP_S:
             self._split, self._since = self._level.wanted, 0.0
         return self._split
