@@ -348,6 +348,7 @@ class Speculator:
             **self.sidecar.describe(),
             "link_seconds": self.link_seconds,
             "live_requests": len(self._live),
+            "waiting_requests": len(self._live) - self.running,
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             **self.totals.describe(),
             "sources": self.sources.describe(),

@@ -113,6 +113,16 @@ def test_a_request_is_in_flight_until_its_last_completion_is_finished() -> None:
     assert watched.series("live_requests") == 1
 
 
+def test_a_live_request_waits_until_it_is_served() -> None:
+    watched = Watched()
+    watched.enqueue("a")
+    watched.enqueue("b")
+    assert watched.series("waiting_requests") == 2
+    watched.active.admit("a")
+    assert watched.series("waiting_requests") == 1
+    assert watched.series("live_requests") == 2
+
+
 def test_a_lost_sidecar_has_nothing_in_flight_and_its_state_is_shown() -> None:
     watched = Watched(interval=1)
     watched.enqueue("a")
@@ -161,7 +171,9 @@ def test_passes_are_counted_by_pipeline() -> None:
         assert watched.shown(f"{name}_total", pipeline="queue") == 0
 
 
-def test_link_seconds_count_work_on_the_link_that_policies_have_taken() -> None:
+def test_link_seconds_count_work_on_the_link_that_policies_have_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched()
     receive = watched.link.receive
 
@@ -169,7 +181,7 @@ def test_link_seconds_count_work_on_the_link_that_policies_have_taken() -> None:
         watched.clock.now += 0.5
         return receive(limit)
 
-    watched.link.receive = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(watched.link, "receive", slow)
     watched.active.poll()
     assert watched.active.take_link_seconds() == pytest.approx(0.5)
     watched.active.poll()

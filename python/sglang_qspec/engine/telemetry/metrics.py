@@ -17,6 +17,7 @@ FIRST_DRAFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 
 GAUGES = {
     "live_requests": "Queued and running requests that may get drafts.",
+    "waiting_requests": "Queued requests that may get drafts.",
     "requests_in_flight": "Requests with completions that the sidecar has not finished.",
     "drafting_requests": "Requests with unfinished drafts at the sidecar, over all its servers.",
     "drafting_rows": "Completions that the sidecar's latest pass advanced, over all its servers.",
