@@ -65,7 +65,9 @@ class Speculator:
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, LiveRequest] = {}
-        self.sidecar = SidecarClient(settings, self._live, link, sidecar, self.sources, clock)
+        self.sidecar = SidecarClient(
+            settings, self._live, link, sidecar, self.sources, vocab_size, clock
+        )
         self._steps_taken = 0
 
     def enqueue(
@@ -276,6 +278,7 @@ class Speculator:
         if fresh:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
+            self.sidecar.follow(live, fresh)
 
     def record(
         self,
