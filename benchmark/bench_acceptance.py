@@ -59,8 +59,9 @@ def main() -> None:
         chances: dict[str, list[list[float]]] = {}
         for prompt_ids, token_ids, logits in answers:
             drafted = read_along(draft, prompt_ids, token_ids)
-            p = torch.softmax(logits / temperature, -1)
-            q = torch.softmax(drafted.float() / temperature, -1)
+            shared = min(logits.shape[1], drafted.shape[1])  # the sidecar drafts no other ids
+            p = torch.softmax(logits / temperature, -1)[:, :shared]
+            q = torch.softmax(drafted[:, :shared].float() / temperature, -1)
             for rule, along in chances_of(p, q, options.rolls):
                 chances.setdefault(rule, []).append(along.tolist())
         for rule, answers_chances in chances.items():

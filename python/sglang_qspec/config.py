@@ -26,8 +26,8 @@ FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 MAX_COMPLETIONS = 64
 """Maximum number of completions drafted for one request."""
-SHARED_CORES = "shared"
-"""Value of the setting `cores` with which target and sidecar share all CPUs."""
+AUTO_CORES = "auto"
+"""Value of the setting `cores` with which the server divides its CPUs."""
 MAX_DRAFT_TOKENS = 64
 """Maximum number of tokens that a verify pass takes for one request, including the last committed
 token."""
@@ -158,10 +158,10 @@ class QSpecConfig:
     )
     cores: str = _setting(
         "",
-        values.cores(SHARED_CORES),
-        "CPUs that the sidecar is pinned to, such as 1 or 2-5; shared lets it share the server's "
-        "CPUs at the lowest priority; by default a CPU server gives it a quarter of its cores, at "
-        "least one, while that pays",
+        values.cores(AUTO_CORES),
+        "CPUs that the sidecar is pinned to, such as 1 or 2-5; with auto a CPU server gives it a "
+        "quarter of its cores, at least one, while that pays; by default it shares the server's "
+        "CPUs, and drafts on a CPU at the lowest priority",
     )
     mem_fraction: float = _setting(
         0.0,

@@ -4,7 +4,8 @@
     sidecar ->  server      Welcome, Refusal, Drafted, Gap, Declined, Heartbeat
 
 Each message is a tagged msgspec struct, encoded as msgpack in one ZMQ frame. New fields are
-appended, with a default. Token ids are the target's; lengths are in tokens.
+appended, with a default. Lengths are in tokens. A token id has the same text for target and draft
+model, but either may have more ids than the other: models pad their vocabularies differently.
 
 `submission` identifies a request. The server assigns a new number to each Submit and never reuses
 one, so a late draft for a closed submission cannot reach a later request. Client request ids are
@@ -54,6 +55,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     protocol: int
     vocab_size: int
+    """Number of token ids of the target, at least 1. The sidecar drafts only ids below it."""
     fingerprint: str
     """Digest of the target's tokenizer (`link.fingerprint`)."""
     number: int = 0
@@ -171,6 +173,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     model: str
     """Display name of the draft model."""
     vocab_size: int
+    """Number of token ids of the draft model. The server sends only texts with ids below it."""
     context_len: int
     """Context length of the draft model: maximum length of prompt and completion, in tokens."""
     session: str = ""

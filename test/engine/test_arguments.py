@@ -203,32 +203,60 @@ def copy_model(source: Path, target: Path) -> Path:
     return target
 
 
-def test_a_draft_with_another_vocabulary_is_refused(models: DemoModels, tmp_path: Path) -> None:
+@pytest.mark.parametrize("padding", [-64, 64])
+def test_a_draft_whose_vocabulary_is_padded_differently_is_accepted(
+    models: DemoModels, tmp_path: Path, padding: int, caplog: pytest.LogCaptureFixture
+) -> None:
     import json
 
     other = copy_model(models.draft, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
-    config["vocab_size"] += 64
+    config["vocab_size"] += padding
     (other / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"vocabulary has 49216 tokens.*49152"):
+    with caplog.at_level("INFO"):
         arguments._check_draft_model(
             draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
         )
+    assert f"The target has 49152 token ids and the draft model {49152 + padding}" in caplog.text
 
 
-def test_a_draft_with_another_tokenizer_is_refused(models: DemoModels, tmp_path: Path) -> None:
+def refused_tokenizer(models: DemoModels, other: Path) -> str:
+    """The refusal of a draft model for its tokenizer."""
+    with pytest.raises(ConfigError, match="its tokenizer differs from the target's") as refusal:
+        arguments._check_draft_model(
+            draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
+        )
+    return str(refusal.value)
+
+
+def test_the_refusal_of_another_tokenizer_names_the_first_token_that_differs(
+    models: DemoModels, tmp_path: Path
+) -> None:
     import json
 
     other = copy_model(models.draft, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    first, second = list(vocabulary)[1000:1002]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    names = {token_id: token for token, token_id in vocabulary.items()}
+    for token_id in (1000, 2000):
+        vocabulary[names[token_id]] = token_id + 1
+        vocabulary[names[token_id + 1]] = token_id
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ConfigError, match="other token ids"):
-        arguments._check_draft_model(
-            draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
-        )
+    wrong = f"token id 1000 is {names[1001]!r} there and {names[1000]!r} in the target's tokenizer"
+    assert wrong in refused_tokenizer(models, other)
+
+
+def test_a_token_that_only_one_tokenizer_has_is_a_difference(
+    models: DemoModels, tmp_path: Path
+) -> None:
+    import json
+
+    other = copy_model(models.draft, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "content": "<more>"})
+    tokenizer["added_tokens"][-1]["id"] = 49152
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "token id 49152 is '<more>' there and no token in" in refused_tokenizer(models, other)
 
 
 def test_an_endpoint_and_a_draft_model_exclude_each_other(models: DemoModels) -> None:

@@ -1,7 +1,7 @@
 """A server that `sglang serve` starts, with SGLang options that change how answers arrive.
 
 It streams only the new text in each piece, and retracts running requests every few passes, as
-SGLang does when memory runs out. Nothing is pinned, so QSPEC divides the cores.
+SGLang does when memory runs out. QSPEC divides the cores.
 """
 
 import os
@@ -47,7 +47,7 @@ def server(models: DemoModels, abandoned: Path) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-guess-tags", "off"),
+        *("--speculative-qspec-guess-tags", "off", "--speculative-qspec-cores", "auto"),
         *("--speculative-qspec-return-provenance", "--incremental-streaming-output"),
     ]
     program = Path(sys.executable).with_name("sglang")

@@ -63,7 +63,7 @@ def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
             _check_tokens(commit.token_ids, vocab_size)
     elif isinstance(message, Hello):
         assert len(message.fingerprint) <= MAX_TEXT
-        assert 0 <= message.vocab_size < INT32
+        assert 0 < message.vocab_size < INT32
         assert 0 <= message.number < INT64
     elif isinstance(message, Ping):
         assert 0 <= message.number < INT64

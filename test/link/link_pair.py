@@ -59,7 +59,7 @@ class FakeLinkPair:
         self.link.revive()
 
     def refuse(self) -> None:
-        self.link.refuse("the vocabulary differs")
+        self.link.refuse("the tokenizer differs")
 
 
 class WireLinkPair:
@@ -103,7 +103,7 @@ class WireLinkPair:
 
     def refuse(self) -> None:
         self.die()
-        self._server = self._wire.serve(vocab_size=VOCAB_SIZE + 1)
+        self._server = self._wire.serve(fingerprint="another")
 
 
 def _pieces(submit: Submit, completions: Sequence[Sequence[int]]) -> list[Drafted]:

@@ -153,7 +153,7 @@ def test_a_refused_link_gives_the_reason_and_sends_nothing_until_another_sidecar
     pair.refuse()
     until(lambda: pair.link.state is LinkState.REFUSED, pair.step)
     assert pair.link.refusal is not None
-    assert "vocabulary" in pair.link.refusal
+    assert "tokenizer" in pair.link.refusal
     assert not pair.link.send(submit(1))
     pair.revive()
     ready(pair)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link.fingerprint import fingerprint
+from sglang_qspec.link.fingerprint import fingerprint, first_difference
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2}
 
@@ -57,3 +57,23 @@ def test_an_invalid_vocabulary_is_a_clear_error() -> None:
         fingerprint(VOCABULARY, {"a": 5})
     with pytest.raises(LinkError, match="'a' has the id -1"):
         fingerprint({"a": -1})
+
+
+@pytest.mark.parametrize(
+    ("other", "token_id"),
+    [
+        (VOCABULARY, None),
+        (dict(reversed(VOCABULARY.items())), None),
+        ({"a": 0, "b": 1, "Ab": 2}, 2),
+        ({"b": 0, "a": 1, "Ab": 2}, 0),
+        ({"a": 0, "b": 1}, 2),
+        ({"a": 0, "b": 1, "ab": 2, "<eos>": 7}, 7),
+        ({"a": 0, "b": 1, "ab": 2, "A": 0}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_first_difference_is_the_lowest_id_with_another_text(
+    other: dict[str, int], token_id: int | None
+) -> None:
+    assert first_difference(VOCABULARY, other) == token_id
+    assert first_difference(other, VOCABULARY) == token_id

@@ -71,10 +71,9 @@ def drafts_reach(link: SidecarLink, server: LinkServer, peer: Peer) -> bool:
     ("hello", "reason"),
     [
         (Hello(PROTOCOL + 1, VOCAB_SIZE, FINGERPRINT), "protocol"),
-        (Hello(PROTOCOL, VOCAB_SIZE + 1, FINGERPRINT), "vocabulary"),
         (Hello(PROTOCOL, VOCAB_SIZE, "another"), "tokenizer"),
     ],
-    ids=["protocol", "vocabulary", "fingerprint"],
+    ids=["protocol", "fingerprint"],
 )
 def test_a_server_that_does_not_fit_is_refused_and_not_served(
     wire: Wire, hello: Hello, reason: str
@@ -92,6 +91,51 @@ def test_a_server_that_does_not_fit_is_refused_and_not_served(
         until(lambda: peer.poll(0))
         (answer,) = waiting(peer)
         assert isinstance(decode(answer[0]), Refusal)
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 10, VOCAB_SIZE + 10])
+def test_a_target_with_another_vocabulary_size_is_served_and_reads_only_its_own_ids(
+    wire: Wire, vocab_size: int
+) -> None:
+    server = wire.serve()
+    link = wire.link(vocab_size=vocab_size)
+    peer = ready(link, server)
+    assert peer.vocab_size == vocab_size
+    assert link.sidecar is not None
+    assert link.sidecar.vocab_size == VOCAB_SIZE
+    last = min(vocab_size, VOCAB_SIZE) - 1
+    assert link.send(Submit(1, [1, VOCAB_SIZE], 0, 8, 2, 0.5))
+    assert link.send(Submit(2, [1, last], 0, 8, 2, 0.5))
+    ((_, received),) = served(server, 1)
+    assert isinstance(received, Submit)
+    assert received.token_ids == [1, last]
+    assert server.malformed == 1
+    assert server.send(peer, Drafted(2, 0, 0, 0, [vocab_size]))
+    assert server.send(peer, Drafted(2, 0, 0, 0, [last]))
+    assert next_draft(link) == Drafted(2, 0, 0, 0, [last])
+    assert link.malformed == 1
+
+
+def test_a_repeated_hello_does_not_change_the_vocabulary_size_of_a_session(wire: Wire) -> None:
+    server = wire.serve()
+    with dealer(wire.endpoint, wire.keys) as peer:
+        for vocab_size in (7, 70):
+            peer.send(encode(Hello(PROTOCOL, vocab_size, FINGERPRINT)))
+        answers: list[list[bytes]] = []
+        until(
+            lambda: len(answers) == 2,
+            lambda: server.receive(1),
+            lambda: answers.extend(waiting(peer)),
+        )
+    assert [peer.vocab_size for peer in server.peers] == [7]
+
+
+def test_a_target_without_token_ids_is_not_served(wire: Wire) -> None:
+    server = wire.serve()
+    with dealer(wire.endpoint, wire.keys) as peer:
+        peer.send(encode(Hello(PROTOCOL, 0, FINGERPRINT)))
+        until(lambda: server.malformed, lambda: server.receive(1))
+    assert server.peers == ()
 
 
 def test_a_peer_without_a_hello_is_neither_served_nor_answered(wire: Wire) -> None:

@@ -85,10 +85,9 @@ def test_small_and_large_batches_have_decisions_of_their_own() -> None:
 
 def test_the_cores_do_not_change_hands_more_often_than_the_warm_up_allows() -> None:
     split = CoreSplit(2.0)
-    for requests in (2, 32):
-        rates = {2: (150.0, 100.0), 32: (50.0, 100.0)}[requests]
-        list(serve(split, lambda own, r=rates: r[0] if own else r[1], 60, requests=requests))
-    divisions = []
+    list(serve(split, lambda own: 150.0 if own else 100.0, 60, requests=2))
+    list(serve(split, lambda own: 50.0 if own else 100.0, 60, requests=32))
+    divisions: list[bool] = []
     for number in range(200):
         divisions += serve(split, lambda _: 100.0, PASS_S, requests=(2, 32)[number % 2])
     changes = sum(a != b for a, b in pairwise(divisions))

@@ -1,10 +1,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
-from sglang_qspec.sidecar.sampling import GREEDY, Sampling, _draw_seeded, choose, seed_of, uniforms
+from sglang_qspec.sidecar.sampling import (
+    GREEDY,
+    Sampling,
+    _draw_seeded,
+    choose,
+    choose_shared,
+    seed_of,
+    uniforms,
+)
 from sglang_qspec.verify.sample import Draws, sample_targets
 from test.verify.chi_square import chi_square
 from test.verify.fake_cuda import CUDA, fake_cuda
@@ -172,3 +181,82 @@ def test_seeded_rows_with_a_top_k_are_drawn_without_a_wait_for_the_device() -> N
         drawn = _draw_seeded(torch.randn(2, 5000, device=CUDA), seeded, [40, 41])
     assert drawn.device == CUDA
     assert not costs.synchronisations
+
+
+SEEDED: list[SeededSampling] = [
+    SeededSampling(7, 0.9),
+    SeededSampling(-8, 1.3, top_k=5),
+    SeededSampling(9, 0.7, top_p=0.8),
+    SeededSampling(10, 2.0, min_p=0.05),
+    SeededSampling(11, 1.0, top_k=1190),
+]
+
+
+def padded(logits: torch.Tensor, size: int, value: float) -> torch.Tensor:
+    """`logits` [n, vocab] with further token ids up to `size`, all with the logit `value`."""
+    return torch.nn.functional.pad(logits, (0, size - logits.shape[1]), value=value)
+
+
+def drawn_by_target(logits: torch.Tensor, seeded: list[SeededSampling], place: int) -> list[int]:
+    """The tokens that a target draws from `logits` [n, vocab] at one position of the text."""
+    draws = Draws(
+        torch.tensor([each.top_k for each in seeded]),
+        torch.tensor([each.top_p for each in seeded]),
+        torch.tensor([each.min_p for each in seeded]),
+        torch.tensor([each.seed for each in seeded]),
+        torch.tensor([place] * len(seeded)),
+    )
+    temperatures = torch.tensor([each.temperature for each in seeded])
+    return sample_targets(logits, temperatures, draws).tolist()
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(1230, 1300), (1300, 1230), (1280, 1216)])
+def test_a_seeded_draw_is_the_targets_although_either_pads_its_vocabulary(
+    target_size: int, draft_size: int
+) -> None:
+    """Padding is unlikely in the target, and the likeliest of all in the draft model."""
+    generator = torch.Generator().manual_seed(5)
+    shared = min(target_size, draft_size)
+    for place in range(40):
+        logits = torch.randn(len(SEEDED), shared, generator=generator) * 3
+        target = drawn_by_target(padded(logits, target_size, -30.0), SEEDED, place)
+        count = len(SEEDED)
+        draft = choose_shared(
+            padded(logits, draft_size, 30.0),
+            SEEDED,
+            [0] * count,
+            [place] * count,
+            [target_size] * count,
+        )
+        assert draft.token_ids == target
+
+
+def test_ids_that_the_target_lacks_are_drafted_by_no_kind_of_sampling() -> None:
+    kinds: list[Sampling | SeededSampling] = [GREEDY, Sampling(1.0), Sampling(1.0, 0.9), *SEEDED]
+    kinds += [with_probabilities(), with_probabilities(top_k=3)]
+    logits = padded(torch.randn(len(kinds), 300), 350, 20.0)
+    logits[1] = torch.nan
+    for size in (300, 297):
+        for place in range(20):
+            chosen = choose_shared(
+                logits, kinds, range(len(kinds)), [place] * len(kinds), [size] * len(kinds)
+            )
+            assert max(chosen.token_ids) < size
+            assert sorted(chosen.candidates) == [8, 9]
+            assert all(max(each.token_ids) < size for each in chosen.candidates.values())
+            assert all(sum(each.probs) == pytest.approx(1) for each in chosen.candidates.values())
+
+
+def test_rows_of_targets_with_several_vocabulary_sizes_are_drawn_as_if_alone() -> None:
+    kinds: list[Sampling | SeededSampling] = [GREEDY, *SEEDED, Sampling(0.8), GREEDY]
+    kinds.append(with_probabilities(top_k=1))
+    logits = torch.randn(len(kinds), 500) * 2
+    sizes = [(500, 130, 1 << 31)[row % 3] for row in range(len(kinds))]
+    seeds, places = list(range(len(kinds))), [4] * len(kinds)
+    chosen = choose_shared(logits, kinds, seeds, places, sizes)
+    for row, size in enumerate(sizes):
+        alone = choose(logits[row : row + 1, :size], [kinds[row]], [seeds[row]], [4])
+        assert chosen.token_ids[row] == alone.token_ids[0]
+        assert chosen.candidates.get(row) == alone.candidates.get(0)
+    assert sorted(chosen.candidates) == [8]
+    assert any(size > 130 <= token for size, token in zip(sizes, chosen.token_ids, strict=True))

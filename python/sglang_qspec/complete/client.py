@@ -12,22 +12,31 @@ from typing import Any
 from sglang_qspec.errors import ClientError
 
 TIMEOUT_S = 600.0
-"""Maximum wait for each piece of an answer, in seconds."""
+"""Default maximum wait for each piece of an answer, in seconds."""
 SHOWN = 100
 """Maximum number of bytes of a malformed line in an error."""
 
 
 class Client:
-    """Sends requests to the server at `url`; its methods raise ClientError if a request fails."""
+    """Sends requests to the server at `url`; its methods raise ClientError if a request fails.
 
-    def __init__(self, url: str) -> None:
+    `timeout` is the maximum wait for each piece of an answer, in seconds.
+    """
+
+    def __init__(self, url: str, timeout: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
+        self._timeout = timeout
 
     def check(self) -> None:
         """Raise ClientError unless a server at `url` answers and uses QSPEC."""
+        self.state()
+
+    def state(self) -> dict[str, Any]:
+        """QSPEC's part of /server_info, which docs/observability.md describes."""
         info = self._read("/server_info")
         try:
-            speculates = "qspec" in info["internal_states"][0]
+            internal = info["internal_states"][0]
+            speculates = "qspec" in internal
         except (LookupError, TypeError):
             raise ClientError(
                 f"{self.url} is not an SGLang server; give the address of a server with --url"
@@ -37,6 +46,8 @@ class Client:
                 f"the server at {self.url} does not speculate with QSPEC; start it with "
                 "--speculative-algorithm QSPEC"
             )
+        state: dict[str, Any] = internal["qspec"]
+        return state
 
     def generate(
         self, prompt: str, sampling_params: dict[str, Any], *, stream: bool = True
@@ -90,7 +101,9 @@ class Client:
                 data=None if body is None else json.dumps(body).encode(),
                 headers={"Content-Type": "application/json"},
             )
-            response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+            response: http.client.HTTPResponse = urllib.request.urlopen(
+                request, timeout=self._timeout
+            )
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             raise ClientError(

@@ -309,7 +309,7 @@ def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
 
 
 def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
-    """Check that the draft model exists and has the target's vocabulary and tokenizer."""
+    """Check that the draft model exists and has the target's tokenizer."""
     path = args.speculative_draft_model_path
     if path is None:
         if not settings.endpoint:
@@ -345,15 +345,23 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
             f"--speculative-draft-model-path is {path!r}, but no model can be loaded from there: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    if draft.vocab_size != target.vocab_size:
-        raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, but its vocabulary has "
-            f"{draft.vocab_size} tokens and the target's {target.vocab_size}: they must be equal"
-        )
     if not args.skip_tokenizer_init and draft.fingerprint != target.fingerprint:
+        difference = compat.describe_difference(
+            compat.vocabulary_of(args.tokenizer_path, args.trust_remote_code, args.revision),
+            compat.vocabulary_of(
+                path, args.trust_remote_code, args.speculative_draft_model_revision
+            ),
+        )
         raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, but its tokenizer gives other token "
-            "ids than the target's: they must be equal"
+            f"--speculative-draft-model-path is {path!r}, but its tokenizer differs from the "
+            f"target's: {difference}. It must give each token id the same text"
+        )
+    if draft.vocab_size != target.vocab_size:
+        logger.info(
+            "The target has %d token ids and the draft model %d; the sidecar drafts only ids that "
+            "both have, for texts that consist of such ids.",
+            target.vocab_size,
+            draft.vocab_size,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,20 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 
 from sglang_qspec.engine.hooks import Hook
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.link.fingerprint import fingerprint
+from sglang_qspec.link.fingerprint import fingerprint, first_difference
 
 SGLANG_VERSION = "0.5.23"
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """Properties in which the draft model must equal the target."""
+    """The token ids of a model."""
 
     vocab_size: int
-    """Number of token ids."""
+    """Number of token ids. Models of one family may pad their vocabularies to different sizes."""
     fingerprint: str
-    """Hash of the tokenizer's vocabulary (`link.fingerprint`)."""
+    """Digest of the text of each token id (`link.fingerprint`). The draft model must have the
+    target's."""
 
 
 def check_version() -> None:
@@ -58,11 +59,37 @@ def describe_model(
 
     Raises OSError or ValueError, as transformers does, if it cannot load the model.
     """
-    from sglang.srt.utils.hf_transformers_utils import get_config, get_tokenizer
+    from sglang.srt.utils.hf_transformers_utils import get_config
 
     hf_config: Any = get_config(path, trust_remote_code=trust_remote_code, revision=revision)
     text_config = getattr(hf_config, "text_config", None) or hf_config
-    tokenizer = get_tokenizer(
+    vocabulary = vocabulary_of(tokenizer_path, trust_remote_code, revision)
+    return ModelDescription(text_config.vocab_size, fingerprint(vocabulary))
+
+
+def vocabulary_of(
+    tokenizer_path: str, trust_remote_code: bool, revision: str | None
+) -> dict[str, int]:
+    """The tokens of a tokenizer, special tokens included, with their ids.
+
+    Raises OSError or ValueError, as transformers does, if it cannot load the tokenizer.
+    """
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    vocabulary: dict[str, int] = get_tokenizer(
         tokenizer_path, trust_remote_code=trust_remote_code, revision=revision
+    ).get_vocab()
+    return vocabulary
+
+
+def describe_difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
+    """Name the first token id with different texts in two vocabularies, which must differ."""
+    token_id = first_difference(target, draft)
+    ours, theirs = (
+        " and ".join(sorted(repr(token) for token, each in tokens.items() if each == token_id))
+        for tokens in (target, draft)
     )
-    return ModelDescription(text_config.vocab_size, fingerprint(tokenizer.get_vocab()))
+    return (
+        f"token id {token_id} is {theirs or 'no token'} there and {ours or 'no token'} in the "
+        "target's tokenizer"
+    )

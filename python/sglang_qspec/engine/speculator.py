@@ -57,12 +57,17 @@ class Speculator:
         self.first_drafts = FirstDrafts()
         self.step_proposals = StepProposals()
         self.sources = Sources(clock)
-        self._link_seconds = 0.0
+        self.link_seconds = 0.0
+        """Seconds spent on sending and receiving since the start, without waits."""
+        self._link_taken = 0.0
+        """The part of `link_seconds` that `take_link_seconds` has returned."""
         self._clock = clock
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, LiveRequest] = {}
-        self.sidecar = SidecarClient(settings, self._live, link, sidecar, self.sources, clock)
+        self.sidecar = SidecarClient(
+            settings, self._live, link, sidecar, self.sources, vocab_size, clock
+        )
         self._steps_taken = 0
 
     def enqueue(
@@ -158,7 +163,7 @@ class Speculator:
         began = self._clock()
         self.sidecar.keep_alive()
         self._exchange()
-        self._link_seconds += self._clock() - began
+        self.link_seconds += self._clock() - began
 
     def _exchange(self) -> None:
         for live, drafted in self.sidecar.receive():
@@ -215,18 +220,13 @@ class Speculator:
     def _report(self, rids: Sequence[str]) -> None:
         began = self._clock()
         self.sidecar.report(rids)
-        self._link_seconds += self._clock() - began
+        self.link_seconds += self._clock() - began
 
     def take_link_seconds(self) -> float:
-        """Seconds spent on sending and receiving since the last call, without waits."""
-        seconds, self._link_seconds = self._link_seconds, 0.0
+        """The increase of `link_seconds` since the last call."""
+        seconds = self.link_seconds - self._link_taken
+        self._link_taken = self.link_seconds
         return seconds
-
-    @property
-    def uses_sidecar(self) -> bool:
-        """Whether drafts of a sidecar come in, or may come in soon."""
-        paused = self.sources.paused
-        return self.sidecar.ready and not {Source.STEP, Source.QUEUE} <= paused
 
     @property
     def running(self) -> int:
@@ -278,6 +278,7 @@ class Speculator:
         if fresh:
             live.output_ids += fresh
             self._tries.commit(rid, fresh)
+            self.sidecar.follow(live, fresh)
 
     def record(
         self,
@@ -348,7 +349,9 @@ class Speculator:
         """
         return {
             **self.sidecar.describe(),
+            "link_seconds": self.link_seconds,
             "live_requests": len(self._live),
+            "waiting_requests": len(self._live) - self.running,
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             **self.totals.describe(),
             "sources": self.sources.describe(),

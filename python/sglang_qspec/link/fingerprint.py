@@ -1,4 +1,8 @@
-"""Digest of a tokenizer; tokenizers with equal digests give each token id the same text."""
+"""Compares tokenizers by the text of each token id.
+
+Ids without a token, which pad the vocabularies of models, do not count. Neither do merges and
+normalizers: they affect how text becomes ids, not the text of an id.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,7 @@ def fingerprint(vocabulary: Mapping[str, int], added: Mapping[str, int] | None =
     """Digest of the text of each token id, as 64 hexadecimal digits.
 
     `vocabulary` maps tokens to ids; `added` maps added and special tokens, for tokenizers that
-    keep them apart (a token in both must have one id). Order does not matter. Ids without a token,
-    which pad model vocabularies, do not count. Neither do merges and normalizers: they affect how
-    text becomes ids, not the text of an id.
+    keep them apart (a token in both must have one id). Order does not matter.
 
     Raises LinkError if the vocabulary is empty, a token has two ids, or an id is negative.
     """
@@ -32,3 +34,12 @@ def fingerprint(vocabulary: Mapping[str, int], added: Mapping[str, int] | None =
         digest.update(b"%d:%d:" % (token_id, len(text)))
         digest.update(text)
     return digest.hexdigest()
+
+
+def first_difference(vocabulary: Mapping[str, int], other: Mapping[str, int]) -> int | None:
+    """The lowest token id that has different texts in the two vocabularies; None if they are equal.
+
+    Both map tokens to ids. An id that only one of them has is a difference.
+    """
+    differing = set(vocabulary.items()) ^ set(other.items())
+    return min((token_id for _, token_id in differing), default=None)

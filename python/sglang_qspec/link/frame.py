@@ -144,7 +144,8 @@ def decode_to_sidecar(frame: bytes, vocab_size: int, report: Report, max_bytes: 
             _check_number(f"{type(message).__name__}.submission", message.submission)
         case Hello():
             _check_text("Hello.fingerprint", message.fingerprint)
-            _check_length("Hello.vocab_size", message.vocab_size)
+            # The sidecar could not sample from a vocabulary without tokens.
+            _check_range("Hello.vocab_size", message.vocab_size, 1, MAX_LENGTH)
             _check_number("Hello.number", message.number)
         case Ping():
             _check_number("Ping.number", message.number)

@@ -18,7 +18,7 @@ from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_bind
 from sglang_qspec.link.connections import Connections
 from sglang_qspec.link.faults import Faults
-from sglang_qspec.link.frame import decode_to_sidecar, encode
+from sglang_qspec.link.frame import MAX_LENGTH, decode_to_sidecar, encode
 from sglang_qspec.link.gate import Gate
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.listening import Listening
@@ -59,6 +59,8 @@ class Peer:
 
     session: str
     routing_id: bytes
+    vocab_size: int = MAX_LENGTH
+    """Number of token ids of its target, from its first Hello; drafts have only ids below it."""
 
     def __str__(self) -> str:
         return self.session
@@ -260,7 +262,7 @@ class LinkServer:
             self._send(routing_id, Refusal(reason))
             return
         if routing_id not in self._peers:
-            self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id)
+            self._peers[routing_id] = Peer(secrets.token_hex(8), routing_id, hello.vocab_size)
             if self._faults.is_due("arrival"):
                 logger.info("server %s has connected", self._peers[routing_id])
         self._connections.keep(routing_id)
@@ -280,16 +282,12 @@ class LinkServer:
                 f"the server speaks protocol {hello.protocol} and the sidecar {PROTOCOL}: "
                 "install the same release of sglang-qspec on both sides"
             )
-        if hello.vocab_size != self._welcome.vocab_size:
-            return (
-                f"the target's vocabulary has {hello.vocab_size} tokens and the vocabulary of the "
-                f"draft model {self._welcome.model} has {self._welcome.vocab_size}: they must be "
-                "the same"
-            )
         if hello.fingerprint != self._fingerprint:
             return (
                 f"the target's tokenizer differs from the tokenizer of the draft model "
-                f"{self._welcome.model}: the same token ids would mean different text"
+                f"{self._welcome.model}: the same token ids would mean different text. To learn "
+                "the first token that differs, start the server with this draft model instead of "
+                "an endpoint (--speculative-draft-model-path)"
             )
         return None
 

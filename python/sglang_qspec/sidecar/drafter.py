@@ -142,7 +142,9 @@ class Drafter:
             self._outbox.add(peer, objection)
             return
         limit = self._limit(message)
-        key = prompt_key(message, limit, None if self._share else peer)
+        # Servers that share completions must have the same ids, which the completions consist of.
+        vocab_size = min(peer.vocab_size, self._model.vocab_size)
+        key = prompt_key(message, limit, vocab_size if self._share else peer)
         prompt = self._turns.prompts.get(key)
         if prompt is None:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids

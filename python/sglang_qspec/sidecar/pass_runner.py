@@ -16,7 +16,7 @@ from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.sampling import GREEDY, choose
+from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared
 from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.turns import Turns
 
@@ -159,11 +159,12 @@ class PassRunner:
             self._append(others, logits.expand(len(others), -1))
 
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
-        chosen = choose(
+        chosen = choose_shared(
             logits,
             [completion.sampling for completion in completions],
             [completion.seed for completion in completions],
             [completion.position for completion in completions],
+            [completion.prompt.owner.vocab_size for completion in completions],
         )
         self.drafted_tokens += len(completions)
         for place, completion in enumerate(completions):

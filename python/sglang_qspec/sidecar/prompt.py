@@ -266,7 +266,8 @@ class Prompt:
 def prompt_key(submit: Submit, limit: int, sharers: Hashable) -> PromptKey:
     """Key that is equal for requests that can share their completions.
 
-    `sharers` is equal for servers that may share: None for all servers, or one server.
+    `sharers` is equal for servers that may share: one server, or all servers whose targets have the
+    same token ids in common with the draft model.
     """
     return (
         sharers,

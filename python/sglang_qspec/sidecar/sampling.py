@@ -147,6 +147,35 @@ def choose(
     return Choices(tokens, candidates)
 
 
+def choose_shared(
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling | SeededSampling],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    vocab_sizes: Sequence[int],
+) -> Choices:
+    """As `choose`, but the token of row i is one that its target has: below `vocab_sizes[i]`.
+
+    Noise is hashed by token id, so target and sidecar add the same noise to the ids that both have.
+    """
+    rows_by_size: dict[int, list[int]] = {}
+    for row, size in enumerate(vocab_sizes):
+        rows_by_size.setdefault(min(size, logits.shape[1]), []).append(row)
+    tokens = [0] * len(vocab_sizes)
+    candidates: dict[int, Candidates] = {}
+    for size, rows in rows_by_size.items():  # more than one only for servers of several targets
+        chosen = choose(
+            _rows(logits, rows)[:, :size],
+            [samplings[row] for row in rows],
+            [seeds[row] for row in rows],
+            [positions[row] for row in rows],
+        )
+        for place, row in enumerate(rows):
+            tokens[row] = chosen.token_ids[place]
+        candidates |= {rows[place]: each for place, each in chosen.candidates.items()}
+    return Choices(tokens, candidates)
+
+
 def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The given rows of `logits`, float [len(rows), vocab]; all of them without a copy."""
     return logits if rows == list(range(len(logits))) else logits[_put(torch.tensor(rows), logits)]

@@ -39,7 +39,7 @@ def unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def divided(cores: str = "") -> str:
+def divided(cores: str = "auto") -> str:
     return sidecar_cpus(QSpecConfig(cores=cores))
 
 
@@ -77,19 +77,19 @@ def test_only_cpus_that_the_server_may_use_are_divided(
     assert divided() == ""
 
 
-def test_a_user_who_places_one_of_the_two_gets_no_division(
+def test_without_the_setting_or_with_placed_threads_nothing_is_divided(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine(monkeypatch, tmp_path, [(0, (cpu,)) for cpu in range(4)])
     assert divided() == "3"
-    for cores in ("1", "shared"):
+    for cores in ("1", ""):
         assert divided(cores) == ""
     for name in VARIABLES:
         monkeypatch.setenv(name, "4")
         assert divided() == ""
         monkeypatch.delenv(name)
     assert pinned_cpus(QSpecConfig(cores="2-3")) == "2-3"
-    assert pinned_cpus(QSpecConfig(cores="shared")) == ""
+    assert pinned_cpus(QSpecConfig(cores="auto")) == ""
 
 
 def test_a_kernel_without_a_topology_has_cores_of_one_cpu(

@@ -12,6 +12,7 @@ from sglang_qspec.engine.telemetry.first_drafts import WINDOW, FirstDrafts
 from sglang_qspec.engine.telemetry.metrics import PUBLISH_INTERVAL_S, DraftMetrics
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Submit
+from sglang_qspec.policy.sources import FIRST_PAUSE_S
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 from test.engine.simulation import Clock
 
@@ -38,8 +39,11 @@ class Watched:
             rid, prompt_ids=[5, 6, 7], output_ids=[], max_new_tokens=30, stop_token_ids=[]
         )
 
+    def described(self) -> dict[str, Any]:
+        return {**self.active.describe(), "speculation": "on"}
+
     def series(self, name: str, **labels: str) -> float | None:
-        self.metrics.publish(self.active.describe())
+        self.metrics.publish(self.described())
         return self.shown(name, **labels)
 
     def shown(self, name: str, **labels: str) -> float | None:
@@ -109,6 +113,16 @@ def test_a_request_is_in_flight_until_its_last_completion_is_finished() -> None:
     assert watched.series("live_requests") == 1
 
 
+def test_a_live_request_waits_until_it_is_served() -> None:
+    watched = Watched()
+    watched.enqueue("a")
+    watched.enqueue("b")
+    assert watched.series("waiting_requests") == 2
+    watched.active.admit("a")
+    assert watched.series("waiting_requests") == 1
+    assert watched.series("live_requests") == 2
+
+
 def test_a_lost_sidecar_has_nothing_in_flight_and_its_state_is_shown() -> None:
     watched = Watched(interval=1)
     watched.enqueue("a")
@@ -133,21 +147,64 @@ def test_drops_and_refused_chunks_are_counted_by_kind() -> None:
     assert watched.series("refused_chunks_total", reason="added") is None
 
 
+def test_the_state_of_speculation_and_paused_sources_are_shown() -> None:
+    watched = Watched()
+    for state in ("off", "failed", "on"):
+        watched.metrics.publish({**watched.described(), "speculation": state})
+        shown = [watched.shown("speculation_state", state=s) for s in ("on", "off", "failed")]
+        assert shown == [state == "on", state == "off", state == "failed"]
+    assert watched.series("source_paused", source="prompt") == 0
+    watched.active.sources.observe(Source.PROMPT, 100, 0, cost=1.0)
+    assert watched.series("source_paused", source="prompt") == 1
+    assert watched.series("source_paused", source="queue") == 0
+    watched.clock.now += FIRST_PAUSE_S
+    assert watched.series("source_paused", source="prompt") == 0
+
+
+def test_passes_are_counted_by_pipeline() -> None:
+    watched = Watched()
+    watched.active.totals.note_pass("ahead", 3, 24, seconds=0.5, waited=0.25)
+    watched.active.totals.note_pass("ahead", 2, 8, seconds=0.25, waited=0.0)
+    counted = {"passes": 2, "pass_requests": 5, "pass_input_tokens": 32, "pass_seconds": 0.75}
+    for name, count in {**counted, "waited_seconds": 0.25}.items():
+        assert watched.series(f"{name}_total", pipeline="ahead") == count
+        assert watched.shown(f"{name}_total", pipeline="queue") == 0
+
+
+def test_link_seconds_count_work_on_the_link_that_policies_have_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched()
+    receive = watched.link.receive
+
+    def slow(limit: int) -> Sequence[Any]:
+        watched.clock.now += 0.5
+        return receive(limit)
+
+    monkeypatch.setattr(watched.link, "receive", slow)
+    watched.active.poll()
+    assert watched.active.take_link_seconds() == pytest.approx(0.5)
+    watched.active.poll()
+    assert watched.active.take_link_seconds() == pytest.approx(0.5)
+    assert watched.active.take_link_seconds() == 0
+    assert watched.series("link_seconds_total") == pytest.approx(1.0)
+
+
 def test_series_change_at_most_once_a_second() -> None:
     watched = Watched()
-    watched.metrics.publish_due(watched.active.describe)
+    watched.metrics.publish_due(watched.described)
     watched.enqueue("a")
-    watched.metrics.publish_due(watched.active.describe)
+    watched.metrics.publish_due(watched.described)
     assert watched.shown("live_requests") == 0
     watched.clock.now += PUBLISH_INTERVAL_S
-    watched.metrics.publish_due(watched.active.describe)
+    watched.metrics.publish_due(watched.described)
     assert watched.shown("live_requests") == 1
 
 
 def test_a_new_sidecars_smaller_total_counts_from_zero() -> None:
     watched = Watched()
     for total, expected in ((50, 50), (70, 70), (20, 90)):
-        described = {**watched.active.describe(), "drafted_tokens": total}
+        described = {**watched.described(), "drafted_tokens": total}
         watched.metrics.publish(described)
         assert watched.shown("drafted_tokens_total") == expected
 

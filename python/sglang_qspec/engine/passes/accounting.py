@@ -47,7 +47,7 @@ class PassAccounting:
     ) -> None:
         self.times = times or PassTimes()
         self._rows = rows or PrefillRows(self.times)
-        self._core_use = core_use or CoreUse(None, self.times, speculator.totals)
+        self._core_use = core_use or CoreUse(None, self.times, speculator)
         self._speculator = speculator
         self._runtime = runtime
         self._clock = clock

@@ -13,40 +13,40 @@ import numpy as np
 
 from sglang_qspec.config import Placement
 from sglang_qspec.engine.cpu.target_cores import TargetCores
-from sglang_qspec.engine.telemetry.totals import Totals
+from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import CoreSplit, PassTimes
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.values import parse_cores
 
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
-DRAFTED = (Source.STEP, Source.QUEUE)
+DRAFTED = frozenset((Source.STEP, Source.QUEUE))
 """Sources whose drafts come from the sidecar."""
 
 
 class CoreUse:
     """Divides the CPUs round by round, or does nothing if QSPEC does not divide them."""
 
-    def __init__(self, placed: Placement | None, times: PassTimes, totals: Totals) -> None:
+    def __init__(self, placed: Placement | None, times: PassTimes, speculator: Speculator) -> None:
         self._times = times
-        self._totals = totals
+        self._speculator = speculator
         self._cores: TargetCores | None = None
         self._split = CoreSplit(1.0)
         if placed is not None and placed.cores:
             self._cores = TargetCores(parse_cores(placed.cores))
             self._split = CoreSplit(self._cores.ratio)
 
-    def enter(self, requests: int, *, drafts: bool) -> bool:
-        """Take the CPUs for a decode round; whether the sidecar has time to draft for it.
-
-        `drafts` says whether the server uses drafts of its sidecar at present.
-        """
+    def enter(self, requests: int) -> bool:
+        """Take the CPUs for a decode round; whether the sidecar has time to draft for it."""
         if self._cores is None:
             return True
-        split = drafts and self._split.choose(requests)
+        uses_sidecar = self._speculator.sidecar.ready and not (
+            self._speculator.sources.paused >= DRAFTED
+        )
+        split = uses_sidecar and self._split.choose(requests)
         cpus = self._cores.use(everything=not split)
         self._times.enter_cores(cpus)
-        self._totals.target_cpus = cpus
+        self._speculator.totals.target_cpus = cpus
         return split
 
     def enter_prefill(self, tokens: int) -> None:
@@ -61,7 +61,7 @@ class CoreUse:
         if self._cores is None:
             return
         drafted = sum(
-            int(np.isin(trees.sources[row, list(nodes)], DRAFTED).sum())
+            int(np.isin(trees.sources[row, list(nodes)], list(DRAFTED)).sum())
             for row, nodes in enumerate(accepted)
             if nodes
         )

@@ -80,7 +80,7 @@ class QSpecWorker(BaseSpecWorker):
         self._overlap = not get_schedule().disable_overlap_schedule
         times = PassTimes(pass_cost(self._device))
         rows = PrefillRows(times)
-        self._core_use = CoreUse(config.placement(), times, self._speculator.totals)
+        self._core_use = CoreUse(config.placement(), times, self._speculator)
         self._accounting = PassAccounting(
             self._speculator, self._runtime, times=times, rows=rows, core_use=self._core_use
         )
@@ -156,7 +156,7 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("planning a decoding round"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                if self._core_use.enter(len(rids), drafts=self._speculator.uses_sidecar):
+                if self._core_use.enter(len(rids)):
                     plan = self._choose_plan(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(

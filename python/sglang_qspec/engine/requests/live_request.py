@@ -107,9 +107,14 @@ class LiveRequest:
         remaining = self.max_new_tokens - len(self.output_ids)
         return min(remaining, self.controls.max_completion_tokens)
 
-    def submit(self, number: int, *, completions: bool) -> Submit:
-        """The message that asks for drafts; without `completions` it asks only for step drafts."""
+    def submit(self, number: int, *, completions: bool, vocab_size: int) -> Submit:
+        """The message that asks for drafts; without `completions` it asks only for step drafts.
+
+        `vocab_size` is the number of token ids that can be drafted. Stop tokens beyond it cannot
+        occur in a draft, so the message omits them.
+        """
         temperature = self.controls.temperature
+        stops = [token for token in self.stop_token_ids if 0 <= token < vocab_size]
         return Submit(
             submission=number,
             token_ids=self.prompt_ids + self.output_ids,
@@ -117,7 +122,7 @@ class LiveRequest:
             max_new_tokens=self.longest_draft,
             completions=self.controls.completions if completions else 0,
             temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
-            stop_token_ids=self.stop_token_ids[:MAX_STOP_TOKENS],
+            stop_token_ids=stops[:MAX_STOP_TOKENS],
             ignore_eos=self.ignore_eos,
             top_p=self.controls.top_p,
             greedy_first=self.controls.greedy_first,

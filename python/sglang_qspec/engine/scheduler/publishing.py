@@ -37,4 +37,11 @@ def publish(result: None, manager: Any) -> None:
     """
     if _published is not None:
         series, shown = _published
-        series.publish_due(shown.describe)
+        series.publish_due(lambda: {**shown.describe(), "speculation": _state(shown)})
+
+
+def _state(shown: Speculator) -> str:
+    """The state of speculation, one of `metrics.STATES`."""
+    if speculator.active() is not shown:
+        return "failed"
+    return "on" if shown.runtime_settings.enabled else "off"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
+from sglang_qspec.engine.sidecar.limits import SidecarLimits
 from sglang_qspec.link import Delivery, Faults, Link, LinkState
 from sglang_qspec.messages import (
-    MAX_SUBMISSIONS,
     Admit,
     Close,
     Declined,
@@ -51,7 +51,8 @@ class SidecarClient:
 
     `link` is None for a server with neither a draft model nor an endpoint. `sidecar` is the process
     that this server started, or None. The speculator owns the `live` requests; the client changes
-    only their `drafting`. The client asks for no drafts of paused `sources`.
+    only their `drafting`. The client asks for no drafts of paused `sources`. `vocab_size` is the
+    target's number of token ids.
 
     The client numbers the submissions. It opens no more submissions than the sidecar accepts from
     one server, and submits further requests when others have ended.
@@ -64,6 +65,7 @@ class SidecarClient:
         link: Link | None,
         sidecar: SidecarProcess | None,
         sources: Sources,
+        vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lookahead = settings.step_tokens if settings.mode != "queue" else 0
@@ -91,6 +93,7 @@ class SidecarClient:
         self._declined = 0
         self._faults = Faults(logger, clock, owner="sidecar")
         self._reporter = CommitReporter()
+        self._limits = SidecarLimits(link, vocab_size)
         self._stopped = False
 
     @property
@@ -225,15 +228,17 @@ class SidecarClient:
         until = self._clock() + SUBMIT_BUDGET_S
         while self._unsent and self._clock() <= until:
             live = self._live[next(iter(self._unsent))]
-            if not self._fits_context(live):
-                self._decline(
-                    live, f"its text of {live.text_len} tokens is too long for the draft model"
-                )
+            if (objection := self._limits.objection(live)) is not None:
+                self._decline(live, objection)
                 continue
             if not self._has_room(live):
                 return
             number = next(self._numbers)
-            message = live.submit(number, completions=self._may(live, Source.QUEUE))
+            message = live.submit(
+                number,
+                completions=self._may(live, Source.QUEUE),
+                vocab_size=self._limits.shared_ids,
+            )
             match self._link.send(message):
                 case Delivery.LATER:
                     return
@@ -242,19 +247,11 @@ class SidecarClient:
                 case Delivery.TAKEN:
                     self._note_open(live, message)
 
-    def _fits_context(self, live: LiveRequest) -> bool:
-        """Whether the text and one more token fit into the draft model's context."""
-        sidecar = self._link.sidecar if self._link is not None else None
-        return sidecar is None or live.text_len < sidecar.context_len
-
     def _has_room(self, live: LiveRequest) -> bool:
         """Whether the sidecar has room for the request's text."""
-        sidecar = self._link.sidecar if self._link is not None else None
-        if sidecar is None or not self._open:
-            return True
         tokens = self._open_tokens + live.text_len
         submissions = len(self._open) + len(self._unclosed)
-        return submissions < MAX_SUBMISSIONS and tokens <= sidecar.max_text_tokens
+        return not self._open or self._limits.have_room_for(submissions, tokens)
 
     def _note_open(self, live: LiveRequest, message: Submit) -> None:
         """Note that the link has taken the Submit of a request."""
@@ -277,6 +274,12 @@ class SidecarClient:
         elif self._on_admission == "defer" and live.drafting.submission is not None and self.ready:
             assert self._link is not None
             self._link.send(Admit(live.drafting.submission))
+
+    def follow(self, live: LiveRequest, token_ids: Sequence[int]) -> None:
+        """Decline a request after output that the draft model cannot read."""
+        objection = self._limits.objection_to(token_ids)
+        if objection is not None and not live.drafting.declined:
+            self._decline(live, objection)
 
     def forget(self, live: LiveRequest) -> None:
         """End the request's submission. A Close that the link does not take is sent later."""

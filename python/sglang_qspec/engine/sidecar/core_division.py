@@ -1,4 +1,4 @@
-"""Divides the CPUs of a server between its target and its own sidecar, if the user has not.
+"""Divides the CPUs of a server between its target and its own sidecar.
 
 Without cores of its own, a sidecar beside a busy target gets hardly any time. The sidecar gets
 whole cores, with all their hardware threads, at the end of the last NUMA node. It runs at the
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from sglang_qspec import config, values
-from sglang_qspec.config import SHARED_CORES, QSpecConfig
+from sglang_qspec.config import AUTO_CORES, QSpecConfig
 
 SHARE = 4
 """The sidecar gets one of this number of cores, and at least one."""
@@ -21,10 +21,10 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def sidecar_cpus(settings: QSpecConfig) -> str:
     """The sidecar's CPUs as a list such as `2,3`; empty if the CPUs are not divided.
 
-    They are not divided if the user has placed the sidecar or the target's threads, or if this
-    process may run on one core only.
+    They are divided with the setting `auto`, unless the user has placed the target's threads, or
+    this process may run on one core only.
     """
-    if settings.cores or config.places_threads():
+    if settings.cores != AUTO_CORES or config.places_threads():
         return ""
     cores = _cores(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -35,7 +35,7 @@ def sidecar_cpus(settings: QSpecConfig) -> str:
 
 def pinned_cpus(settings: QSpecConfig) -> str:
     """The CPUs that the user has pinned the sidecar to; empty for none."""
-    return "" if settings.cores == SHARED_CORES else settings.cores
+    return "" if settings.cores == AUTO_CORES else settings.cores
 
 
 def _cores(cpus: set[int]) -> list[frozenset[int]]:

@@ -17,6 +17,7 @@ FIRST_DRAFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 
 GAUGES = {
     "live_requests": "Queued and running requests that may get drafts.",
+    "waiting_requests": "Queued requests that may get drafts.",
     "requests_in_flight": "Requests with completions that the sidecar has not finished.",
     "drafting_requests": "Requests with unfinished drafts at the sidecar, over all its servers.",
     "drafting_rows": "Completions that the sidecar's latest pass advanced, over all its servers.",
@@ -25,11 +26,24 @@ GAUGES = {
     "sidecar_rows": "Open KV rows of the draft model, over all servers of the sidecar.",
     "sidecar_kv_tokens": "KV slots that the open rows hold, over all servers of the sidecar.",
 }
+STATES = {
+    "speculation": (
+        ("on", "off", "failed"),
+        "1 for the present state of speculation, otherwise 0: off is the setting `enabled` 0.",
+    ),
+    "sidecar": (
+        ("none", *(state.value for state in LinkState)),
+        "1 for the present state of the link to the sidecar, otherwise 0.",
+    ),
+}
+"""Gauges `NAME_state` with one series for each value of the label `state`."""
 TOTALS = {
     "eager_passes": "Decode and verify passes of the target that ran without a CUDA graph.",
     "drafted_tokens": "Tokens that the sidecar drafted, over all its servers.",
     "evictions": "Requests that lost their drafts to the cap on draft tokens of all requests.",
     "declined_requests": "Requests that a sidecar refused to draft for.",
+    "sidecar_restarts": "Times that the server restarted its own sidecar.",
+    "link_seconds": "Seconds that the scheduler spent on messages of the sidecar, without waits.",
 }
 TOTALS_BY = {
     "proposed_tokens": ("source", "Draft tokens that the target verified."),
@@ -38,6 +52,14 @@ TOTALS_BY = {
     "refused_chunks": ("reason", "Draft chunks that a trie refused."),
 }
 """Counters of `Speculator.describe` with one series for each value of a label."""
+TOTALS_IN = {
+    "passes": ("passes", "Decode and verify passes of the target."),
+    "pass_requests": ("requests", "Batch sizes, summed over the passes of the target."),
+    "pass_input_tokens": ("input_tokens", "Input tokens of the passes, with drafts and padding."),
+    "pass_seconds": ("seconds", "Seconds between two results of the target, without waits."),
+    "waited_seconds": ("waited_seconds", "Seconds that the target waited for step drafts."),
+}
+"""Counters with one series for each pipeline: the field of `PassTotals`, and the help text."""
 TOTALS_AT = {
     "judged": "Draft tokens that follow only right tokens, so that the target's choice is known.",
     "right": "Judged draft tokens that equal the target's choice.",
@@ -72,17 +94,23 @@ class DraftMetrics:
             ).labels(**values)
             for name, text in GAUGES.items()
         }
-        state = Gauge(
-            PREFIX + "sidecar_state",
-            "1 for the present state of the link to the sidecar, otherwise 0.",
-            (*names, "state"),
+        self._states = {
+            name: Gauge(
+                f"{PREFIX}{name}_state",
+                text,
+                (*names, "state"),
+                multiprocess_mode="mostrecent",
+                registry=home,
+            )
+            for name, (_, text) in STATES.items()
+        }
+        self._paused = Gauge(
+            PREFIX + "source_paused",
+            "1 while the server pauses the draft source, otherwise 0.",
+            (*names, "source"),
             multiprocess_mode="mostrecent",
             registry=home,
         )
-        self._states = {
-            name: state.labels(**values, state=name)
-            for name in ("none", *(state.value for state in LinkState))
-        }
         self._totals = {
             name: _Total(Counter(PREFIX + name, text, names, registry=home).labels(**values))
             for name, text in TOTALS.items()
@@ -91,6 +119,8 @@ class DraftMetrics:
             name: Counter(PREFIX + name, text, (*names, label), registry=home)
             for name, (label, text) in TOTALS_BY.items()
         }
+        for name, (_, text) in TOTALS_IN.items():
+            self._families[name] = Counter(PREFIX + name, text, (*names, "pipeline"), registry=home)
         for name, text in TOTALS_AT.items():
             own = (*names, "source", "position")
             self._families[name] = Counter(f"{PREFIX}{name}_tokens", text, own, registry=home)
@@ -112,16 +142,26 @@ class DraftMetrics:
             self.publish(describe())
 
     def publish(self, described: Mapping[str, Any]) -> None:
-        """Set all series to the values that `Speculator.describe` returned."""
+        """Set all series to the values that `Speculator.describe` returned.
+
+        `described` also has the state of `speculation`, one of `STATES`.
+        """
         for name, gauge in self._gauges.items():
             gauge.set(described[name])
-        for name, gauge in self._states.items():
-            gauge.set(name == described["sidecar"])
+        for name, (states, _) in STATES.items():
+            for state in states:
+                shown = self._states[name].labels(**self._labels, state=state)
+                shown.set(state == described[name])
+        for source, figures in described["sources"].items():
+            self._paused.labels(**self._labels, source=source).set(figures["paused"])
         for name, total in self._totals.items():
             total.reach(described[name])
         for name, (label, _) in TOTALS_BY.items():
             for member, count in described[name].items():
                 self._reach(name, count, **{label: member})
+        for pipeline, counts in described["pipelines"].items():
+            for name, (field, _) in TOTALS_IN.items():
+                self._reach(name, counts[field], pipeline=pipeline)
         for source, counts in described["positions"].items():
             for name in TOTALS_AT:
                 for position, count in enumerate(counts[name], start=1):
@@ -129,7 +169,7 @@ class DraftMetrics:
                         continue  # create a series with its first count
                     self._reach(name, count, source=source, position=str(position))
 
-    def _reach(self, name: str, count: int, **own: str) -> None:
+    def _reach(self, name: str, count: float, **own: str) -> None:
         """Raise the series of family `name` with the labels `own` to `count`."""
         key = (name, *own.values())
         if key not in self._members:
@@ -142,9 +182,9 @@ class _Total:
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._reached = 0
+        self._reached: float = 0
 
-    def reach(self, total: int) -> None:
+    def reach(self, total: float) -> None:
         """Raise the counter to `total`. A smaller total means a restarted sidecar, and is added."""
         self._counter.inc(total - self._reached if total >= self._reached else total)
         self._reached = total
