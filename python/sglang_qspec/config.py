@@ -26,6 +26,8 @@ FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 MAX_COMPLETIONS = 64
 """Maximum number of completions drafted for one request."""
+AUTO_CORES = "auto"
+"""Value of the setting `cores` with which the server divides its CPUs."""
 MAX_DRAFT_TOKENS = 64
 """Maximum number of tokens that a verify pass takes for one request, including the last committed
 token."""
@@ -156,8 +158,9 @@ class QSpecConfig:
     )
     cores: str = _setting(
         "",
-        values.cores,
-        "CPUs that the sidecar is pinned to, such as 1 or 2-5; by default it shares the server's "
+        values.cores(AUTO_CORES),
+        "CPUs that the sidecar is pinned to, such as 1 or 2-5; with auto a CPU server gives it a "
+        "quarter of its cores, at least one, while that pays; by default it shares the server's "
         "CPUs, and drafts on a CPU at the lowest priority",
     )
     mem_fraction: float = _setting(
@@ -297,6 +300,8 @@ class Placement:
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES of the process that chose `device` (`visible_gpus`); None if it is not
     set. SGLang may change the variable in scheduler processes."""
+    cores: str = ""
+    """CPUs that the server gives to the sidecar while that pays; empty if it does not decide."""
 
 
 def place(placement: Placement | None) -> None:
@@ -311,6 +316,11 @@ def placement() -> Placement | None:
     """The placement that `place` wrote; None if there is none."""
     text = os.environ.get(_PLACEMENT)
     return None if text is None else Placement(**json.loads(text))
+
+
+def places_threads() -> bool:
+    """Whether the environment says on which CPUs, or with how many threads, the target runs."""
+    return any(map(os.environ.get, ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")))
 
 
 def visible_gpus() -> str | None:

@@ -122,10 +122,18 @@ def device(text: str) -> str:
     return text
 
 
-def cores(text: str) -> str:
-    """A list of CPU numbers (`parse_cores`); returns the text."""
-    parse_cores(text)
-    return text
+def cores(shared: str) -> Parser:
+    """A list of CPU numbers (`parse_cores`), or the word `shared`; returns the text."""
+
+    def parse(text: str) -> str:
+        if text != shared:
+            try:
+                parse_cores(text)
+            except ValueError as allowed:
+                raise ValueError(f"{shared} or {allowed}") from None
+        return text
+
+    return parse
 
 
 def parse_cores(text: str) -> frozenset[int]:

@@ -1,9 +1,10 @@
 """A server that `sglang serve` starts, with SGLang options that change how answers arrive.
 
 It streams only the new text in each piece, and retracts running requests every few passes, as
-SGLang does when memory runs out.
+SGLang does when memory runs out. QSPEC divides the cores.
 """
 
+import os
 import secrets
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from sglang_qspec.models import DemoModels
 from test.engine.server.running import (
     COMMON,
     GREEDY,
-    cores,
     generate,
     sidecar_process,
     state,
@@ -47,14 +47,13 @@ def server(models: DemoModels, abandoned: Path) -> Iterator[Server]:
     arguments = [
         *COMMON,
         *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-guess-tags", "off"),
+        *("--speculative-qspec-guess-tags", "off", "--speculative-qspec-cores", "auto"),
         *("--speculative-qspec-return-provenance", "--incremental-streaming-output"),
     ]
     program = Path(sys.executable).with_name("sglang")
     with Server(
         models.target,
         arguments,
-        cores=cores(0),
         launcher=[str(program), "serve"],
         environment={"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "5"},
     ) as server:
@@ -100,6 +99,19 @@ def test_retracted_requests_stream_the_label_of_each_token_once(
         record = pieces[-1]["meta_info"]["qspec"]
         drafted = Counter(label for label in labels if label != "target")
         assert drafted == {name: n for name, n in record["accepted_by_source"].items() if n}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be divided")
+def test_target_and_sidecar_have_cores_of_their_own(server: Server, models: DemoModels) -> None:
+    everything = os.sched_getaffinity(0)
+    sidecar = sidecar_process(server)
+    given = set(sidecar.cpu_affinity())
+    assert given < everything
+    assert sidecar.nice() == 19
+    text = render(models.target, PROMPTS[:1])[0]
+    answers = [generate(server, text, max_new_tokens=64) for _ in range(2)]
+    assert answers[0]["output_ids"] == answers[1]["output_ids"]
+    assert state(server)["target_cpus"] == len(everything - given)
 
 
 def test_complete_joins_the_pieces(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     """Place the sidecar, and return the `mem_fraction_static` that leaves room for it."""
-    from sglang_qspec.engine.sidecar import placement
+    from sglang_qspec.engine.sidecar import core_division, placement
 
     fraction: float = view.mem_fraction_static
     path = view.speculative_draft_model_path
@@ -160,6 +161,8 @@ def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
         claim=placement.claim,
     )
     placed = decision.placement
+    if _kind(view) == placed.device == "cpu":
+        placed = replace(placed, cores=core_division.sidecar_cpus(settings))
     placement.check_sidecar(decision, weights)
     config.place(placed)
     if not placed.shared:

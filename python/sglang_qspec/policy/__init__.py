@@ -1,5 +1,6 @@
 """Decisions on each pass: width, draft sources, pipeline, and how long it waits for drafts."""
 
+from sglang_qspec.policy.core_split import CoreSplit
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.pass_times import PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
@@ -13,6 +14,7 @@ __all__ = [
     "LADDER",
     "PASS_ROWS",
     "Choice",
+    "CoreSplit",
     "Credit",
     "DraftDeadline",
     "FirstTokens",

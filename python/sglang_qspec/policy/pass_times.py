@@ -99,6 +99,8 @@ class PassTimes:
     def __init__(self, cost: PassCost = PassCost()) -> None:
         self.cost = cost
         self._levels: dict[_Size, _Level] = {}
+        self._others: dict[int, dict[_Size, _Level]] = {0: self._levels}
+        """Levels by the number of cores of the target; `_levels` are those of the present one."""
         self._units: dict[_Size, float] = {}
         """Units of sizes without a level, since the latest pass."""
         self._pace = 1.0
@@ -110,6 +112,11 @@ class PassTimes:
     def enter(self, context: float) -> None:
         """Let all further calls be about passes with this average context length in tokens."""
         self._context = round(log2(max(1.0, context)) / 2)
+
+    def enter_cores(self, count: int) -> None:
+        """Let all further calls be about passes on this number of cores; 0 at first."""
+        self._levels = self._others.setdefault(count, {})
+        self._units.clear()
 
     def seconds(self, requests: int, width: float) -> float:
         """Predicted seconds of a pass over `width` tokens of each request on average."""

@@ -45,7 +45,9 @@ def main(argv: list[str]) -> int:
     try:
         kind = _settle_device(options.device)
         _settle_cores(options.cores)
-        if kind == "cpu" and options.parent_pid is not None and not options.cores:
+        if options.background:
+            os.nice(19)
+        elif kind == "cpu" and options.parent_pid is not None and not options.cores:
             _yield_cores()
         if kind != "cpu" and options.parent_pid is not None:
             _yield_gpu()
@@ -164,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--device", default="", help="cpu, cuda or cuda:N (default: SGLang's choice)")
     add("--cores", default="", help="CPUs to run on, such as 1 or 2-5 (default: all)")
+    add("--background", action="store_true", help="run at the lowest priority")
     add(
         "--mem-fraction",
         type=option(config.parser("mem_fraction")),

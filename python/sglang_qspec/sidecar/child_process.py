@@ -50,6 +50,8 @@ class SidecarProcess:
         revision: str | None = None,
         attention_backend: str | None = None,
         trust_remote_code: bool = False,
+        cores: str = "",
+        background: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
@@ -58,7 +60,8 @@ class SidecarProcess:
         sidecar's fraction of the device's memory; 0 stands for the default, and None for the
         fraction in `settings`. `revision` is the branch, tag or commit of a model on a hub; None is
         the hub's default. `attention_backend` names a backend of SGLang; None lets the sidecar
-        choose.
+        choose. `cores` are the CPUs that the sidecar is pinned to; empty for all. In the
+        `background` it has the lowest priority.
         """
         self.command = [
             sys.executable,
@@ -68,7 +71,7 @@ class SidecarProcess:
             f"--endpoint={endpoint}",
             f"--device={device}",
             f"--dtype={settings.dtype}",
-            f"--cores={settings.cores}",
+            f"--cores={cores}",
             f"--mem-fraction={settings.mem_fraction if mem_fraction is None else mem_fraction}",
             f"--slots={settings.draft_slots}",
             f"--max-completion-tokens={settings.max_completion_tokens}",
@@ -82,6 +85,8 @@ class SidecarProcess:
             self.command.append(f"--attention-backend={attention_backend}")
         if settings.key_file:
             self.command.append(f"--key-file={settings.key_file}")
+        if background:
+            self.command.append("--background")
         if trust_remote_code:
             self.command.append("--trust-remote-code")
         self._visible = visible

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_qspec.engine.passes.core_use import CoreUse
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import FirstTokens, PassTimes, PrefillRows
@@ -42,9 +43,11 @@ class PassAccounting:
         *,
         times: PassTimes | None = None,
         rows: PrefillRows | None = None,
+        core_use: CoreUse | None = None,
     ) -> None:
         self.times = times or PassTimes()
         self._rows = rows or PrefillRows(self.times)
+        self._core_use = core_use or CoreUse(None, self.times, speculator)
         self._speculator = speculator
         self._runtime = runtime
         self._clock = clock
@@ -90,8 +93,10 @@ class PassAccounting:
         trees = proposal.trees
         if rids:
             self._speculator.record(rids, trees, accepted, bonus_ids)
-        self._record_time(pipeline, whole or trees, proposal.waited)
+        seconds = self._record_time(pipeline, whole or trees, proposal.waited)
         tokens = len(bonus_ids) + sum(map(len, accepted))
+        if rids and seconds is not None:
+            self._core_use.observe(trees, accepted, tokens, seconds)
         if rids:
             self._rows.observe_decode(len(rids), trees.rows, tokens)
             self._update_policies(rids, proposal, accepted, bonus_ids)
@@ -116,16 +121,22 @@ class PassAccounting:
             extra_seconds=self._rows.row_seconds * (trees.rows - len(trees)),
         )
 
-    def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> None:
-        """Record the time of a pass that ends now; after an interruption, its predicted time."""
+    def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> float | None:
+        """Record the time of a pass that ends now; after an interruption, its predicted time.
+
+        Returns the measured seconds with the wait; None after an interruption.
+        """
+        measured: float | None = None
         if self._began is None:
             seconds = self.times.seconds(len(trees), trees.rows / len(trees))
         else:
             now = self._clock()
-            seconds = now - self._began - waited
+            measured = now - self._began
+            seconds = measured - waited
             self._began = now
             self.times.observe(len(trees), trees.rows / len(trees), seconds)
         self._speculator.totals.note_pass(pipeline, len(trees), trees.rows, seconds, waited)
+        return measured
 
     def _update_policies(
         self,

@@ -36,6 +36,7 @@ from sglang_qspec.engine.passes import (
     tree_attention,
 )
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
+from sglang_qspec.engine.passes.core_use import CoreUse
 from sglang_qspec.engine.passes.grammar import grammar_mask
 from sglang_qspec.engine.passes.halves import Halves
 from sglang_qspec.engine.passes.opening import speculator_of
@@ -68,28 +69,25 @@ class QSpecWorker(BaseSpecWorker):
         compat.check_hooks(hooks.scheduler())
         self._target_worker = target_worker
         self._device = str(get_device().device)
-        self._draft_token_num: int = get_spec().speculative_num_draft_tokens
-        self.speculative_num_draft_tokens = self._draft_token_num
+        widest: int = get_spec().speculative_num_draft_tokens
+        self._draft_token_num = self.speculative_num_draft_tokens = widest
         settings = config.from_environment()
-        verification = tree_attention.verification_of(
-            settings, self._device, attention_backends()[1]
-        )
-        self._runtime = RuntimeSettings.of(
-            settings, self._draft_token_num, ragged=verification.ragged
-        )
+        backend = attention_backends()[1]
+        verification = tree_attention.verification_of(settings, self._device, backend)
+        self._runtime = RuntimeSettings.of(settings, widest, ragged=verification.ragged)
         self._graphs = PassGraphs(target_worker.model_runner, settings)
         self._speculator = speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._overlap = not get_schedule().disable_overlap_schedule
         times = PassTimes(pass_cost(self._device))
         rows = PrefillRows(times)
-        self._accounting = PassAccounting(self._speculator, self._runtime, times=times, rows=rows)
+        self._core_use = CoreUse(config.placement(), times, self._speculator)
+        self._accounting = PassAccounting(
+            self._speculator, self._runtime, times=times, rows=rows, core_use=self._core_use
+        )
         self._settlement = Settlement(self._accounting, overlap=self._overlap)
+        chains = verification.chains
         self._proposer = Proposer(
-            self._speculator,
-            self._runtime,
-            times,
-            chains=verification.chains,
-            shapes=self._graphs,
+            self._speculator, self._runtime, times, chains=chains, shapes=self._graphs
         )
         self._prefills = prefill.PrefillProposer(self._speculator, self._runtime, rows)
         self._selector = PipelineSelector(times)
@@ -158,7 +156,8 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("planning a decoding round"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                plan = self._choose_plan(batch, rids)
+                if self._core_use.enter(len(rids)):
+                    plan = self._choose_plan(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(
                     plan.pipeline, plan.width
@@ -242,6 +241,7 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("admitting requests"):
                 self._speculator.poll()
                 self._accounting.interrupt()
+                self._core_use.enter_prefill(batch.extend_num_tokens or 0)
                 for req in batch.reqs:
                     self._speculator.admit(req.rid)
                 drafts = self._prefills.propose(batch)

@@ -19,6 +19,7 @@ from sglang_qspec.config import (
     visible_gpus,
 )
 from sglang_qspec.engine import compat
+from sglang_qspec.engine.sidecar import core_division
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
     Keys,
@@ -111,6 +112,8 @@ def _start_own(
         revision=spec.speculative_draft_model_revision,
         attention_backend=spec.speculative_draft_attention_backend,
         trust_remote_code=get_model().trust_remote_code,
+        cores=placed.cores or core_division.pinned_cpus(settings),
+        background=bool(placed.cores),
     )
     if placed.shared:
         _waiting = process

@@ -45,6 +45,9 @@ class Totals:
         self.pipelines = {name: PassTotals() for name in ("queue", *PIPELINES)}
         self.pipeline = "none"
         """Pipeline of the latest decoding round; `none` before the first."""
+        self.target_cpus = 0
+        """Number of CPUs of the target in the latest decoding round; 0 if QSPEC does not divide
+        them."""
         self.eager_passes = 0
         """Passes that ran without a CUDA graph; on a CPU, or with graphs disabled, all passes."""
         self.agreement = FIRST_AGREEMENT
@@ -90,6 +93,7 @@ class Totals:
             "positions": self.positions.describe(),
             "eager_passes": self.eager_passes,
             "step_agreement": self.agreement,
+            "target_cpus": self.target_cpus,
             "pipeline": self.pipeline,
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},
         }

@@ -1,0 +1,45 @@
+"""Owns the CPUs and the number of threads of the target in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import torch
+
+
+class TargetCores:
+    """Runs this process on all CPUs of the server, or on those that the sidecar leaves.
+
+    `shared` are the sidecar's CPUs. The sidecar has the lowest priority, so while the target uses
+    all CPUs the sidecar hardly runs.
+    """
+
+    def __init__(self, shared: frozenset[int]) -> None:
+        self._all = frozenset(os.sched_getaffinity(0))
+        self._own = self._all - shared
+        self._cpus = self._all
+        self._threads = {self._all: torch.get_num_threads()}
+        self._threads[self._own] = max(1, self._threads[self._all] - len(self._all & shared))
+
+    @property
+    def ratio(self) -> float:
+        """Number of all CPUs over the number without those of the sidecar."""
+        return len(self._all) / len(self._own)
+
+    def use(self, *, everything: bool) -> int:
+        """Move all threads of this process to all CPUs, or to those that the sidecar leaves.
+
+        Returns the number of CPUs.
+        """
+        cpus = self._all if everything else self._own
+        if cpus != self._cpus:
+            self._move(cpus)
+        return len(cpus)
+
+    def _move(self, cpus: frozenset[int]) -> None:
+        self._cpus = cpus
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
+                os.sched_setaffinity(int(thread), cpus)
+        torch.set_num_threads(self._threads[cpus])

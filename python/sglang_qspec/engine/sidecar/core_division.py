@@ -1,0 +1,60 @@
+"""Divides the CPUs of a server between its target and its own sidecar.
+
+Without cores of its own, a sidecar beside a busy target gets hardly any time. The sidecar gets
+whole cores, with all their hardware threads, at the end of the last NUMA node. It runs at the
+lowest priority, so the target can also use these cores for a while (`engine.cpu.target_cores`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sglang_qspec import config, values
+from sglang_qspec.config import AUTO_CORES, QSpecConfig
+
+SHARE = 4
+"""The sidecar gets one of this number of cores, and at least one."""
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def sidecar_cpus(settings: QSpecConfig) -> str:
+    """The sidecar's CPUs as a list such as `2,3`; empty if the CPUs are not divided.
+
+    They are divided with the setting `auto`, unless the user has placed the target's threads, or
+    this process may run on one core only.
+    """
+    if settings.cores != AUTO_CORES or config.places_threads():
+        return ""
+    cores = _cores(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return ""
+    chosen = cores[-max(1, len(cores) // SHARE) :]
+    return ",".join(str(cpu) for core in chosen for cpu in sorted(core))
+
+
+def pinned_cpus(settings: QSpecConfig) -> str:
+    """The CPUs that the user has pinned the sidecar to; empty for none."""
+    return "" if settings.cores == AUTO_CORES else settings.cores
+
+
+def _cores(cpus: set[int]) -> list[frozenset[int]]:
+    """The cores of these CPUs in the order of NUMA nodes, each with its hardware threads."""
+    cores = {_siblings(cpu) & cpus or frozenset((cpu,)) for cpu in cpus}
+    return sorted(cores, key=lambda core: (_node(min(core)), min(core)))
+
+
+def _siblings(cpu: int) -> frozenset[int]:
+    """The hardware threads of the core of a CPU; empty if the kernel does not tell."""
+    try:
+        text = (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+        return values.parse_cores(text)
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _node(cpu: int) -> int:
+    """The NUMA node of a CPU; 0 if the kernel does not tell."""
+    for path in (_TOPOLOGY / f"cpu{cpu}").glob("node[0-9]*"):
+        return int(path.name.removeprefix("node"))
+    return 0

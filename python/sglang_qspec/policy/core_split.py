@@ -1,0 +1,126 @@
+"""Decides whether the sidecar keeps cores of its own, by measured output tokens per second.
+
+On a CPU, cores that draft are cores that do not verify. With few requests in flight drafts are
+worth more; with many, or with texts that cannot be drafted, the target uses all cores better.
+`CoreSplit` measures both in turn: it tries the other division for a moment, ever more seldom while
+the decision stays the same. Batches of one binary order of magnitude share a decision.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_S = 0.5
+"""Seconds of decoding after a change that do not count, and in which no other change comes. The
+sidecar needs time to catch up."""
+WINDOW_S = 1.5
+"""Seconds of decoding that are measured as a whole."""
+FIRST_GAP, LONGEST_GAP = 2, 128
+"""Number of windows before a trial of the other division: FIRST_GAP at first, then four times the
+last number, up to LONGEST_GAP."""
+FEW = 8
+"""Batch size below which the sidecar has cores of its own before anything is measured."""
+WEIGHT = 0.5
+"""Weight of the latest window in the rate of a division."""
+MARGIN = 1.03
+"""Factor by which the other division must be faster to replace the present one."""
+
+
+@dataclass
+class _Level:
+    """Measurements and decision for batch sizes of one binary order of magnitude."""
+
+    least: int
+    """Smallest batch size."""
+    split: bool
+    """The decision: whether the sidecar has cores of its own."""
+    trial: bool = False
+    """Whether the other division is being tried."""
+    rates: dict[bool, float] = field(default_factory=dict)
+    """Output tokens per second by division: moving averages over windows."""
+    gap: int = FIRST_GAP
+    """Number of windows before the next trial."""
+    windows: int = 0
+    """Number of windows since the last trial."""
+    seconds: float = 0.0
+    """Time of the passes in the present window."""
+    tokens: int = 0
+    """Output tokens in the present window."""
+    drafted: int = 0
+    """Those that the sidecar drafted."""
+
+    @property
+    def wanted(self) -> bool:
+        """The division of the present window."""
+        return self.split != self.trial
+
+    def conclude(self, *, hopeless: bool) -> None:
+        """End a window, and with it a trial, or begin a trial unless it is `hopeless`."""
+        rate = self.tokens / self.seconds
+        before = self.rates.get(self.wanted, rate)
+        self.rates[self.wanted] = before + WEIGHT * (rate - before)
+        self.seconds, self.tokens, self.drafted = 0.0, 0, 0
+        if not self.trial:
+            self.windows += 1
+            self.trial = self.windows >= self.gap and not hopeless
+            return
+        self.trial, self.windows = False, 0
+        if self.rates[not self.split] > MARGIN * self.rates[self.split]:
+            self.split, self.gap = not self.split, FIRST_GAP
+            logger.info(
+                "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
+                self.least,
+                2 * self.least - 1,
+                "the sidecar has CPUs of its own" if self.split else "the target has all CPUs",
+                self.rates[self.split],
+                self.rates[not self.split],
+            )
+        else:
+            self.gap = min(4 * self.gap, LONGEST_GAP)
+
+
+class CoreSplit:
+    """Chooses between cores of the sidecar's own (True) and all cores for the target (False)."""
+
+    def __init__(self, ratio: float) -> None:
+        """`ratio` is the number of all cores over the number without those of the sidecar."""
+        self._ratio = ratio
+        self._levels: dict[int, _Level] = {}
+        self._level = _Level(1, split=True)
+        """The level of the present round."""
+        self._split = True
+        """The division of the present round."""
+        self._since = WARM_UP_S
+        """Seconds of decoding since the division changed."""
+
+    def choose(self, requests: int) -> bool:
+        """Whether the sidecar has cores of its own in the next round over `requests`."""
+        least = 1 << requests.bit_length() - 1
+        self._level = self._levels.setdefault(least, _Level(least, split=least < FEW))
+        if self._level.wanted != self._split and self._since >= WARM_UP_S:
+            self._split, self._since = self._level.wanted, 0.0
+        return self._split
+
+    def observe(self, tokens: int, drafted: int, seconds: float, plain_rate: float) -> None:
+        """Record a decode pass of the round for which `choose` was called last.
+
+        The pass gave `tokens` output tokens in `seconds`; the sidecar drafted `drafted` of them.
+        `plain_rate` is the predicted number of tokens per second without drafts, on the cores that
+        the sidecar leaves.
+        """
+        self._since += seconds
+        level = self._level
+        if self._since < WARM_UP_S or level.wanted != self._split:
+            return
+        level.seconds += seconds
+        level.tokens += tokens
+        level.drafted += drafted
+        if level.seconds < WINDOW_S:
+            return
+        # All cores speed the target up by their number at most, and only the sidecar's drafts go.
+        without = self._ratio * max(plain_rate, (level.tokens - level.drafted) / level.seconds)
+        hopeless = self._split and level.tokens / level.seconds > MARGIN * without
+        level.conclude(hopeless=hopeless)

@@ -1,0 +1,115 @@
+"""Each pass takes the CPUs that its kind needs, and the division follows the measured tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_qspec.config import Placement
+from sglang_qspec.engine.passes import core_use
+from sglang_qspec.engine.passes.core_use import DRAFTED, LONG, CoreUse
+from sglang_qspec.engine.telemetry.totals import Totals
+from sglang_qspec.policy import PassCost, PassTimes
+from sglang_qspec.trie import DraftTree, DraftTrees, Source
+
+REQUESTS = 4
+PASS_S = 0.5
+
+
+@dataclass
+class Cores:
+    """Two CPUs in place of the machine's; one is the sidecar's."""
+
+    shared: frozenset[int]
+    count: int = 2
+    ratio: float = 2.0
+
+    def use(self, *, everything: bool) -> int:
+        self.count = 2 if everything else 1
+        return self.count
+
+
+def speculator(*, ready: bool = True, paused: frozenset[Source] = frozenset()) -> Any:
+    """A speculator with a sidecar that is `ready` or not, and with `paused` sources."""
+    return SimpleNamespace(
+        totals=Totals(),
+        sidecar=SimpleNamespace(ready=ready),
+        sources=SimpleNamespace(paused=paused),
+    )
+
+
+@pytest.fixture
+def divided(monkeypatch: pytest.MonkeyPatch) -> CoreUse:
+    monkeypatch.setattr(core_use, "TargetCores", Cores)
+    return CoreUse(Placement("cpu", cores="1"), PassTimes(PassCost(0, 0, 0)), speculator())
+
+
+def count(use: CoreUse) -> int:
+    cores: Any = use._cores
+    found: int = cores.count
+    return found
+
+
+def trees_of(source: Source) -> DraftTrees:
+    tree = DraftTree((5, 6, 7, 8), (0, 0, 1, 2), (source,) * 4, (1.0, 0.9, 0.9, 0.9))
+    return DraftTrees.of([tree] * REQUESTS, 4)
+
+
+def test_without_a_division_the_sidecar_always_drafts() -> None:
+    for placed in (None, Placement("cpu"), Placement("cuda:1")):
+        use = CoreUse(placed, PassTimes(), speculator(paused=DRAFTED))
+        assert use.enter(REQUESTS)
+        use.enter_prefill(1000)
+        use.observe(trees_of(Source.STEP), [[1]] * REQUESTS, 8, 0.1)
+
+
+def test_a_long_prompt_takes_all_cpus_and_a_short_one_those_of_the_round(divided: CoreUse) -> None:
+    assert divided.enter(REQUESTS)
+    assert count(divided) == 1
+    divided.enter_prefill(LONG - 1)
+    assert count(divided) == 1
+    divided.enter_prefill(LONG)
+    assert count(divided) == 2
+    assert divided.enter(REQUESTS)
+    assert count(divided) == 1
+
+
+def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUse) -> None:
+    divided._speculator = speculator(paused=DRAFTED)
+    assert not divided.enter(REQUESTS)
+    assert count(divided) == 2
+    divided._speculator = speculator(paused=frozenset([Source.STEP]))
+    assert divided.enter(REQUESTS)
+    divided._speculator = speculator(ready=False)
+    assert not divided.enter(REQUESTS)
+
+
+def test_pass_times_are_learnt_for_each_number_of_cpus(divided: CoreUse) -> None:
+    times = divided._times
+    for ready, seconds in ((True, 0.2), (False, 0.1)):
+        divided._speculator = speculator(ready=ready)
+        divided.enter(REQUESTS)
+        for _ in range(50):
+            times.observe(REQUESTS, 1, seconds)
+    divided._speculator = speculator()
+    divided.enter(REQUESTS)
+    assert times.seconds(REQUESTS, 1) == pytest.approx(0.2)
+    divided._speculator = speculator(ready=False)
+    divided.enter(REQUESTS)
+    assert times.seconds(REQUESTS, 1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("source", "tried"), [(Source.STEP, False), (Source.OUTPUT, True)])
+def test_all_cpus_are_tried_unless_the_sidecars_drafts_are_worth_more(
+    divided: CoreUse, source: Source, tried: bool
+) -> None:
+    """Each request gets four tokens a pass; a plain pass takes as long, and gives one."""
+    found = set()
+    for _ in range(60):
+        found.add(divided.enter(REQUESTS))
+        divided._times.observe(REQUESTS, 1, PASS_S)
+        divided.observe(trees_of(source), [[1, 2, 3]] * REQUESTS, 4 * REQUESTS, PASS_S)
+    assert (False in found) is tried

@@ -1,0 +1,100 @@
+"""The sidecar gets whole cores, unless the user has placed it or the target's threads."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.engine.sidecar.core_division import pinned_cpus, sidecar_cpus
+
+VARIABLES = ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    cores: Iterable[tuple[int, tuple[int, ...]]],
+    allowed: set[int] | None = None,
+) -> None:
+    """A machine with `cores`, each with its NUMA node and its CPUs."""
+    cpus: set[int] = set()
+    for node, siblings in cores:
+        for cpu in siblings:
+            topology = folder / f"cpu{cpu}" / "topology"
+            topology.mkdir(parents=True)
+            text = ",".join(map(str, siblings))
+            (topology / "thread_siblings_list").write_text(text + "\n")
+            (folder / f"cpu{cpu}" / f"node{node}").mkdir()
+        cpus.update(siblings)
+    monkeypatch.setattr(core_division, "_TOPOLOGY", folder)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed or cpus)
+
+
+@pytest.fixture(autouse=True)
+def unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def divided(cores: str = "auto") -> str:
+    return sidecar_cpus(QSpecConfig(cores=cores))
+
+
+def test_the_sidecar_gets_a_quarter_of_the_cores_and_at_least_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path / "2", [(0, (0,)), (0, (1,))])
+    assert divided() == "1"
+    machine(monkeypatch, tmp_path / "12", [(0, (cpu,)) for cpu in range(12)])
+    assert divided() == "9,10,11"
+
+
+def test_hardware_threads_of_a_core_stay_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (cpu, cpu + 4)) for cpu in range(4)])
+    assert divided() == "3,7"
+
+
+def test_the_cores_come_from_the_last_numa_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The CPUs of node 1 have the lower numbers here."""
+    cores = [(1, (0,)), (1, (1,)), (0, (2,)), (0, (3,))]
+    machine(monkeypatch, tmp_path, cores)
+    assert divided() == "1"
+
+
+def test_only_cpus_that_the_server_may_use_are_divided(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path / "8", [(0, (cpu,)) for cpu in range(8)], allowed={2, 3})
+    assert divided() == "3"
+    machine(monkeypatch, tmp_path / "one", [(0, (0, 1))])
+    assert divided() == ""
+
+
+def test_without_the_setting_or_with_placed_threads_nothing_is_divided(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (cpu,)) for cpu in range(4)])
+    assert divided() == "3"
+    for cores in ("1", ""):
+        assert divided(cores) == ""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "4")
+        assert divided() == ""
+        monkeypatch.delenv(name)
+    assert pinned_cpus(QSpecConfig(cores="2-3")) == "2-3"
+    assert pinned_cpus(QSpecConfig(cores="auto")) == ""
+
+
+def test_a_kernel_without_a_topology_has_cores_of_one_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(core_division, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert divided() == "1"
