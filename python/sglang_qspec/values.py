@@ -21,58 +21,36 @@ _CORES = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 def whole(low: int, high: int) -> Parser:
     """Whole numbers from `low` to `high`."""
-
-    def parse(text: str) -> int:
-        allowed = f"a whole number from {low} to {high}"
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(allowed) from None
-        if not low <= value <= high:
-            raise ValueError(allowed)
-        return value
-
-    return parse
-
-
-def positive(text: str) -> int:
-    """A whole number without an upper limit."""
-    allowed = "a whole number of at least 1"
-    try:
-        value = int(text)
-    except ValueError:
-        raise ValueError(allowed) from None
-    if value < 1:
-        raise ValueError(allowed)
-    return value
+    return _parser(int, lambda value: low <= value <= high, f"a whole number from {low} to {high}")
 
 
 def number(low: float, high: float) -> Parser:
     """Numbers from `low` to `high`."""
+    return _parser(float, lambda value: low <= value <= high, f"a number from {low:g} to {high:g}")
 
-    def parse(text: str) -> float:
-        allowed = f"a number from {low:g} to {high:g}"
+
+def _parser(kind: type, allows: Callable[[Any], bool], allowed: str) -> Parser:
+    """Parse values of a `kind`, and refuse those that `allows` does not accept."""
+
+    def parse(text: str) -> Any:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             raise ValueError(allowed) from None
-        if not low <= value <= high:
+        if not allows(value):
             raise ValueError(allowed)
         return value
 
     return parse
 
 
-def fraction(text: str) -> float:
-    """A fraction of a device; 0 stands for the default."""
-    allowed = "0 or a number from 0.01 to 0.95"
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(allowed) from None
-    if value and not 0.01 <= value <= 0.95:
-        raise ValueError(allowed)
-    return value
+positive = _parser(int, lambda value: value >= 1, "a whole number of at least 1")
+"""Parses a whole number without an upper limit."""
+
+fraction = _parser(
+    float, lambda value: value == 0 or 0.01 <= value <= 0.95, "0 or a number from 0.01 to 0.95"
+)
+"""Parses a fraction of a device; 0 stands for the default."""
 
 
 def switch(text: str) -> bool:

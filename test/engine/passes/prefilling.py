@@ -1,4 +1,4 @@
-"""Serves requests whose answers are drafted before their prompts run, with SGLang's scheduler.
+"""Serves requests with SGLang's scheduler, and drafts the answers before the prompts run.
 
 The program reads the path of a model, and whether SGLang's overlap scheduler is on, from the
 standard input. It prints a `Record` for each case as JSON. It runs in a process of its own, since
@@ -65,7 +65,7 @@ class Record:
 
 
 class Prefilling(Serving):
-    """A scheduler whose prefills are counted."""
+    """Runs SGLang's scheduler and counts its prefills."""
 
     def __init__(self, model: str, *, overlap: bool) -> None:
         if overlap:
@@ -74,7 +74,7 @@ class Prefilling(Serving):
         super().__init__(model, "eager", **given)
         assert self._scheduler.enable_overlap == overlap
         self._launched: deque[tuple[Any, Any]] = deque()
-        """Passes whose results SGLang has not processed."""
+        """Passes with results that SGLang has not processed."""
         self.before: Callable[[Any], None] | None = None
         """Called between a pass and the processing of its result."""
 

@@ -35,7 +35,7 @@ class Pool:
         self._map.stash(torch.tensor(slots), RelayPayload.from_ngram(relay))
 
     def last_ids(self, slots: list[int]) -> list[int]:
-        """The tokens that the next pass of these requests reads."""
+        """The input tokens of the next pass over the requests in `slots`."""
         carried = NgramVerifyInput(
             draft_token_num=WIDEST,
             future_indices=torch.tensor(slots),

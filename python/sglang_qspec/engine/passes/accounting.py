@@ -95,9 +95,9 @@ class PassAccounting:
             self._speculator.record(rids, trees, accepted, bonus_ids)
         seconds = self._record_time(pipeline, whole or trees, proposal.waited)
         tokens = len(bonus_ids) + sum(map(len, accepted))
-        if rids and seconds is not None:
-            self._core_use.observe(trees, accepted, tokens, seconds)
         if rids:
+            if seconds is not None:
+                self._core_use.observe(trees, accepted, tokens, seconds)
             self._rows.observe_decode(len(rids), trees.rows, tokens)
             self._update_policies(rids, proposal, accepted, bonus_ids)
 

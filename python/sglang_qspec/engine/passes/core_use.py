@@ -21,7 +21,7 @@ from sglang_qspec.values import parse_cores
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
 DRAFTED = frozenset((Source.STEP, Source.QUEUE))
-"""Sources whose drafts come from the sidecar."""
+"""Draft sources that the sidecar provides."""
 
 
 class CoreUse:

@@ -311,7 +311,7 @@ def keep(reqs: Sequence[Any], outcome: ComingOutcome) -> None:
 
 
 def forget(reqs: Sequence[Any]) -> None:
-    """Forget earlier prefills of these requests, for example of a request that was retracted."""
+    """Drop the earlier prefills of `reqs`; a retracted request has one."""
     for req in reqs:
         _coming.pop(req, None)
 

@@ -39,7 +39,7 @@ def pinned_cpus(settings: QSpecConfig) -> str:
 
 
 def _cores(cpus: set[int]) -> list[frozenset[int]]:
-    """The cores of these CPUs in the order of NUMA nodes, each with its hardware threads."""
+    """Group `cpus` into cores of one or more hardware threads, in the order of the NUMA nodes."""
     cores = {_siblings(cpu) & cpus or frozenset((cpu,)) for cpu in cpus}
     return sorted(cores, key=lambda core: (_node(min(core)), min(core)))
 
