@@ -94,6 +94,21 @@ def test_the_cores_do_not_change_hands_more_often_than_the_warm_up_allows() -> N
     assert changes <= len(divisions) * PASS_S / WARM_UP_S + 1
 
 
+def test_a_round_that_keeps_the_other_division_does_not_count() -> None:
+    split = CoreSplit(2.0)
+    list(serve(split, lambda own: 150.0 if own else 100.0, 60, requests=2))
+    list(serve(split, lambda own: 50.0 if own else 100.0, 60, requests=32))
+    before = split._levels[2].rates[True]
+    seconds = 0.6 * WARM_UP_S
+    for _ in range(100):
+        for requests in (32, 2, 2):
+            if split.choose(requests):
+                split.observe(round(150 * seconds), 0, seconds, 10.0)
+            else:  # a small batch is slow without drafts
+                split.observe(1, 0, seconds, 10.0)
+    assert split._levels[2].rates[True] == pytest.approx(before)
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_first_passes_after_a_change_do_not_count(fast: bool) -> None:
     split = CoreSplit(2.0)
