@@ -28,9 +28,9 @@ GARBAGE = [
 
 @contextmanager
 def dealer(
-    endpoint: str, keys: Keys | None, receive_queue: int = 1000
+    endpoint: str | None, keys: Keys | None, receive_queue: int = 1000
 ) -> Iterator[zmq.Socket[bytes]]:
-    """A server's ZMQ socket that sends only what the test sends."""
+    """A server's ZMQ socket that sends only what the test sends; None leaves it unconnected."""
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
     peer.rcvhwm = receive_queue
@@ -38,7 +38,8 @@ def dealer(
         peer.curve_serverkey = keys.sidecar_public.encode()
         peer.curve_publickey = keys.server_public.encode()
         peer.curve_secretkey = keys.server_secret.encode()
-    peer.connect(endpoint)
+    if endpoint is not None:
+        peer.connect(endpoint)
     try:
         yield peer
     finally:

@@ -107,8 +107,10 @@ def test_a_server_with_other_keys_cannot_connect(
 def test_a_server_without_keys_cannot_connect(key_file: Keys) -> None:
     with open_wire("tcp", key_file) as wire:
         server = wire.serve()
-        with dealer(wire.endpoint, None) as peer:
+        with dealer(None, None) as peer:
+            # ZMQ does not try again after this failure, so the monitor must see the first attempt.
             monitor = peer.get_monitor_socket()
+            peer.connect(wire.endpoint)
             hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
             peer.send(msgspec.msgpack.encode(hello))
             events: list[str] = []

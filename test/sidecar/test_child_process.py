@@ -62,11 +62,12 @@ class Served:
 def served(models: DemoModels) -> Iterator[Served]:
     with PrivateEndpoint() as endpoint:
         process = SidecarProcess(
-            QSpecConfig(cores="0", dtype="float32", mem_fraction=0.1, draft_slots=8),
+            QSpecConfig(dtype="float32", mem_fraction=0.1, draft_slots=8),
             model_path=str(models.target),
             quantization=None,
             endpoint=endpoint.address,
             device="cpu",
+            cores="0",
         )
         process.start()
         vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()

@@ -50,12 +50,13 @@ def test_a_sidecar_loads_the_weights_and_the_tokenizer_of_its_revision(models: D
     hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
     with PrivateEndpoint() as endpoint:
         process = SidecarProcess(
-            QSpecConfig(cores="0", mem_fraction=0.1, draft_slots=2),
+            QSpecConfig(mem_fraction=0.1, draft_slots=2),
             model_path=NAME,
             revision="small",
             quantization=None,
             endpoint=endpoint.address,
             device="cpu",
+            cores="0",
         )
         link = SidecarLink(endpoint.address, hello)
         process.start()
