@@ -47,6 +47,9 @@ class Server:
     answers with an error, and OSError if the connection fails or times out.
     """
 
+    health = "/health_generate"
+    """Path that answers once the server can serve a request."""
+
     def __init__(
         self,
         model: Path | str,
@@ -110,7 +113,7 @@ class Server:
             if self.exit_code() is not None:
                 raise ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
             try:
-                self.get("/health_generate", timeout=30)
+                self.get(self.health, timeout=30)
             except (ServerError, OSError):
                 time.sleep(0.25)
             else:
