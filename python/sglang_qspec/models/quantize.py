@@ -60,14 +60,7 @@ def quantize(
     `device` does not take the shape of a layer. Raises QSpecError if auto-round is not installed or
     `output` exists and is not empty.
     """
-    if bits not in BITS:
-        raise ConfigError(f"bits is {bits}, but must be 4 or 8")
-    config = read_config(model)
-    if "quantization_config" in config:
-        raise ConfigError(f"{model} is quantized already; give the unquantized checkpoint")
-    group = _group(config, bits, group_size)
-    if device == "cuda":
-        kernels.check_writable(model, config, -1 if group == "channel" else group)
+    group = group_for(model, bits, group_size, device)
 
     def build(folder: Path) -> None:
         _round_to_nearest(model, bits, group, folder)
@@ -82,6 +75,21 @@ def quantize(
         "method": METHOD,
     }
     return cached(f"{model.absolute().name}-w{bits}-{group}", recipe, build)
+
+
+def group_for(
+    model: Path, bits: int, group_size: GroupSize | None, device: Literal["cpu", "cuda"]
+) -> GroupSize:
+    """The group size with which `quantize` would write `model`. Raises ConfigError as it does."""
+    if bits not in BITS:
+        raise ConfigError(f"bits is {bits}, but must be 4 or 8")
+    config = read_config(model)
+    if "quantization_config" in config:
+        raise ConfigError(f"{model} is quantized already; give the unquantized checkpoint")
+    group = _group(config, bits, group_size)
+    if device == "cuda":
+        kernels.check_writable(model, config, -1 if group == "channel" else group)
+    return group
 
 
 def rounded(quantized: Path, source: Path) -> Path:
