@@ -29,6 +29,7 @@ LAYERS = (
     {"trie", "link", "verify", "models", "cpu"},
     {"policy", "sidecar"},
     {"engine"},
+    {"compare"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -216,6 +217,7 @@ DEVICE_HOMES = (
     # Which device a process takes, and the defaults of settings for it.
     "config.py",
     "engine/arguments.py",
+    "compare/",
     "engine/sidecar/placement.py",
     "engine/sidecar/startup.py",
     "models/",

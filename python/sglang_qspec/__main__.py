@@ -2,6 +2,8 @@
 
 qspec models demo                          build the demo models and print their folders
 qspec models quantize --model M --bits 8   write a quantized draft model of a local checkpoint
+qspec models skip-layers --model M --keep N --output D  write a self-draft with layers left out
+qspec models compare --target T --draft D  measure what draft models would be worth for a target
 qspec models convert FILE.gguf --output D  write a GGUF file as a Hugging Face checkpoint
 qspec sidecar ...                          run a sidecar, which servers connect to
 qspec keys PATH                            write a key file for a tcp link
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_qspec import __version__
+from sglang_qspec.compare import command as compare
 from sglang_qspec.complete import command as complete
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.models import command as models_command
@@ -65,7 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     models = commands.add_parser("models", help="write target and draft checkpoints")
-    models_command.add_options(models)
+    tasks = models_command.add_options(models)
+    compare.add_options(
+        tasks.add_parser(
+            "compare",
+            help="measure what draft models would be worth for a target",
+            description=compare.DESCRIPTION,
+        )
+    )
 
     keys = commands.add_parser("keys", help="write a key file for a tcp link")
     keys.add_argument("path", type=Path, help="file to create; copy it to sidecar and servers")

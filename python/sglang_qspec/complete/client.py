@@ -64,6 +64,10 @@ class Client:
                     raise ClientError(f"{self.url} sent an error: {_message(piece)}")
                 yield piece
 
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The server's answer to a JSON request, decoded."""
+        return self._read(path, body)
+
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Decode each list of token ids with the server's tokenizer."""
         answer = self._read("/detokenize", {"tokens": [list(ids) for ids in batch]})
