@@ -70,6 +70,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "text lets both use all",
     )
     add("--dtype", default="auto", help="data type of both models' activations (default: auto)")
+    add(
+        "--draft-quantization",
+        metavar="METHOD",
+        help="SGLang's quantization method of the draft models, such as fp8 for unquantized ones "
+        "on a GPU (default: the checkpoint's)",
+    )
     add("--trust-remote-code", action="store_true", help="run code that is part of a checkpoint")
     add("--json", action="store_true", help="print one line of JSON instead of tables")
     parser.set_defaults(run=run)

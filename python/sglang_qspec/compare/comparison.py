@@ -138,6 +138,7 @@ class Comparison:
                 self._in_flight,
                 self._target_vocab,
                 self._options.dtype,
+                self._options.draft_quantization,
                 self._options.trust_remote_code,
             )
         )

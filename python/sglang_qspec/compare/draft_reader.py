@@ -53,6 +53,8 @@ class Job:
     target_vocab: int
     """Number of token ids of the target."""
     dtype: str = "auto"
+    quantization: str | None = None
+    """SGLang's quantization method; None selects the checkpoint's."""
     trust_remote_code: bool = False
 
 
@@ -74,7 +76,7 @@ class Reading:
 def read(job: Job) -> Reading:
     """Measure a candidate in a new process. Raises QSpecError if its model cannot be loaded."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, _settle, (job.device, job.cpus)) as process:
+    with ProcessPoolExecutor(1, spawn) as process:
         try:
             return process.submit(_read, job).result()
         except BrokenProcessPool:
@@ -85,6 +87,7 @@ def _settle(device: str, cpus: frozenset[int]) -> None:
     """Select CPUs and device of this process, which has not imported torch yet."""
     from sglang_qspec.sidecar.__main__ import settle_cores, settle_device, yield_cores
 
+    os.dup2(2, 1)  # what SGLang prints must not be among the results
     logging.getLogger("sglang").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # SGLang's, about devices that this machine does not have
     settle_device(device)
@@ -94,6 +97,7 @@ def _settle(device: str, cpus: frozenset[int]) -> None:
 
 
 def _read(job: Job) -> Reading:
+    _settle(job.device, job.cpus)
     from tqdm import tqdm
 
     from sglang_qspec.sidecar.draft_model import DraftModel
@@ -108,6 +112,7 @@ def _read(job: Job) -> Reading:
             DraftModelOptions(
                 job.path,
                 dtype=job.dtype,
+                quantization=job.quantization,
                 device=job.device.split(":")[0],
                 context_len=longest + STEPS + WARM_UP_STEPS + 1,
                 max_total_tokens=rows * (longest + STEPS + WARM_UP_STEPS + 1),
