@@ -168,5 +168,6 @@ def test_a_wrong_number_of_bits_is_refused_before_the_measurement(
     models: DemoModels, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", models, idle=())
+    (model / "model.safetensors").unlink()  # so a measurement would fail
     with pytest.raises(ConfigError, match="bits is 5, but must be 4 or 8"):
         skip_layers(model, 2, tmp_path / "made", bits=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sglang_qspec.compare.agreement import tokens_per_pass
 from sglang_qspec.config import PIPELINES, QSpecConfig
@@ -71,10 +72,15 @@ def forecast(
             k,
             requests,
             passes.at,
-            lambda b, k=k: k * step(b),
+            partial(_draft_seconds, step, k),
             lookahead=max(k, QSpecConfig.step_tokens),
         )
         names = PIPELINES if overlaps else PIPELINES[:1]
         found += [(rates[name].rate, name, k) for name in names]
     rate, pipeline, k = max(found)
     return Forecast(requests, pipeline, k, rate, requests / passes.plain[requests])
+
+
+def _draft_seconds(step: Callable[[float], float], k: int, requests: int) -> float:
+    """Seconds in which `k` draft tokens of each request are drafted."""
+    return k * step(requests)

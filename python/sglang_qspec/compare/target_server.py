@@ -116,7 +116,8 @@ class TargetServer:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-            for each in (process, *below):
+            process.kill()
+            for each in below:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
         process.wait()

@@ -189,29 +189,33 @@ def _write_tokenizer(file: Path, metadata: dict[str, Any], folder: Path) -> None
             ]
         )
     made.save_pretrained(folder, save_jinja_files=False)
-    _remove_padding(folder / "tokenizer.json", metadata)
+    _remove_foreign_tokens(folder / "tokenizer.json", metadata)
 
 
-def _remove_padding(path: Path, metadata: dict[str, Any]) -> None:
-    """Remove the tokens that llama.cpp adds for ids without a token, such as [PAD151643].
+def _remove_foreign_tokens(path: Path, metadata: dict[str, Any]) -> None:
+    """Remove the tokens that the model's own tokenizer does not have.
 
-    With them the tokenizer would differ from the model's own, and so from that of its target.
+    llama.cpp adds tokens such as [PAD151643] for ids without a token, and transformers adds
+    GPT-2's <|endoftext|> after the last token of a file that lacks it. With them the tokenizer
+    would differ from that of the model's target.
     """
+    tokens = metadata["tokenizer.ggml.tokens"]
     kinds = metadata.get("tokenizer.ggml.token_type", ())
     padding = {
         token
-        for token_id, (token, kind) in enumerate(
-            zip(metadata["tokenizer.ggml.tokens"], kinds, strict=False)
-        )
+        for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == _UNUSED and re.fullmatch(rf"\[PAD{token_id}\]", token)
     }
     content = json.loads(path.read_text())
+    content["added_tokens"] = [
+        added for added in content["added_tokens"] if added["id"] < len(tokens)
+    ]
     vocabulary = content["model"]["vocab"]
-    if padding and isinstance(vocabulary, dict):
+    if isinstance(vocabulary, dict):
         content["model"]["vocab"] = {
             token: token_id for token, token_id in vocabulary.items() if token not in padding
         }
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _shortest(content: Any) -> Any:

@@ -49,7 +49,7 @@ class Decoder:
         Raises QSpecError if it has no list of decoder layers.
         """
         self._model = _load(path)
-        inner = getattr(self._model, "model", None)
+        inner: Any = getattr(self._model, "model", None)
         if not hasattr(inner, "layers") or not hasattr(inner, "norm"):
             raise QSpecError(
                 f"{path} is a {type(self._model).__name__}, but only decoders with `model.layers` "
