@@ -6,6 +6,7 @@ qspec sidecar ...                          run a sidecar, which servers connect 
 qspec keys PATH                            write a key file for a tcp link
 qspec complete "prompt"                    print a completion and the draft source of its text
 qspec top                                  show what a running server does
+qspec doctor                               check this machine and a pair of models
 qspec theory --alpha A --k K ...           predict the throughput of each pipeline
 """
 
@@ -20,6 +21,7 @@ from typing import Literal
 
 from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
+from sglang_qspec.doctor import command as doctor
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.theory import command as theory
 from sglang_qspec.top import command as top
@@ -27,7 +29,10 @@ from sglang_qspec.values import option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2."""
+    """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2.
+
+    `qspec doctor` also returns 1 if a server cannot start.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["sidecar"]:  # has its own parser
         from sglang_qspec.sidecar.__main__ import main as sidecar
@@ -43,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(piece, end="", flush=True)
         elif options.command == "top":
             top.run(options)
+        elif options.command == "doctor":
+            return doctor.run(options)
         elif options.command == "theory":
             print(theory.run(options))
         elif options.task == "demo":
@@ -147,6 +154,14 @@ def _parser() -> argparse.ArgumentParser:
     top.add_options(
         commands.add_parser(
             "top", help="show what a running server does", description=top.DESCRIPTION
+        )
+    )
+
+    doctor.add_options(
+        commands.add_parser(
+            "doctor",
+            help="check this machine and a pair of models before a server starts",
+            description=doctor.DESCRIPTION,
         )
     )
 
