@@ -49,7 +49,7 @@ def _cpu(case: Case, *, unused_gpu: bool) -> Verdict:
     if not case.cpu_engine:
         return warning(
             f"{found}; {CPU_VARIABLE} is not set, and SGLang needs it to start on a CPU",
-            f"Set {CPU_VARIABLE}=1, as in the command below.",
+            f"Set {CPU_VARIABLE}=1 when you start the server.",
         )
     if not features.startswith("AVX512"):
         return warning(f"{found}; without AVX-512 a CPU decodes slowly")

@@ -29,8 +29,10 @@ def child(model: Path) -> Iterator[Child]:
 
 
 def test_passes_of_any_size_are_timed_and_leave_room_for_more(child: Child) -> None:
-    for rows in (1, 4, 2, 16):
+    for rows in (1, 4, 2):
         assert 0 < child.call("seconds", rows=rows, seconds=0.05) < 60
+    for _ in range(130):  # 16 rows of at least two tokens each; there are 4096 KV slots
+        child.call("seconds", rows=16, seconds=0.0)
 
 
 def test_a_model_agrees_with_its_own_text_and_not_with_another(child: Child) -> None:
