@@ -85,7 +85,7 @@ def _owner(port: int) -> str:
 
     with contextlib.suppress(psutil.Error):
         for each in psutil.net_connections("tcp"):
-            listens = each.status == psutil.CONN_LISTEN and bool(each.laddr)
-            if listens and each.laddr[1] == port and each.pid:
+            here = getattr(each.laddr, "port", None) == port
+            if here and each.status == psutil.CONN_LISTEN and each.pid:
                 return f": process {each.pid} ({psutil.Process(each.pid).name()}) listens there"
     return ""
