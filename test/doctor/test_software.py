@@ -66,12 +66,14 @@ def test_a_package_without_its_compiled_tries_is_a_failure_that_says_how_to_buil
 
 def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_COMPLETIONS", "0")
+    monkeypatch.setenv("SGLANG_QSPEC_TEMPERATURE", "hot")
     monkeypatch.setenv("SGLANG_QSPEC_CORE", "1")
     monkeypatch.setenv("SGLANG_QSPEC_MODE", "auto")
     case = Case()
     verdict = software.settings(case)
     assert verdict.status is Status.FAILURE
     assert "SGLANG_QSPEC_COMPLETIONS is '0'" in verdict.found
+    assert "SGLANG_QSPEC_TEMPERATURE is 'hot'" in verdict.found
     assert "SGLANG_QSPEC_CORE is not a setting" in verdict.found
     assert "SGLANG_QSPEC_MODE is" not in verdict.found
     assert case.settings is None

@@ -67,6 +67,8 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
 def test_the_end_of_a_process_is_told_with_its_last_words() -> None:
     with (
         open_child("target", None, "--no-such-option") as child,
-        pytest.raises(MeasureError, match=r"the target cannot be measured: .*\(exit code 2\)"),
+        pytest.raises(
+            MeasureError, match=r"target cannot be measured: .*--model-path \(exit code 2\)"
+        ),
     ):
         child.call("ready")

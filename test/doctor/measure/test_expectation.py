@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from sglang_qspec.doctor.measure.expectation import (
     IN_FLIGHT,
     MOST_ROWS,
@@ -58,10 +60,13 @@ def test_the_rows_of_a_predicted_pass_were_measured() -> None:
     assert all(each.draft_tokens <= 3 for each in predict(FLAT, 3))
 
 
-def test_what_the_sidecar_costs_the_target_counts_where_both_run_at_once() -> None:
-    slowed = replace(FLAT, verify_slowdown=4.0, draft_slowdown=4.0)
-    assert {each.pipeline for each in predict(slowed, 15)} == {"sequential"}
-    assert of(predict(slowed, 15), 1).speedup < of(predict(FLAT, 15), 1).speedup
+@pytest.mark.parametrize("slower", ["verify_slowdown", "draft_slowdown"])
+def test_what_the_models_cost_each_other_counts_where_both_run_at_once(slower: str) -> None:
+    apart = times(lambda _: 0.03, draft=0.006)
+    slowed: Measured = replace(apart, **{slower: 8.0})
+    assert of(predict(apart, 15), 1).pipeline == "ahead"
+    assert of(predict(slowed, 15), 1).pipeline == "sequential"
+    assert of(predict(slowed, 15), 1).speedup < of(predict(apart, 15), 1).speedup
 
 
 def test_a_draft_pays_only_against_the_target_on_all_its_cpus() -> None:
