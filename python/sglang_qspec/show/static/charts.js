@@ -66,12 +66,15 @@ export function boxChart({ label, rows, xLabel, reference = null, top = null }) 
   return chart;
 }
 
-/** Marks of several series in rows, one below the other. `rows`: [{name, values: [number or null, ...]}]. */
-export function dotChart({ label, series, rows, xLabel, reference = null }) {
+/**
+ * Marks of several series in rows, one below the other. `names` are those of the series, and `rows`:
+ * [{name, values: [number or null for each series]}].
+ */
+export function dotChart({ label, names, rows, xLabel, reference = null }) {
   const step = 30;
   const height = TOP + rows.length * step + BOTTOM;
   const known = rows.flatMap((row) => row.values.filter((value) => value !== null));
-  const start = LEFT + 78;
+  const start = 14 + 6 * Math.max(...rows.map((row) => row.name.length));
   const x = scale(0, 1.08 * Math.max(...known, reference ?? 0), start, WIDTH - RIGHT);
   const chart = frame(label, height);
   upright(chart, x, height, start);
@@ -88,7 +91,7 @@ export function dotChart({ label, series, rows, xLabel, reference = null }) {
       drawn("line", { x1: Math.min(...there), x2: Math.max(...there), y1: middle, y2: middle, class: "whisker" }),
     );
     places.forEach((place, at) => {
-      if (place !== null) chart.append(mark(at, place, middle, `series-${at}`, `${row.name}, ${series[at]}: ${rounded(row.values[at])}`));
+      if (place !== null) chart.append(mark(at, place, middle, `series-${at}`, `${row.name}, ${names[at]}: ${rounded(row.values[at])}`));
     });
   });
   return chart;
