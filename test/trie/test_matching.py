@@ -145,7 +145,7 @@ def test_the_longest_match_is_the_longest_that_has_a_next_token(
         # A single token is searched only if its pair with the token before it occurs nowhere.
         assert trie.longest_match() in {min(longest or 1, most), min(longest, most)}
         assert (trie.longest_match() > 0) == (len(trie.propose(100_000)) > 1)
-        assert trie.longest_match(paused=Source) == 0
+        assert trie.longest_match(paused=list(Source)) == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 
 from sglang_qspec.controls import SOURCES
 from sglang_qspec.engine.frontend import trace
+from sglang_qspec.engine.frontend.meta_info import complete_meta_info
 from sglang_qspec.engine.frontend.trace import KEY, MORE, OMITTED, PREFILL, AnswerTrace
 
 
@@ -50,7 +51,9 @@ def manager(tokenizer: Any = None, *, incremental: bool = False) -> Any:
 
 def state(*, stream: bool = False) -> Any:
     """The part of SGLang's `ReqState` that the code reads."""
-    return SimpleNamespace(obj=SimpleNamespace(stream=stream), out_list=[])
+    return SimpleNamespace(
+        obj=SimpleNamespace(stream=stream), out_list=[], customized_info_reported_keys=set()
+    )
 
 
 def add(server: Any, of: Any, items: list[Any]) -> dict[str, Any]:
@@ -167,6 +170,24 @@ def test_a_request_that_does_not_ask_has_only_padding() -> None:
     assert add(manager(), silent, []) == {}
     assert add(manager(), silent, [None, None]) == {}
     assert not hasattr(silent, trace._TRACE)
+
+
+def test_sglang_does_not_see_the_items() -> None:
+    batch = {KEY: [[None], [PREFILL]], "other": [[1], [2]]}
+    seen: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = [{}, {}]
+    for index, meta_info in enumerate(answers):
+        complete_meta_info(
+            lambda *arguments: seen.append(arguments[3]),
+            manager(),
+            meta_info,
+            state(),
+            batch,
+            index,
+            None,
+        )
+    assert seen == [{"other": [[1], [2]]}] * 2
+    assert [list(meta_info) for meta_info in answers] == [[], [KEY]]
 
 
 def test_an_answer_and_each_chunk_of_its_stream_have_all_passes_so_far() -> None:

@@ -143,6 +143,7 @@ def test_chunks_of_a_prompt_and_retractions_leave_one_item_for_each_token() -> N
     req = asking()
     for _ in range(3):  # only the last chunk gives a token
         tracing.extend([req])
+    assert items(req) == [PREFILL]
     req.output_ids = [1]
     record(req, 1)
     req.output_ids = [1, 2, 3, 4]

@@ -55,11 +55,10 @@ class AnswerTrace:
         """Add the items of the next output tokens; all tokens of a pass come together."""
         firsts = [place for place, item in enumerate(items) if item != MORE]
         for place, end in pairwise([*firsts, len(items)]):
-            item = items[place]
-            if item == OMITTED or (item != PREFILL and self._bytes > MAX_BYTES):
+            if items[place] == OMITTED:
                 self.omitted += 1
-            elif item != PREFILL:
-                self._add(self._described(item, self._tokens + place, end - place))
+            elif items[place] != PREFILL:
+                self._add(self._described(items[place], self._tokens + place, end - place))
         self._tokens += len(items)
 
     def _add(self, described: dict[str, Any]) -> None:
