@@ -69,7 +69,7 @@ def test_the_answer_can_be_walked_through_with_the_keyboard(page: Page) -> None:
         page.press(Keys.TAB, Keys.TAB)  # The switch for letters, then the answer.
         here = lambda: page.script("return document.activeElement.dataset.index")  # noqa: E731
         assert here() == "0"
-        assert "The pass over the prompt gave this token" in page.text(".details")
+        assert "A pass over the prompt gave this token" in page.text(".details")
         for key, index, title in (
             (Keys.ARROW_RIGHT, "1", "Pass 1 of 4"),
             (Keys.ARROW_DOWN, "4", "Pass 2 of 4"),

@@ -18,7 +18,7 @@ export class Answer {
     this.passOf = []; // index of a token's pass; undefined for a token of the prompt's pass
     this.ends = []; // per pass, milliseconds from the first pass to its end
     this.curves = { rate: [], length: [] }; // [tokens, value] after each pass
-    this.totals = { proposed: 0, accepted: 0, emitted: 0 };
+    this.totals = { proposed: 0, accepted: 0, emitted: 0, last: 0 }; // last: tokens up to the last pass
     this.end = null;
     this.error = null;
   }
@@ -43,10 +43,10 @@ export class Answer {
     totals.proposed += one.tree.ids.length;
     totals.accepted += one.tree.accepted.filter(Boolean).length;
     totals.emitted += one.tokens;
+    totals.last = one.start + one.tokens;
     this.ends.push((this.ends[index - 1] ?? 0) + (one.ms ?? 0));
-    const known = one.start + one.tokens;
-    if (totals.proposed) this.curves.rate.push([known, totals.accepted / totals.proposed]);
-    this.curves.length.push([known, totals.emitted / (index + 1)]);
+    if (totals.proposed) this.curves.rate.push([totals.last, totals.accepted / totals.proposed]);
+    this.curves.length.push([totals.last, totals.emitted / (index + 1)]);
   }
 
   get text() {

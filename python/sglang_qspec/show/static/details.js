@@ -2,13 +2,15 @@
 import { counted, drawn, element, milliseconds, percent, visible } from "./dom.js";
 
 const [ROW, HEIGHT, GAP, LETTER, MOST] = [50, 38, 18, 7.3, 18];
+const LONGEST = 32;
 
 /** The details of the pass that emitted a token. */
 export function details(answer, token) {
   const index = answer.passOf[token];
   if (index === undefined) {
     const { source, text } = answer.tokens[token];
-    const why = token === 0 ? "The pass over the prompt gave this token." : "The server sent no record of this token's pass.";
+    const isOmitted = answer.end?.omitted_passes && token >= answer.totals.last;
+    const why = isOmitted ? "The trace was full before this token's pass." : "A pass over the prompt gave this token.";
     return element("div", {}, element("h3", {}, `Token ${token + 1}: ${visible(text)}`), element("p", {}, `${why} Source: ${source}.`));
   }
   const one = answer.passes[index];
@@ -33,7 +35,12 @@ function facts(one) {
 
 function match(one) {
   if (!one.match) return ["No n-gram of the context matched a draft."];
-  return ["Matched ", element("strong", {}, counted(one.match.length, "token")), " of the context: ", element("q", {}, visible(one.match.text ?? "?"))];
+  return ["Matched ", element("strong", {}, matched(one.match.length)), " of the context: ", element("q", {}, visible(one.match.text ?? "?"))];
+}
+
+/** The server counts at most LONGEST tokens of a match. */
+function matched(length) {
+  return length < LONGEST ? counted(length, "token") : `${length} tokens or more`;
 }
 
 /** What the pass did, as a sentence. */

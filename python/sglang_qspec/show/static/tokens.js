@@ -39,7 +39,7 @@ export class Tokens {
 
   #append(index, source, before) {
     const begins = source === before ? "" : " run";
-    const span = element("span", { class: `token ${source}${begins}`, "data-index": index, "data-letter": source[0], tabindex: index ? "-1" : "0", role: "button", "aria-describedby": "details" });
+    const span = element("span", { class: `token ${source}${begins}`, "data-index": index, "data-letter": source[0], tabindex: index ? "-1" : "0", role: "button" });
     this.spans.push(span);
     this.root.append(span);
   }

@@ -17,7 +17,7 @@ export class View {
     this.tokens = new Tokens(answer, (token) => this.select(token));
     this.timeline = new Timeline(answer, (pass) => this.select(answer.passes[pass].start));
     this.legend = element("ul", { class: "legend", "aria-label": "tokens by source" });
-    this.summary = element("p", { class: "summary", role: "status" });
+    this.summary = element("p", { class: "summary" });
     this.error = element("p", { class: "error", role: "alert", hidden: "" });
     this.details = element("section", { class: "details", id: "details", "aria-live": "polite", "aria-label": "pass" });
     this.charts = element("div", { class: "charts" });
@@ -102,6 +102,8 @@ export class View {
       this.summary.textContent = tokens.length ? `${counted(tokens.length, "token")} in ${counted(passes.length, "pass")} so far` : "";
       return;
     }
+    // Announced once, not for each token.
+    this.summary.setAttribute("role", "status");
     const parts = [`${counted(end.tokens, "token")} in ${counted(end.qspec?.passes ?? passes.length, "pass")}`];
     if (end.qspec) parts.push(`accept length ${rounded(end.qspec.accept_length)}`);
     parts.push(milliseconds(1000 * end.seconds), `first token after ${milliseconds(1000 * end.first_seconds)}`);
