@@ -167,7 +167,7 @@ def test_an_answer_that_is_no_answer_is_an_error_of_one_line(show: ShowServer) -
     script = Script("", [], refusal=(200, "odd"))
     with upstream(script) as server, shown(server.url) as other:
         (event,) = events(other, QUESTION)
-    assert "error" in event
+    assert event["error"] == f"the answer of {server.url} is odd: KeyError: 'meta_info'"
 
 
 def test_the_page_knows_server_model_and_prompts(show: ShowServer, asked: Upstream) -> None:

@@ -62,7 +62,8 @@ class Script:
     dies: bool = False
     """Whether the server closes the connection behind the last pass, before the end."""
     refusal: tuple[int, str] | None = None
-    """Status and message of an HTTP error, which is then the whole answer."""
+    """Status and message of an HTTP error, which is then the whole answer. With status 200 the
+    answer lacks all fields but the text."""
     pause_s: float = 0.0
     """Time before each piece, in seconds."""
     goes_on: threading.Event | None = None
@@ -148,7 +149,8 @@ def upstream(*scripts: Script) -> Iterator[Upstream]:
         def _generate(self, script: Script, body: dict[str, Any]) -> None:
             if script.refusal is not None:
                 status, message = script.refusal
-                self._json({"error": {"message": message}}, status)
+                found = {"error": {"message": message}} if status >= 400 else {"text": message}
+                self._json(found, status)
                 return
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
