@@ -21,8 +21,12 @@ def test_an_answer_appears_while_it_is_streamed_with_the_source_of_each_token(pa
         page.open(show.url).ask("Why?", finished=False)
         page.until(lambda: len(page.tokens()) == 4)
         assert not page.is_idle()
+        page.point_at(page.all(".token[data-index]")[2])
+        page.until(lambda: page.all(".details h3"))
+        assert page.text(".details h3") == "Pass 1 of 1: tokens 2 to 4"
         goes_on.set()
         page.until(page.is_idle)
+        assert page.text(".details h3") == "Pass 1 of 4: tokens 2 to 4"
         assert page.tokens() == SKY.tokens
         assert page.text(".tokens") == SKY.text
         assert page.text(".legend") == "queue 2step 1guess 1prompt 0output 1target 5"
@@ -56,6 +60,8 @@ def test_pointing_at_a_token_shows_its_pass(page: Page) -> None:
             ["rejected", "␣wine ✗ 7 % prompt"],
             ["own", "␣blue target"],
         ]
+        label = page.one(".tree").get_attribute("aria-label")
+        assert label == "4 drafted tokens in 2 branches"
         marked = page.all(".token.same-pass")
         assert [span.get_attribute("data-index") for span in marked] == ["1", "2", "3"]
         # The prompt's token is the only part of the matched text that the answer has.

@@ -20,11 +20,12 @@ _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def document(title: str, modules: Sequence[str], data: Any, body: str = "") -> str:
+def document(title: str, modules: Sequence[str], data: Any) -> str:
     """An HTML page with `data` as JSON in the element `data`.
 
     `modules` are names of JavaScript files of the folder `static`, each after those that it
-    imports. They become one script, so no two of them define the same name. `body` is HTML.
+    imports. They become one script, so no two of them define the same name. The script fills the
+    page.
     """
     style = read("page.css")
     script = "\n".join(_EXPORT.sub("", _IMPORT.sub("", read(name))) for name in modules)
@@ -43,7 +44,6 @@ def document(title: str, modules: Sequence[str], data: Any, body: str = "") -> s
 <style>{style}</style>
 </head>
 <body>
-{body}
 <script type="application/json" id="data">{_json(data)}</script>
 <script type="module">{script}</script>
 </body>

@@ -35,7 +35,7 @@ export function milliseconds(ms) {
 
 /** A count with its noun. */
 export function counted(count, noun) {
-  return `${count} ${noun}${count === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+  return `${count} ${noun}${count === 1 ? "" : /(s|ch)$/.test(noun) ? "es" : "s"}`;
 }
 
 /** A token's text on one line, with its white space visible. */

@@ -44,13 +44,12 @@ export class Tokens {
     this.root.append(span);
   }
 
-  /** Mark a token, its pass and the n-gram that matched; null for none. */
+  /** Mark a token, its pass and the n-gram that matched. */
   mark(token) {
     for (const span of this.marked) span.classList.remove("chosen", "same-pass", "matched");
     this.marked = [];
     if (this.selected !== null) this.spans[this.selected].tabIndex = -1;
     this.selected = token;
-    if (token === null) return;
     this.spans[token].tabIndex = 0;
     if (token && this.spans[0]) this.spans[0].tabIndex = -1;
     this.#add(token, token + 1, "chosen");

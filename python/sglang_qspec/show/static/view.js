@@ -71,6 +71,9 @@ export class View {
     this.#drawCharts();
     this.#drawSummary();
     this.#drawPlain();
+    // The number of passes is known only now.
+    if (this.answer.end && !this.isSettled && this.shown !== undefined) this.details.replaceChildren(details(this.answer, this.shown));
+    this.isSettled = this.answer.end !== null;
     const errors = [this.answer.error, this.plain?.error && `Without speculation: ${this.plain.error}`].filter(Boolean);
     this.error.hidden = !errors.length;
     this.error.textContent = errors.join("\n");
