@@ -173,7 +173,7 @@ def test_a_request_that_does_not_ask_has_only_padding() -> None:
 
 
 def test_sglang_does_not_see_the_items() -> None:
-    batch = {KEY: [[None], [PREFILL]], "other": [[1], [2]]}
+    batch: dict[str, list[Any]] = {KEY: [[None], [PREFILL]], "other": [[1], [2]]}
     seen: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = [{}, {}]
     for index, meta_info in enumerate(answers):
