@@ -102,10 +102,10 @@ class Report:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What was run and where, by name."""
     figures: Sequence[Figure] = ()
-    charts: Sequence[Chart] = ()
-    """Charts of the HTML page; without them the report has none."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Reasons why the session left configurations out, by configuration."""
+    charts: Sequence[Chart] = ()
+    """Charts of the HTML page; without them the report has none."""
 
     @property
     def failures(self) -> list[str]:

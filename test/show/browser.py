@@ -105,6 +105,10 @@ class Page:
     def script(self, code: str, *arguments: Any) -> Any:
         return self.driver.execute_script(code, *arguments)
 
+    def focused(self) -> str:
+        """The index of the token that has the focus."""
+        return str(self.script("return document.activeElement.dataset.index"))
+
     def tokens(self) -> list[tuple[str, str]]:
         """The tokens of the answer: text and source."""
         found = self.script(

@@ -73,8 +73,7 @@ def test_the_answer_can_be_walked_through_with_the_keyboard(page: Page) -> None:
         page.open(show.url).ask("Why is")
         page.one("#save").click()
         page.press(Keys.TAB, Keys.TAB)  # The switch for letters, then the answer.
-        here = lambda: page.script("return document.activeElement.dataset.index")  # noqa: E731
-        assert here() == "0"
+        assert page.focused() == "0"
         assert "A pass over the prompt gave this token" in page.text(".details")
         for key, index, title in (
             (Keys.ARROW_RIGHT, "1", "Pass 1 of 4"),
@@ -85,7 +84,7 @@ def test_the_answer_can_be_walked_through_with_the_keyboard(page: Page) -> None:
             (Keys.END, "9", "Pass 4 of 4"),
         ):
             page.press(key)
-            assert here() == index
+            assert page.focused() == index
             assert page.text(".details h3").startswith(title)
         # Only one token is a stop of the Tab key.
         assert len(page.all(".token[tabindex='0']")) == 1

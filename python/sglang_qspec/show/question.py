@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -56,7 +56,7 @@ class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return found
 
 
-def ask(client: Client, question: Question) -> Iterator[Event]:
+def ask(client: Client, question: Question) -> Generator[Event, None, None]:
     """Ask the server, and yield the events of the answer. Raises ClientError and GuessError.
 
     An event has new `tokens` (pairs of text and source) and new `passes` (docs/request-options.md

@@ -6,7 +6,8 @@ import contextlib
 import ipaddress
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -67,7 +68,7 @@ class ShowServer(ThreadingHTTPServer):
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
-    def allows(self, headers: Mapping[str, str]) -> bool:
+    def allows(self, headers: Message) -> bool:
         """Whether a request comes from this page.
 
         A page of another site can make its own name resolve to this address (DNS rebinding). So
