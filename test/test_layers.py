@@ -25,6 +25,7 @@ LAYERS = (
         "theory",
         "complete",
         "top",
+        "show",
     },
     {"trie", "link", "verify", "models", "cpu"},
     {"policy", "sidecar"},

@@ -6,6 +6,7 @@ qspec sidecar ...                          run a sidecar, which servers connect 
 qspec keys PATH                            write a key file for a tcp link
 qspec complete "prompt"                    print a completion and the draft source of its text
 qspec top                                  show what a running server does
+qspec show                                 serve a page that shows where each token comes from
 qspec theory --alpha A --k K ...           predict the throughput of each pipeline
 """
 
@@ -21,6 +22,7 @@ from typing import Literal
 from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
 from sglang_qspec.errors import QSpecError
+from sglang_qspec.show import command as show
 from sglang_qspec.theory import command as theory
 from sglang_qspec.top import command as top
 from sglang_qspec.values import option
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(piece, end="", flush=True)
         elif options.command == "top":
             top.run(options)
+        elif options.command == "show":
+            show.run(options, lambda line: print(line, flush=True))
         elif options.command == "theory":
             print(theory.run(options))
         elif options.task == "demo":
@@ -147,6 +151,14 @@ def _parser() -> argparse.ArgumentParser:
     top.add_options(
         commands.add_parser(
             "top", help="show what a running server does", description=top.DESCRIPTION
+        )
+    )
+
+    show.add_options(
+        commands.add_parser(
+            "show",
+            help="serve a page that shows where each token of an answer comes from",
+            description=show.DESCRIPTION,
         )
     )
 
