@@ -7,6 +7,7 @@ qspec keys PATH                            write a key file for a tcp link
 qspec complete "prompt"                    print a completion and the draft source of its text
 qspec top                                  show what a running server does
 qspec show                                 serve a page that shows where each token comes from
+qspec doctor                               check this machine and a pair of models
 qspec theory --alpha A --k K ...           predict the throughput of each pipeline
 """
 
@@ -21,6 +22,7 @@ from typing import Literal
 
 from sglang_qspec import __version__
 from sglang_qspec.complete import command as complete
+from sglang_qspec.doctor import command as doctor
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.show import command as show
 from sglang_qspec.theory import command as theory
@@ -29,7 +31,10 @@ from sglang_qspec.values import option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2."""
+    """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2.
+
+    `qspec doctor` also returns 1 if a server cannot start.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["sidecar"]:  # has its own parser
         from sglang_qspec.sidecar.__main__ import main as sidecar
@@ -47,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             top.run(options)
         elif options.command == "show":
             show.run(options, lambda line: print(line, flush=True))
+        elif options.command == "doctor":
+            return doctor.run(options)
         elif options.command == "theory":
             print(theory.run(options))
         elif options.task == "demo":
@@ -159,6 +166,14 @@ def _parser() -> argparse.ArgumentParser:
             "show",
             help="serve a page that shows where each token of an answer comes from",
             description=show.DESCRIPTION,
+        )
+    )
+
+    doctor.add_options(
+        commands.add_parser(
+            "doctor",
+            help="check this machine and a pair of models before a server starts",
+            description=doctor.DESCRIPTION,
         )
     )
 

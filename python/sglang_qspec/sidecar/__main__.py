@@ -43,8 +43,8 @@ def main(argv: list[str]) -> int:
 
         end_with_parent(options.parent_pid)
     try:
-        kind = _settle_device(options.device)
-        _settle_cores(options.cores)
+        kind = settle_device(options.device)
+        settle_cores(options.cores)
         if options.background:
             os.nice(19)
         elif kind == "cpu" and options.parent_pid is not None and not options.cores:
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settle_device(device: str) -> str | None:
+def settle_device(device: str) -> str | None:
     """Hide other devices from this process; return `cpu`, `cuda`, or None for SGLang's choice."""
     try:
         kind, _, index = values.device(device).partition(":")
@@ -253,7 +253,7 @@ def _settle_gpu(device: str, index: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[int(index)]
 
 
-def _settle_cores(text: str) -> None:
+def settle_cores(text: str) -> None:
     """Run on the CPUs in the list `text`, with one thread on each."""
     try:
         cores = values.parse_cores(text)
