@@ -30,7 +30,7 @@ LAYERS = (
     {"trie", "link", "verify", "models", "cpu"},
     {"policy", "sidecar"},
     {"engine"},
-    {"doctor"},
+    {"compare", "doctor"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -217,6 +217,7 @@ DEVICE_HOMES = (
     "verify/rows.py",
     # Which device a process takes, and the defaults of settings for it.
     "config.py",
+    "compare/",
     "doctor/",
     "engine/arguments.py",
     "engine/sidecar/placement.py",

@@ -85,6 +85,10 @@ class Client:
             raise ClientError(f"{self.url}/tokenize did not send the token ids of a chat")
         return ids
 
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The server's answer to a JSON request, decoded."""
+        return self._read(path, body)
+
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Decode each list of token ids with the server's tokenizer."""
         answer = self._read("/detokenize", {"tokens": [list(ids) for ids in batch]})

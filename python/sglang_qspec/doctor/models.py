@@ -119,12 +119,12 @@ def tokenizers(case: Case) -> Verdict:
     assert case.target is not None
     assert case.draft is not None
     if case.target.fingerprint != case.draft.fingerprint:
-        difference = compat.describe_difference(
+        objection = compat.tokenizer_objection(
             compat.vocabulary_of(case.model, False, None),
             compat.vocabulary_of(case.draft_model, False, None),
         )
         return failure(
-            f"the draft model's tokenizer differs from the target's: {difference}",
+            f"the draft model does not fit: {objection}",
             "Take a draft model of the same family, or a quantized copy of the target: "
             f"qspec models quantize --model {case.model} --bits 4",
         )

@@ -358,16 +358,13 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
             f"{str(error).splitlines()[0]}"
         ) from error
     if not args.skip_tokenizer_init and draft.fingerprint != target.fingerprint:
-        difference = compat.describe_difference(
+        objection = compat.tokenizer_objection(
             compat.vocabulary_of(args.tokenizer_path, args.trust_remote_code, args.revision),
             compat.vocabulary_of(
                 path, args.trust_remote_code, args.speculative_draft_model_revision
             ),
         )
-        raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, but its tokenizer differs from the "
-            f"target's: {difference}. It must give each token id the same text"
-        )
+        raise ConfigError(f"--speculative-draft-model-path is {path!r}, but {objection}")
     if draft.vocab_size != target.vocab_size:
         logger.info(
             "The target has %d token ids and the draft model %d; the sidecar drafts only ids that "

@@ -117,14 +117,18 @@ def load_tokenizer(tokenizer_path: str, trust_remote_code: bool, revision: str |
     return get_tokenizer(tokenizer_path, trust_remote_code=trust_remote_code, revision=revision)
 
 
-def describe_difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
-    """Name the first token id with different texts in two vocabularies, which must differ."""
+def tokenizer_objection(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
+    """Why a draft model with another vocabulary than its target's is refused: a clause.
+
+    It names the first token id with different texts.
+    """
     token_id = first_difference(target, draft)
     ours, theirs = (
         " and ".join(sorted(repr(token) for token, each in tokens.items() if each == token_id))
         for tokens in (target, draft)
     )
     return (
-        f"token id {token_id} is {theirs or 'no token'} there and {ours or 'no token'} in the "
-        "target's tokenizer"
+        f"its tokenizer differs from the target's: token id {token_id} is {theirs or 'no token'} "
+        f"there and {ours or 'no token'} in the target's tokenizer. It must give each token id the "
+        "same text"
     )

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         if options.background:
             os.nice(19)
         elif kind == "cpu" and options.parent_pid is not None and not options.cores:
-            _yield_cores()
+            yield_cores()
         if kind != "cpu" and options.parent_pid is not None:
             _yield_gpu()
         return _run(options, kind)
@@ -266,7 +266,7 @@ def settle_cores(text: str) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
 
 
-def _yield_cores() -> None:
+def yield_cores() -> None:
     """Run at the lowest priority, with half the threads, on the CPUs of the starting server."""
     os.nice(19)
     os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
