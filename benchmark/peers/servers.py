@@ -132,6 +132,7 @@ def ask(name: str, server: Server, prompt: Sequence[int], tokens: int) -> Answer
 
     `latency` and `service` are 0; a peer's `passes` are 1 a token. Raises ServerError or OSError.
     """
+    body: dict[str, Any]
     if name in OWN:
         sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
         body = {"input_ids": list(prompt), "sampling_params": sampling}

@@ -1,0 +1,60 @@
+"""The servers of `bench_peers`, and the options that name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmark.bench_peers import parse, prompts_of
+from benchmark.harness.configuration import Settings
+from benchmark.peers.load import Cell, cells_of
+from benchmark.peers.servers import NAMES, OWN, PINNED, QSPEC, SGLANG, Programs, configuration
+
+SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
+ALL = Programs(Path("python"), Path("llama-server"), Path("target.gguf"), Path("draft.gguf"))
+
+
+def test_peers_run_only_if_the_command_line_names_them() -> None:
+    assert Programs().names == OWN
+    assert ALL.names == NAMES
+
+
+def test_all_servers_but_the_pinned_one_use_all_processors() -> None:
+    cores = {name: configuration(name, SETTINGS, ALL).cores for name in NAMES}
+    assert cores.pop(PINNED) == (0,)
+    assert set(cores.values()) == {()}
+    assert "auto" in configuration(QSPEC, SETTINGS, ALL).flags
+    assert configuration(SGLANG, SETTINGS, ALL).flags == ()
+    assert len({configuration(name, SETTINGS, ALL).server_key for name in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
+def test_a_peer_takes_as_many_requests_on_a_port_of_its_own(name: str) -> None:
+    server = configuration(name, SETTINGS, ALL).server()
+    assert server.command[-1] == str(server.port)
+    assert "16" in server.command
+
+
+def test_rounds_reverse_and_no_prompt_comes_twice() -> None:
+    cells = cells_of(["a", "b"], [1, 4], 2)
+    assert cells[4:] == [Cell(2, cell.in_flight, cell.config) for cell in cells[3::-1]]
+    prompts = [[number] for number in range(200)]
+    served = [
+        prompt[0]
+        for cell in cells
+        if cell.config == "a"
+        for part in prompts_of(cell, prompts, [1, 4], 24)
+        for prompt in part
+    ]
+    assert len(served) == len(set(served)) == 2 * (24 + 1 + 24 + 4)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--llama-server", "path"], ["--configs", "vllm"], ["--levels", "0"], ["--prompts", "0"]],
+)
+def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--dataset", "d.jsonl", *arguments])
+    assert arguments[0] in capsys.readouterr().err
