@@ -7,8 +7,9 @@ requests in flight. `qspec` has one flag more than a plain QSPEC server, `--spec
 auto`, and `qspec-pinned` has one processor for the target and another one for the sidecar. The
 benchmark runs the peers that the command line names: vLLM, with and without its speculation by
 n-grams, by an interpreter that has it; llama.cpp by the path of `llama-server` and a GGUF file of
-the target. Servers take turns, and no prompt comes twice to one server. vLLM reads its own
-environment variables, such as VLLM_CPU_OMP_THREADS_BIND.
+the target. Servers take turns. Each number of requests in flight has prompts of its own in each
+round, until the file has no more; a prompt that comes again may be in the cache of every server.
+vLLM reads its own environment variables, such as VLLM_CPU_OMP_THREADS_BIND.
 
 `--levels 8 --rounds 1 --prompts 8` takes some minutes; the ratios of one round have no spread.
 `harness.session` says how a run is resumed and reported. `throughput.svg` shows tokens per second
