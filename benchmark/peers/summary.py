@@ -18,10 +18,10 @@ NOTE = (
     "answers that SGLang without speculation gives too; others: largest share of the processors "
     "that other processes took in a round"
 )
-METHOD = """Each round has prompts of its own for each number of requests in flight, until the file has
-no more, and all servers answer them in turn, in an order that reverses from round to round; the other servers are stopped
-meanwhile. Answers are greedy and have one length. bfloat16 kernels differ between servers, so equal
-answers are not expected of other projects."""
+METHOD = """Each round has prompts of its own for each number of requests in flight, until the file
+has no more. All servers answer them in turn, in an order that reverses from round to round; the
+other servers are stopped meanwhile. Answers are greedy and have one length. bfloat16 kernels differ
+between servers, so equal answers are not expected of other projects."""
 
 
 @dataclass(frozen=True)
