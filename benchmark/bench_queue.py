@@ -12,8 +12,9 @@ Figures are of the blocks that all configurations have served. The benchmark sen
 once more. `harness.session` says how a run is resumed and reported, and what happens to a failed
 block.
 
-Prints tables, and writes them to `report.md` with figures as SVG (they need matplotlib, of the
-extra `bench`). The last line is JSON: `rows`, each with `config`, `speedup`, `accept_len`,
+Prints tables, and writes them to `report.md`, and with charts to `report.html`: match rates,
+speedups of requests, the mean speedup by completions, and queue speculation against n-grams of the
+prompt. The last line is JSON: `rows`, each with `config`, `speedup`, `accept_len`,
 `match_rate`, `by_group` and `equal_hardware_speedup`, and the `equal_hardware_speedup` of
 `qspec-8`. An equal-hardware speedup is over no speculation on the cores of target and sidecar; a
 configuration without a sidecar has both cores in this comparison.
@@ -31,8 +32,8 @@ from benchmark.harness.configuration import facts_of
 from benchmark.harness.dataset import fitting, spread
 from benchmark.harness.options import EXACT, add_run, parsed, parser_of, positive, rate, settings_of
 from benchmark.harness.session import Session
+from benchmark.queueing.charts import charts
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
-from benchmark.queueing.figures import figures
 from benchmark.queueing.load import Cell, Load, blocks_of, cells_of, measure
 from benchmark.queueing.report import report_of
 from benchmark.queueing.summary import summarize
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     served = dict(Counter(block.group for block in load.blocks for _ in block.prompts))
     counts = {"rounds": options.rounds, "blocks": blocks, "prompts": served, "too_long": too_long}
     facts = facts_of(settings, **asked, **counts)
-    return session.finish(report_of(summary, figures(summary), facts), summary.record())
+    return session.finish(report_of(summary, charts(summary), facts), summary.record())
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

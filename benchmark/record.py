@@ -143,7 +143,8 @@ def _texts(options: argparse.Namespace) -> list[str]:
         from benchmark.prompts import PROMPTS
 
         return list(PROMPTS)
-    from benchmark.harness.dataset import by_group, load, spread
+    from benchmark.harness.dataset import by_group, spread
+    from sglang_qspec.models.prompts import load
 
     groups = by_group(load(options.dataset))
     return [

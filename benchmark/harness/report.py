@@ -1,16 +1,22 @@
-"""Writes reports: tables for a terminal, and a Markdown page that shows the figure files."""
+"""Writes reports: tables for a terminal, a Markdown page that shows the figure files, and HTML.
+
+The HTML page is one file that needs no network. It has the charts of `qspec show`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from benchmark.harness.charts import INSTALL
 from benchmark.harness.statistics import SPREADS, number
+from sglang_qspec.show.document import document
 
 Row = TypeVar("Row")
+HTML = "report.html"
+"""File of the HTML page."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,17 @@ class Figure:
         if self.svg is None:
             drawing = "None of the configurations that this figure shows was served."
         return f"## {self.title}\n\n{drawing}\n\n{self.caption}\n"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the HTML page, and its texts."""
+
+    title: str
+    caption: str
+    kind: Literal["boxes", "lines", "dots"]
+    options: Mapping[str, Any] | None
+    """What the chart shows, as show/static/charts.js describes it; None without data."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,8 @@ class Report:
     figures: Sequence[Figure] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     """Reasons why the session left configurations out, by configuration."""
+    charts: Sequence[Chart] = ()
+    """Charts of the HTML page; without them the report has none."""
 
     @property
     def failures(self) -> list[str]:
@@ -100,6 +119,8 @@ class Report:
     def markdown(self) -> str:
         """The page; it refers to the figures as files of the same folder."""
         figures = [figure.markdown() for figure in self.figures]
+        if self.charts:
+            figures = [f"[{HTML}]({HTML}) has the charts.\n"]
         facts = (f"    {name}: {json.dumps(value)}" for name, value in self.facts.items())
         parts = [
             f"# {self.title}\n",
@@ -111,3 +132,16 @@ class Report:
             "\n".join(facts),
         ]
         return "\n".join(parts) + "\n"
+
+    def html(self) -> str:
+        """The page with charts and tables, as one file."""
+        data = {
+            "title": self.title,
+            "headline": self.headline,
+            "charts": [vars(chart) for chart in self.charts],
+            "tables": [vars(table) for table in self.tables if table.lines],
+            "failures": self.failures,
+            "method": f"{self.method} {SPREADS}",
+            "facts": [(name, json.dumps(value)) for name, value in self.facts.items()],
+        }
+        return document(self.title, ("dom.js", "charts.js", "report.js"), data)

@@ -26,7 +26,7 @@ from benchmark.harness.fleet import Fleet
 from benchmark.harness.journal import Journal, JournalError
 from benchmark.harness.machine import machine, versions
 from benchmark.harness.output import say, write
-from benchmark.harness.report import Report
+from benchmark.harness.report import HTML, Report
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, reason
 
@@ -123,8 +123,11 @@ class Session(Generic[Cell]):
         """Write the report, print its tables and the line of JSON; returns the exit code."""
         page = self.folder / "report.md"
         page.write_text(report.markdown(), encoding="utf-8")
+        if report.charts:
+            page = self.folder / HTML
+            page.write_text(report.html(), encoding="utf-8")
         print(f"\n{report.text()}\n\nreport: {page}")
-        if not charts.available():
+        if not report.charts and not charts.available():
             print(f"figures need matplotlib: {charts.INSTALL}, then --report-only")
         whole = {**record, **report.facts}
         write(self.folder, whole, report.figures)

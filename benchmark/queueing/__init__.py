@@ -1,4 +1,4 @@
 """The parts of `bench_queue`.
 
-load (configurations) ─► harness.session ─► summary ─► report (figures)
+load (configurations) ─► harness.session ─► summary ─► report (charts)
 """

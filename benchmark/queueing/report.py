@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmark.harness.report import Figure, Report, Table
+from benchmark.harness.report import Chart, Report, Table
 from benchmark.harness.statistics import percent
 from benchmark.queueing.configurations import DESCRIPTIONS, LARGEST
 from benchmark.queueing.summary import Row, Summary
@@ -19,11 +19,11 @@ arrival. The accept length is output tokens per target pass after the prompt's; 
 include the prompt's. Wasted tokens are those that the sidecar drafted and no pass accepted.
 Identical is the share of requests with the greedy output of none; in bfloat16, kernels of different
 shapes may break ties differently. With several rounds the tables show medians over rounds, and the
-figures show the requests of all rounds."""
+charts show the requests of all rounds."""
 
 
 def report_of(
-    summary: Summary, figures: tuple[Figure, ...] = (), facts: Mapping[str, Any] | None = None
+    summary: Summary, charts: tuple[Chart, ...] = (), facts: Mapping[str, Any] | None = None
 ) -> Report:
     """Tables of the configurations, and of speedups and accept lengths by group."""
     legend = "; ".join(f"{row.config}: {DESCRIPTIONS[row.config]}" for row in summary.rows)
@@ -47,7 +47,7 @@ def report_of(
         _by_group("Accept length", summary, lambda row: row.figures.accept_len),
     ]
     texts = ("Queue speculation", _headline(summary), tables, METHOD)
-    return Report(*texts, facts or {}, figures, summary.failed)
+    return Report(*texts, facts or {}, charts=charts, failed=summary.failed)
 
 
 def _by_group(name: str, summary: Summary, figure: Callable[[Row], object]) -> Table:

@@ -205,6 +205,7 @@ CONTROLS: tuple[dict[str, Any], ...] = (
     {"qspec_max_completion_tokens": 8},
     {"qspec_greedy_first": False, "qspec_temperature": 0.3},
     {"qspec_return_provenance": True},
+    {"qspec_return_trace": True},
 )
 """`custom_params` that change no answer."""
 BAD: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,17 +268,30 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> QSpecConfig:
     with the prefix of QSPEC, because it is probably a misspelt setting.
     """
     known = {variable(field.name): field.name for field in fields()}
-    unknown = sorted(
-        name for name in environ if name.startswith(ENV_PREFIX) and name not in known.keys() | _OWN
+    for error in environment_errors(environ):
+        raise error
+    return QSpecConfig(
+        **{
+            name: parse(name, environ[variable_name], given_as=variable_name)
+            for variable_name, name in known.items()
+            if variable_name in environ
+        }
     )
-    if unknown:
-        raise ConfigError(f"{unknown[0]} is not a setting of QSPEC; allowed are {', '.join(known)}")
-    given = {
-        name: parse(name, environ[variable_name], given_as=variable_name)
-        for variable_name, name in known.items()
-        if variable_name in environ
-    }
-    return QSpecConfig(**given)
+
+
+def environment_errors(environ: Mapping[str, str] = os.environ) -> Iterator[ConfigError]:
+    """An error for each environment variable that is no setting, or has a value not allowed."""
+    known = {variable(field.name): field.name for field in fields()}
+    given = sorted(name for name in environ if name.startswith(ENV_PREFIX))
+    for name in given:
+        if name not in known.keys() | _OWN:
+            yield ConfigError(f"{name} is not a setting of QSPEC; allowed are {', '.join(known)}")
+    for name in given:
+        if name in known:
+            try:
+                parse(known[name], environ[name], given_as=name)
+            except ConfigError as error:
+                yield error
 
 
 def to_environment(settings: Mapping[str, str]) -> None:
@@ -320,7 +333,23 @@ def placement() -> Placement | None:
 
 def places_threads() -> bool:
     """Whether the environment says on which CPUs, or with how many threads, the target runs."""
-    return any(map(os.environ.get, ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")))
+    return bool(thread_variables())
+
+
+def thread_variables() -> dict[str, str]:
+    """The environment variables that say on which CPUs, or with how many threads, torch runs."""
+    names = ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
+    return {name: text for name in names if (text := os.environ.get(name))}
+
+
+def cpu_engine() -> bool:
+    """Whether the environment says that SGLang runs on the CPU."""
+    return os.environ.get(_CPU_ENGINE) == "1"
+
+
+def use_cpu_engine() -> None:
+    """Let SGLang run on the CPU in this process. Call it before the import of sglang."""
+    os.environ[_CPU_ENGINE] = "1"
 
 
 def visible_gpus() -> str | None:
@@ -342,6 +371,7 @@ def environment_with_gpus(visible: str | None) -> dict[str, str]:
     return environment
 
 
+_CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _PLACEMENT = ENV_PREFIX + "PLACEMENT"
 _OWN = frozenset({ENV_PREFIX + "CACHE", _PLACEMENT})

@@ -44,6 +44,8 @@ class Controls:
     """Maximum length of a completion, in tokens."""
     return_provenance: bool
     """Whether the answer labels each output token with its draft source, or `target`."""
+    return_trace: bool
+    """Whether the answer describes each pass of the target: the tree, the match and the time."""
 
 
 def of_server(settings: QSpecConfig, draft_token_num: int = MAX_DRAFT_TOKENS) -> Controls:
@@ -58,6 +60,7 @@ def of_server(settings: QSpecConfig, draft_token_num: int = MAX_DRAFT_TOKENS) ->
         greedy_first=not settings.disable_greedy_first,
         max_completion_tokens=settings.max_completion_tokens,
         return_provenance=settings.return_provenance,
+        return_trace=False,
     )
 
 
@@ -88,6 +91,7 @@ def read(
         "greedy_first": _switch,
         "max_completion_tokens": _whole_up_to(most.max_completion_tokens),
         "return_provenance": _switch,
+        "return_trace": _switch,
     }
     values = dict(vars(most))
     for key, value in given.items():

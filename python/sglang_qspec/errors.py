@@ -7,7 +7,8 @@ QSpecError
 ├── LinkError         a peer violated the protocol, or an endpoint or key file is not allowed
 ├── DraftModelError   the draft model cannot be loaded, does not fit the target, or fails
 │   └── PromptError   a pass of the draft model fails for one prompt and succeeds for others
-├── ClientError       `qspec complete`: a server does not answer, refuses, or does not run QSPEC
+├── MeasureError      `qspec doctor --measure`: a model cannot be loaded, or fails
+├── ClientError       a server does not answer a client, refuses, or does not run QSPEC
 └── TheoryError       a figure is out of range, or a measured run cannot be fitted
 """
 
@@ -38,6 +39,10 @@ class DraftModelError(QSpecError):
 
 class PromptError(DraftModelError):
     """A pass of the draft model fails for one prompt and succeeds for others."""
+
+
+class MeasureError(QSpecError):
+    """A model that `qspec doctor` measures cannot be loaded, or fails."""
 
 
 class ClientError(QSpecError):

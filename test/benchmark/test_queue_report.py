@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from benchmark.harness import charts
+from benchmark.queueing.charts import AGAINST, charts
 from benchmark.queueing.configurations import NAMES
-from benchmark.queueing.figures import figures
 from benchmark.queueing.report import report_of
 from benchmark.queueing.summary import Summary, summarize
 from test.benchmark.runs import round_of
@@ -20,60 +17,38 @@ def summary() -> Summary:
     return summarize(round_of(1, served), NAMES, {"ngram": "no <kernel>"})
 
 
-def test_the_page_has_all_tables_and_figures(summary: Summary) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_page_has_all_tables_and_charts(summary: Summary) -> None:
     facts = {"command": "python -m benchmark.bench_queue", "machine": "a <big> one"}
-    drawn = figures(summary)
-    text = report_of(summary, drawn, facts).markdown()
-    assert len(drawn) == 3
-    assert all((figure.svg or "").startswith("<?xml") for figure in drawn)
-    assert all(f"({figure.name}.svg)" in text for figure in drawn)
+    drawn = charts(summary)
+    report = report_of(summary, drawn, facts)
+    assert len(drawn) == 4
+    assert all(chart.options for chart in drawn)
+    assert "(report.html)" in report.markdown()
     for expected in ("python -m benchmark.bench_queue", "a <big> one", "no <kernel>"):
-        assert expected in text
+        assert expected in report.markdown()
+        assert expected.replace("<", r"\u003c") in report.html()
+    for chart in drawn:
+        assert chart.title in report.html()
 
 
-def test_each_figure_shows_its_own_configurations(
-    summary: Summary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: dict[str, dict[Any, Any]] = {}
-
-    def keep(kind: str) -> None:
-        def draw(data: dict[Any, Any], *_: object, **__: object) -> str:
-            shown[f"{kind} {len(shown)}"] = data
-            return ""
-
-        monkeypatch.setattr(charts, kind, draw)
-
-    monkeypatch.setattr(charts, "available", lambda: True)
-    for kind in ("distributions", "lines"):
-        keep(kind)
-    figures(summary)
-    match_rates, speedups, completions = shown.values()
+def test_each_chart_shows_its_own_configurations(summary: Summary) -> None:
+    match_rates, speedups, completions, against = (dict(c.options or {}) for c in charts(summary))
     for chart in (match_rates, speedups):
-        assert {"lookup", "qspec-1", "qspec-8"} <= chart.keys()
-        assert "none" not in chart
-    assert list(completions[""]["mean"]) == [1, 2, 4, 8]
+        names = [row["name"] for row in chart["rows"]]
+        assert {"lookup", "qspec-1", "qspec-8"} <= set(names)
+        assert "none" not in names
+    assert completions["ticks"] == [1, 2, 4, 8]
+    assert completions["series"][0]["points"] == [(n, 2.0) for n in (1, 2, 4, 8)]
+    # SGLang's NGRAM failed.
+    assert against["names"] == [AGAINST["qspec-8"], AGAINST["lookup"]]
+    assert against["rows"] == [
+        {"name": name, "values": [2.0, 2.0]} for name in ("all prompts", "qa", "rag")
+    ]
 
 
-def test_without_matplotlib_the_page_says_how_to_get_it(
-    summary: Summary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(charts, "available", lambda: False)
-    assert figures(summary) == ()
-    assert charts.INSTALL in report_of(summary).markdown()
-
-
-def test_a_figure_without_data_says_so() -> None:
-    pytest.importorskip("matplotlib")
+def test_a_chart_without_data_has_no_options() -> None:
     summary = summarize(round_of(1, ("none",)), ("none",), {})
-    drawn = figures(summary)
-    assert [figure.svg for figure in drawn] == [None] * 3
-    assert (
-        report_of(summary, drawn)
-        .markdown()
-        .count("None of the configurations that this figure shows")
-        == 3
-    )
+    assert [chart.options for chart in charts(summary)] == [None] * 4
 
 
 def test_a_report_can_be_written_when_nothing_could_be_served() -> None:

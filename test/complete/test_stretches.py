@@ -1,11 +1,13 @@
 """Text in stretches: no text is lost, no character is split, each stretch has its draft source."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_qspec.complete import token_texts
 from sglang_qspec.complete.stretches import Stretch, Stretches
 
 
@@ -81,11 +83,20 @@ def test_a_text_shorter_than_its_tokens_is_marked_up_to_its_end() -> None:
     assert found == [("target", "one"), ("step", " t")]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_windows() -> Iterator[None]:
+    """Windows of a few tokens, which short texts fill too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_texts, "LONGEST", 2)
+        patch.setattr(token_texts, "KEPT", 1)
+        yield
+
+
 @given(st.data())
 def test_every_character_appears_once_however_the_text_is_split(data: st.DataObject) -> None:
-    text = data.draw(st.text(alphabet="ab é€🙂", max_size=12))
+    text = data.draw(st.text(alphabet="ab é€🙂", max_size=24))
     raw = text.encode()
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=8)) | {0, len(raw)})
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=16)) | {0, len(raw)})
     tokens = [raw[a:b] for a, b in pairwise(cuts)]
     sources = st.sampled_from(["target", "queue", "step"])
     provenance = [data.draw(sources) for _ in tokens]
@@ -106,3 +117,17 @@ def test_every_character_appears_once_however_the_text_is_split(data: st.DataObj
         provenance[next(n for n, end in enumerate(ends) if end > at)] for at in range(len(text))
     ]
     assert [stretch.source for stretch in found for _ in stretch.text] == expected
+
+
+def test_a_long_answer_decodes_only_its_last_tokens() -> None:
+    letters = Bytes([b"a"] * 200)
+    decoded: list[int] = []
+
+    def decode(batch: Sequence[Sequence[int]]) -> list[str]:
+        decoded.extend(map(len, batch))
+        return letters.decode(batch)
+
+    stretches = Stretches(decode)
+    for known in range(1, 201):
+        assert joined(list(stretches.take("a" * known, range(known), ["step"] * known))) == "a"
+    assert max(decoded) <= token_texts.LONGEST + 1

@@ -29,6 +29,7 @@ from test.engine.server.running import (
     state,
     until,
 )
+from test.engine.server.traces import TRACED, check_trace
 
 pytestmark = pytest.mark.server
 
@@ -75,7 +76,7 @@ def test_with_tag_parsing_off_a_tag_is_plain_text(server: Server) -> None:
     assert lengths[0] < lengths[2] < lengths[1]
 
 
-def test_retracted_requests_stream_the_label_of_each_token_once(
+def test_retracted_requests_stream_each_pass_and_the_label_of_each_token_once(
     server: Server, models: DemoModels
 ) -> None:
     prompts = render(models.target, PROMPTS[:3])
@@ -84,7 +85,8 @@ def test_retracted_requests_stream_the_label_of_each_token_once(
     assert all("qspec_provenance" not in answer["meta_info"] for answer in plain)
 
     def ask(text: str) -> list[dict[str, Any]]:
-        body = {"text": text, "sampling_params": GREEDY, "stream": True}
+        sampling = {**GREEDY, "custom_params": TRACED}
+        body = {"text": text, "sampling_params": sampling, "stream": True}
         return list(server.stream("/generate", body))
 
     with ThreadPoolExecutor(len(prompts)) as pool:
@@ -99,6 +101,19 @@ def test_retracted_requests_stream_the_label_of_each_token_once(
         record = pieces[-1]["meta_info"]["qspec"]
         drafted = Counter(label for label in labels if label != "target")
         assert drafted == {name: n for name, n in record["accepted_by_source"].items() if n}
+        check_joined(pieces, labels, expected["output_ids"])
+
+
+def check_joined(pieces: list[dict[str, Any]], labels: list[str], output_ids: list[int]) -> None:
+    """Fail unless the chunks of a stream have the passes of its tokens, each pass once."""
+    last = pieces[-1]["meta_info"]
+    traces = [piece["meta_info"]["qspec_trace"] for piece in pieces]
+    passes = [one for trace in traces for one in trace["passes"]]
+    trace = {**traces[-1], "passes": passes}
+    meta_info = {**last, "qspec_trace": trace, "qspec_provenance": labels}
+    answer = {"output_ids": output_ids, "meta_info": meta_info}
+    # Each retraction repeats the prefill, which gives a token.
+    check_trace(answer, prefills=1 + last["num_retractions"])
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be divided")

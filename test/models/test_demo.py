@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.models import DemoModels, demo
-from sglang_qspec.models.gguf_llama import convert
+from sglang_qspec.models.convert import convert
 
 # Digits, a space before a word, accents, an emoji of several code points, code.
 TEXT = "In 1969, the café cost $12.50.\n\n\tdef f(x):\n        return x**2  # naïve 👩‍🚀 日本語"
@@ -26,10 +26,10 @@ def reader() -> GGUFReader:
 
 
 @pytest.fixture(scope="module")
-def target(reader: GGUFReader, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new conversion, because the cached one may be older than the code."""
-    folder = tmp_path_factory.mktemp("target")
-    convert(reader, folder)
+    folder = tmp_path_factory.mktemp("converted") / "target"
+    convert(demo.gguf_file(), folder)
     return folder
 
 

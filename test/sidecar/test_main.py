@@ -73,7 +73,7 @@ def test_the_sidecar_sees_only_its_device(
     visible: Callable[[str | None], None], names: str | None, device: str, left: str | None
 ) -> None:
     visible(names)
-    assert program._settle_device(device) == device.partition(":")[0]
+    assert program.settle_device(device) == device.partition(":")[0]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == left
 
 
@@ -93,5 +93,5 @@ def test_a_device_that_is_not_visible_is_refused(
 ) -> None:
     visible(names)
     with pytest.raises(ConfigError, match=f"^--device is {words}"):
-        program._settle_device(device)
+        program.settle_device(device)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == names

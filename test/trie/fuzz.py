@@ -177,6 +177,9 @@ class TrieFuzz:
         paused = self.random.sample(list(Source), 2)
         part = self.store.propose(rids, roots, width, paused=paused)
         assert not sum(part.count_by_source()[source] for source in paused)
+        matches = [trie.longest_match(paused) if trie else 0 for trie in tries]
+        assert all(0 <= match <= LIMITS.max_match for match in matches)
+        assert all(match or size == 1 for match, size in zip(matches, part.sizes, strict=True))
 
     def propose_anything(self) -> None:
         _, trie = self.trie()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -77,12 +78,11 @@ def _paths(tree: DraftTree) -> set[Path]:
     return set(_scores(tree))
 
 
-@settings(max_examples=400, deadline=None)
-@given(prompt=tokens, script=steps)
-def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_tokens(
-    prompt: list[int], script: list[tuple[Any, ...]]
-) -> None:
-    trie, naive = RequestTrie(prompt, GENEROUS), NaiveRequest(list(prompt))
+def _run(
+    prompt: list[int], script: list[tuple[Any, ...]], limits: TrieLimits
+) -> Iterator[tuple[RequestTrie, NaiveRequest]]:
+    """The trie and its reference after each step of the script."""
+    trie, naive = RequestTrie(prompt, limits), NaiveRequest(list(prompt))
     for step in script:
         if step[0] == "commit":
             trie.commit(step[1])
@@ -94,6 +94,15 @@ def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_toke
             assert not result.refused
             draft += token_ids
         trie.check_integrity()
+        yield trie, naive
+
+
+@settings(max_examples=400, deadline=None)
+@given(prompt=tokens, script=steps)
+def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_tokens(
+    prompt: list[int], script: list[tuple[Any, ...]]
+) -> None:
+    for trie, naive in _run(prompt, script, GENEROUS):
         tree = trie.propose(100_000)
         tree.check_integrity()
         assert tree.token_ids[0] == (naive.prompt + naive.output)[-1]
@@ -110,22 +119,33 @@ def test_small_caps_give_a_part_of_the_whole_tree_within_the_width(
     prompt: list[int], script: list[tuple[Any, ...]], width: int
 ) -> None:
     capped = TrieLimits(vocab_size=10, max_cursors=2, max_scan=1, max_match=3, min_score=1e-3)
-    trie, naive = RequestTrie(prompt, capped), NaiveRequest(list(prompt))
-    for step in script:
-        if step[0] == "commit":
-            trie.commit(step[1])
-            naive.output += step[1]
-        else:
-            _, number, token_ids = step
-            base_len, draft = naive.streams.setdefault(number, (len(naive.output), []))
-            trie.insert(Source.QUEUE, number, base_len, len(draft), token_ids)
-            draft += token_ids
-        trie.check_integrity()
+    for trie, naive in _run(prompt, script, capped):
         tree = trie.propose(width)
         tree.check_integrity()
         assert len(tree) <= width
         texts = naive.followed() + naive.after(2) + naive.after(1)
         assert _paths(tree) <= _prefixes(texts)
+
+
+@settings(max_examples=400, deadline=None)
+@given(prompt=tokens, script=steps, most=st.integers(2, 40))
+def test_the_longest_match_is_the_longest_that_has_a_next_token(
+    prompt: list[int], script: list[tuple[Any, ...]], most: int
+) -> None:
+    limits = replace(GENEROUS, max_match=most)
+    for trie, naive in _run(prompt, script, limits):
+        followed = [
+            1 + len(naive.output) - base_len
+            for base_len, draft in naive.streams.values()
+            if draft[: len(naive.output) - base_len] == naive.output[base_len:]
+            and len(draft) > len(naive.output) - base_len
+        ]
+        sizes = range(2, len(naive.prompt + naive.output) + 1)
+        longest = max([0, *followed, *(size for size in sizes if any(naive.after(size)))])
+        # A single token is searched only if its pair with the token before it occurs nowhere.
+        assert trie.longest_match() in {min(longest or 1, most), min(longest, most)}
+        assert (trie.longest_match() > 0) == (len(trie.propose(100_000)) > 1)
+        assert trie.longest_match(paused=list(Source)) == 0
 
 
 @settings(max_examples=100, deadline=None)

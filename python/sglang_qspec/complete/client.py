@@ -33,6 +33,10 @@ class Client:
 
     def state(self) -> dict[str, Any]:
         """QSPEC's part of /server_info, which docs/observability.md describes."""
+        return self.info()[1]
+
+    def info(self) -> tuple[str, dict[str, Any]]:
+        """The name of the target model, and QSPEC's part of /server_info."""
         info = self._read("/server_info")
         try:
             internal = info["internal_states"][0]
@@ -47,13 +51,21 @@ class Client:
                 "--speculative-algorithm QSPEC"
             )
         state: dict[str, Any] = internal["qspec"]
-        return state
+        return str(info.get("served_model_name") or info.get("model_path") or ""), state
 
     def generate(
-        self, prompt: str, sampling_params: dict[str, Any], *, stream: bool = True
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: dict[str, Any],
+        *,
+        stream: bool = True,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the server's JSON for the answer so far, once for each piece that it streams."""
-        body = {"text": prompt, "sampling_params": sampling_params, "stream": stream}
+        """Yield the server's JSON for the answer so far, once for each piece that it streams.
+
+        `prompt` is a text or token ids.
+        """
+        given = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+        body = {**given, "sampling_params": sampling_params, "stream": stream}
         with self._open("/generate", body) as response:
             for line in self._lines(response):
                 data = line.removeprefix(b"data:").strip()
@@ -63,6 +75,19 @@ class Client:
                 if "error" in piece:
                     raise ClientError(f"{self.url} sent an error: {_message(piece)}")
                 yield piece
+
+    def chat_ids(self, message: str) -> list[int]:
+        """The token ids of a chat with one message of a user, in the model's chat template."""
+        chat = {"messages": [{"role": "user", "content": message}]}
+        answer = self._read("/tokenize", chat)
+        ids = answer.get("tokens") if isinstance(answer, dict) else None
+        if not (isinstance(ids, list) and all(isinstance(token, int) for token in ids)):
+            raise ClientError(f"{self.url}/tokenize did not send the token ids of a chat")
+        return ids
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The server's answer to a JSON request, decoded."""
+        return self._read(path, body)
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Decode each list of token ids with the server's tokenizer."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_qspec.complete.client import Client
 from sglang_qspec.complete.marks import Brackets, Colours, Marks, summary
+from sglang_qspec.complete.pieces import whole
 from sglang_qspec.complete.stretches import Stretches
 
 DESCRIPTION = """Ask a running QSPEC server for a completion, and print it while it is generated.
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, *, colours: bool) -> Iterator[str]:
 
 def _plain(client: Client, prompt: str, sampling: dict[str, Any]) -> Iterator[str]:
     shown = ""
-    for piece in _whole(client.generate(prompt, sampling)):
+    for piece in whole(client.generate(prompt, sampling)):
         yield piece["text"][len(shown) :]
         shown = piece["text"]
     yield "\n"
@@ -69,7 +70,7 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
     piece: dict[str, Any] = {"text": ""}
     provenance: list[str] = []
     passes = 0
-    for piece in _whole(client.generate(prompt, sampling)):
+    for piece in whole(client.generate(prompt, sampling)):
         meta = piece["meta_info"]
         provenance = meta.get("qspec_provenance", provenance)
         passes = meta.get("qspec", {}).get("passes", passes)
@@ -79,19 +80,3 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
         yield marks.mark(stretch)
     yield marks.end() + "\n\n"
     yield summary(provenance, passes, marks) + "\n"
-
-
-def _whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Extend each piece to the whole answer so far, if the server streams only new tokens."""
-    text: str = ""
-    ids: list[int] = []
-    provenance: list[str] = []
-    for piece in pieces:
-        meta = piece["meta_info"]
-        if len(piece["output_ids"]) < meta["completion_tokens"]:
-            piece["text"] = text + piece["text"]
-            piece["output_ids"] = ids + piece["output_ids"]
-            meta["qspec_provenance"] = provenance + meta.get("qspec_provenance", [])
-        text, ids = piece["text"], piece["output_ids"]
-        provenance = meta.get("qspec_provenance", provenance)
-        yield piece

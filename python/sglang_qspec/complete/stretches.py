@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]
-"""Decodes several lists of token ids."""
-
-INCOMPLETE = "\ufffd"
-"""The text that a tokenizer decodes from the bytes of an incomplete character."""
+from sglang_qspec.complete.token_texts import Decode, TokenTexts
 
 
 class Stretch(NamedTuple):
@@ -21,18 +17,10 @@ class Stretch(NamedTuple):
 
 
 class Stretches:
-    """Cuts a growing answer into stretches.
-
-    A token's text is the text that it adds to all tokens before it, so a character of several
-    tokens belongs to the last one. The concatenated stretches are always the answer's text.
-    """
+    """Cuts a growing answer into stretches. The concatenated stretches are the answer's text."""
 
     def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._tokens = 0
-        """Number of tokens with text already returned."""
-        self._shown = 0
-        """Number of characters already returned."""
+        self._texts = TokenTexts(decode)
 
     def take(
         self, text: str, output_ids: Sequence[int], provenance: Sequence[str]
@@ -41,35 +29,16 @@ class Stretches:
 
         `provenance` has the source of each token of `output_ids`.
         """
-        ends = self._ends(provenance)
-        if not ends:
-            return
-        prefixes = [
-            part.rstrip(INCOMPLETE) for part in self._decode([output_ids[:e] for e in ends])
-        ]
-        # Some tokenizers drop a space at the start of a text.
-        lead = int(text[:1] == " " and prefixes[-1][:1] not in (" ", ""))
-        for end, prefix in zip(ends, prefixes, strict=True):
-            upto = max(self._shown, len(prefix) + lead)
-            yield from self._show(text[:upto], provenance[end - 1])
-            if upto > len(text):
-                return
-            self._tokens = end
+        first = self._texts.tokens
+        texts = self._texts.take(text, output_ids)
+        named = zip(provenance[first:], texts, strict=False)
+        for source, run in groupby(named, key=lambda pair: pair[0]):
+            joined = "".join(part for _, part in run)
+            if joined:
+                yield Stretch(source, joined)
 
     def finish(self, text: str, provenance: Sequence[str]) -> Iterator[Stretch]:
         """The rest of a complete answer."""
-        yield from self._show(text, provenance[-1] if provenance else "target")
-
-    def _ends(self, provenance: Sequence[str]) -> list[int]:
-        """The ends of the runs of one source, as token counts, from the first new token on."""
-        ends, end = [], self._tokens
-        for _, run in groupby(provenance[self._tokens :]):
-            end += len(list(run))
-            ends.append(end)
-        return ends
-
-    def _show(self, text: str, source: str) -> Iterator[Stretch]:
-        fresh = text[self._shown :]
-        self._shown += len(fresh)
-        if fresh:
-            yield Stretch(source, fresh)
+        rest = self._texts.finish(text)
+        if rest:
+            yield Stretch(provenance[-1] if provenance else "target", rest)

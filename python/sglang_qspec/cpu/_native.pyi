@@ -1,7 +1,9 @@
-"""Int8 products and a Llama decoder, compiled for CPUs with AVX-512 and VNNI.
+"""Operations of decoders, compiled for CPUs with AVX-512 and VNNI.
 
-Arrays are numpy arrays in C order, with exactly these types. All calls raise ValueError for a value
-or a shape that is not allowed.
+Int8 products and the decoder of a draft model, and the operations of a target's layers other than
+its products. Arrays are numpy arrays in C order, with exactly these types. All calls with arrays
+raise ValueError for a value or a shape that is not allowed. Arguments that are called an address
+are not checked: `cpu.row_ops` and `cpu.row_attention` take them from tensors.
 """
 
 from collections.abc import Sequence
@@ -66,4 +68,85 @@ class Decoder:
         `positions`, `slots` and `rows` [tokens] are the position, KV slot and KV row of each new
         token; the tokens of a row are in order. `table` [rows, positions] has the KV slot of each
         position, new tokens included. Activations have `digits` 8-bit digits, 1 or 2.
+        """
+
+def rms_norm(
+    rows: int,
+    weight: int,
+    out: int,
+    count: int,
+    width: int,
+    eps: float,
+    bfloat16: bool,
+    threads: int,
+) -> None:
+    """Write the RMS norm of `count` rows of `width` values; the first three are addresses.
+
+    `weight` is float32. The values are bfloat16, or float32.
+    """
+
+def silu_and_mul(rows: int, out: int, count: int, width: int, bfloat16: bool, threads: int) -> None:
+    """Write the SiLU of the first `width` values of each row times the other `width`.
+
+    The first two are addresses.
+    """
+
+def rotate(
+    rows: int,
+    count: int,
+    stride: int,
+    heads: int,
+    dim: int,
+    cos_sin: int,
+    bfloat16: bool,
+    threads: int,
+) -> None:
+    """Rotate the first `heads` heads of rows that are `stride` values apart, in place.
+
+    `rows` is an address, and `cos_sin` that of float32 [count, dim]: cosines, then sines.
+    """
+
+def store_rows(
+    rows: int, count: int, stride: int, width: int, slots: int, pool: int, bfloat16: bool
+) -> None:
+    """Copy rows of `width` values, `stride` apart, to slots of a pool [.., width].
+
+    `rows` and `pool` are addresses, and `slots` that of int64 [count].
+    """
+
+class RowAttention:
+    """The attention of the new tokens of a pass: the last `rows` of each request's `lengths`."""
+
+    def __init__(
+        self,
+        slots: NDArray[np.int32],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        visible: NDArray[np.bool_],
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        scale: float,
+    ) -> None:
+        """`slots` [requests, positions] has the KV slot of each position.
+
+        `visible` [requests, D, D] says which new tokens of its request a new token sees; it sees
+        all earlier positions. `dim` is a multiple of 64.
+        """
+
+    def attend(
+        self,
+        query: int,
+        stride: int,
+        keys: int,
+        values: int,
+        slots: int,
+        out: int,
+        bfloat16: bool,
+        threads: int,
+    ) -> None:
+        """Write one layer to `out` [tokens, heads, dim].
+
+        `query` [tokens, heads, dim], with tokens `stride` values apart, `keys`, `values` and `out`
+        are addresses; a pool has `slots` slots.
         """

@@ -55,6 +55,11 @@ class PassPlan:
     """int64 [n]: tokens that `prefixes` has results for; None for all tokens."""
 
 
+def may_share(requests: int, positions: int) -> bool:
+    """Whether this number of requests with up to `positions` each can save enough by sharing."""
+    return requests > 1 and positions > _SHARED and requests * positions >= _SAVED
+
+
 def plan_pass(
     slots: Tensor,
     kv_lens: Tensor,
@@ -188,7 +193,7 @@ def _shared_prefixes(slots: Tensor, lens: Tensor) -> tuple[Tensor, Tensor] | Non
     slots of all positions before it.
     """
     requests, positions = slots.shape
-    if requests < 2 or positions <= _SHARED:
+    if not may_share(requests, positions):
         return None
     # A request that is too short gets a group of its own.
     key = torch.where(lens >= _SHARED, slots[:, _SHARED - 1], -1 - torch.arange(requests))

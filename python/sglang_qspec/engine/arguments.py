@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -295,16 +294,12 @@ def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
 
 
 def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
-    """Refuse a target with recurrent state, from which a rejected draft token cannot be removed.
+    """Refuse a target that QSPEC cannot verify.
 
     A target with multimodal rotary positions (mRoPE) verifies trees of one width, because SGLang
     computes these positions for requests with equal numbers of tokens.
     """
-    if mambaish_config(model_config) is not None:
-        raise ConfigError(
-            f"--model-path is {args.model_path}, a model with recurrent layers (Mamba or linear "
-            "attention), but QSPEC supports only attention"
-        )
+    check_family("--model-path", args.model_path, model_config)
     if model_config.model_is_mrope:
         if settings.verify == "ragged":
             raise ConfigError(
@@ -312,6 +307,18 @@ def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
                 "positions: it must be 'auto' or 'tree'"
             )
         config.to_environment({"verify": "tree"})
+
+
+def check_family(given_as: str, path: str, model_config: Any) -> None:
+    """Refuse a model with recurrent state, from which a rejected draft token cannot be removed.
+
+    `model_config` is SGLang's ModelConfig. Raises ConfigError.
+    """
+    if mambaish_config(model_config) is not None:
+        raise ConfigError(
+            f"{given_as} is {path}, a model with recurrent layers (Mamba or linear attention), but "
+            "QSPEC supports only attention"
+        )
 
 
 def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
@@ -330,8 +337,7 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
             f"--speculative-draft-model-path is {path!r}: give one of them, since the sidecar at "
             "an endpoint brings its own draft model"
         )
-    looks_local = path.startswith((os.sep, ".", "~")) or path.count("/") != 1
-    if looks_local and not Path(path).expanduser().is_dir():
+    if compat.is_local(path) and not Path(path).expanduser().is_dir():
         raise ConfigError(
             f"--speculative-draft-model-path is {path!r}, but there is no such folder"
         )
@@ -352,16 +358,13 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
             f"{str(error).splitlines()[0]}"
         ) from error
     if not args.skip_tokenizer_init and draft.fingerprint != target.fingerprint:
-        difference = compat.describe_difference(
+        objection = compat.tokenizer_objection(
             compat.vocabulary_of(args.tokenizer_path, args.trust_remote_code, args.revision),
             compat.vocabulary_of(
                 path, args.trust_remote_code, args.speculative_draft_model_revision
             ),
         )
-        raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, but its tokenizer differs from the "
-            f"target's: {difference}. It must give each token id the same text"
-        )
+        raise ConfigError(f"--speculative-draft-model-path is {path!r}, but {objection}")
     if draft.vocab_size != target.vocab_size:
         logger.info(
             "The target has %d token ids and the draft model %d; the sidecar drafts only ids that "

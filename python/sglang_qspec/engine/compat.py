@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import sglang
 from sglang.srt.plugins.hook_registry import HookRegistry
 
+from sglang_qspec.engine import touched
 from sglang_qspec.engine.hooks import Hook
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.link.fingerprint import fingerprint, first_difference
@@ -19,13 +22,15 @@ SGLANG_VERSION = "0.5.23"
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The token ids of a model."""
+    """The token ids and the architecture of a model."""
 
     vocab_size: int
     """Number of token ids. Models of one family may pad their vocabularies to different sizes."""
     fingerprint: str
     """Digest of the text of each token id (`link.fingerprint`). The draft model must have the
     target's."""
+    architecture: str
+    """Name of the model's class in its config.json, or the family if the file names no class."""
 
 
 def check_version() -> None:
@@ -51,6 +56,22 @@ def check_hooks(hooks: Iterable[Hook]) -> None:
             )
 
 
+def used_names(hooks: Iterable[Hook]) -> tuple[str, ...]:
+    """The targets of `hooks`, and all other names of SGLang that QSPEC uses."""
+    return (*(hook.target for hook in hooks), *touched.CALLED)
+
+
+def missing_names(names: Iterable[str]) -> list[str]:
+    """Those of the dotted `names` that the installed packages lack."""
+    missing = []
+    for name in names:
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(name)
+    return missing
+
+
 @functools.lru_cache(maxsize=4)
 def describe_model(
     path: str, tokenizer_path: str, trust_remote_code: bool, revision: str | None
@@ -64,7 +85,13 @@ def describe_model(
     hf_config: Any = get_config(path, trust_remote_code=trust_remote_code, revision=revision)
     text_config = getattr(hf_config, "text_config", None) or hf_config
     vocabulary = vocabulary_of(tokenizer_path, trust_remote_code, revision)
-    return ModelDescription(text_config.vocab_size, fingerprint(vocabulary))
+    names = getattr(hf_config, "architectures", None) or [hf_config.model_type]
+    return ModelDescription(text_config.vocab_size, fingerprint(vocabulary), str(names[0]))
+
+
+def is_local(path: str) -> bool:
+    """Whether the path of a model is a folder; otherwise it is a name on a hub."""
+    return path.startswith((os.sep, ".", "~")) or path.count("/") != 1
 
 
 def vocabulary_of(
@@ -74,22 +101,34 @@ def vocabulary_of(
 
     Raises OSError or ValueError, as transformers does, if it cannot load the tokenizer.
     """
-    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
-
-    vocabulary: dict[str, int] = get_tokenizer(
-        tokenizer_path, trust_remote_code=trust_remote_code, revision=revision
+    vocabulary: dict[str, int] = load_tokenizer(
+        tokenizer_path, trust_remote_code, revision
     ).get_vocab()
     return vocabulary
 
 
-def describe_difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
-    """Name the first token id with different texts in two vocabularies, which must differ."""
+def load_tokenizer(tokenizer_path: str, trust_remote_code: bool, revision: str | None) -> Any:
+    """A tokenizer of transformers, as SGLang loads it.
+
+    Raises OSError or ValueError, as transformers does, if it cannot load the tokenizer.
+    """
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    return get_tokenizer(tokenizer_path, trust_remote_code=trust_remote_code, revision=revision)
+
+
+def tokenizer_objection(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
+    """Why a draft model with another vocabulary than its target's is refused: a clause.
+
+    It names the first token id with different texts.
+    """
     token_id = first_difference(target, draft)
     ours, theirs = (
         " and ".join(sorted(repr(token) for token, each in tokens.items() if each == token_id))
         for tokens in (target, draft)
     )
     return (
-        f"token id {token_id} is {theirs or 'no token'} there and {ours or 'no token'} in the "
-        "target's tokenizer"
+        f"its tokenizer differs from the target's: token id {token_id} is {theirs or 'no token'} "
+        f"there and {ours or 'no token'} in the target's tokenizer. It must give each token id the "
+        "same text"
     )

@@ -138,9 +138,9 @@ class Speculator:
             live.waits = False
             self.sidecar.admit(live)
 
-    def is_live(self, rid: str) -> bool:
-        """Whether the request may get drafts."""
-        return rid in self._live
+    def live(self, rid: str) -> LiveRequest | None:
+        """The state of a request that may get drafts; None for other requests."""
+        return self._live.get(rid)
 
     def end(self, rid: str, output_len: int | None = None) -> Tally | None:
         """Forget a request that has ended. Returns its tally; None for an unknown request.

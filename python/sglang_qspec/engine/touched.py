@@ -4,6 +4,7 @@ A test compares both lists with the installed release.
 """
 
 _IMPORTED = {
+    "sglang.kernels.jit.utils.compile.toolchain": ("cuda_home",),
     "sglang.kernels.ops.speculative.spec_tree": ("verify_tree_greedy_func",),
     "sglang.srt.arg_groups.choices": (
         "add_attention_backend_choices",
@@ -31,6 +32,7 @@ _IMPORTED = {
     ),
     "sglang.srt.environ": (
         "envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+        "envs.SGLANG_PLUGINS",
         "envs.SGLANG_RAGGED_VERIFY_MODE",
         "envs.SGLANG_RUST_SERVER",
     ),
@@ -112,7 +114,7 @@ _IMPORTED = {
         "LlamaMLP",
         "LlamaModel.forward",
     ),
-    "sglang.srt.plugins": ("load_plugins",),
+    "sglang.srt.plugins": ("GENERAL_PLUGINS_GROUP", "load_plugins"),
     "sglang.srt.plugins.hook_registry": (
         "HookRegistry._hooks",
         "HookRegistry._patched",

@@ -12,6 +12,7 @@ from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.link import Delivery, Link, LinkState
 from sglang_qspec.link.private import (
     PrivateEndpoint,
+    abandoned,
     private_endpoint,
     remove_private,
     sweep_abandoned,
@@ -29,6 +30,7 @@ __all__ = [
     "Peer",
     "PrivateEndpoint",
     "SidecarLink",
+    "abandoned",
     "fingerprint",
     "private_endpoint",
     "remove_private",

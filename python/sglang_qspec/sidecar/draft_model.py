@@ -20,14 +20,17 @@ from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, pre
 class DraftModel:
     """`DraftKV` of a model that SGLang loads. Not thread-safe."""
 
-    def __init__(self, options: DraftModelOptions) -> None:
+    def __init__(self, options: DraftModelOptions, *, drafts_only: bool = True) -> None:
         """Load the model, which takes seconds.
+
+        With `drafts_only` false it computes as a target does: without the compiled decoder.
 
         Raises LoadError if the model does not exist, SGLang cannot run it on this device, or its
         KV cache is not one pool with pages of one token. Raises ConfigError if a CUDA kernel does
         not take the shape of its quantized layers.
         """
-        use_for_drafts()
+        if drafts_only:
+            use_for_drafts()
         runner = load(options)
         pool = runner.req_to_token_pool
         allocator = runner.token_to_kv_pool_allocator

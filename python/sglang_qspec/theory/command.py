@@ -14,6 +14,7 @@ from sglang_qspec.theory.curve import Curve
 from sglang_qspec.theory.fit import Comparison, Fit, compare, fit
 from sglang_qspec.theory.pipelines import estimates
 from sglang_qspec.theory.rows import read_rows
+from sglang_qspec.theory.table import aligned
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
 """Options that the table of the pipelines requires."""
@@ -120,7 +121,7 @@ def _pipelines(options: argparse.Namespace) -> str:
         for name, estimate in found.items()
     ]
     head = ("predicted", "tokens/pass", "round ms", "tokens/s", "x none", "x sequential")
-    return _table([head, *rows])
+    return aligned([head, *rows])
 
 
 def _fitted(options: argparse.Namespace) -> str:
@@ -129,7 +130,7 @@ def _fitted(options: argparse.Namespace) -> str:
     compared = compare(model, rows)
     if options.plot is not None:
         plot.write(compared, options.plot)
-    parts = [_figures(model), _table(_comparisons(compared)), _errors(compared)]
+    parts = [_figures(model), aligned(_comparisons(compared)), _errors(compared)]
     if len(compared) < len(rows):
         parts.append(f"The model does not predict {len(rows) - len(compared)} rows.")
     return "\n\n".join(parts)
@@ -189,19 +190,6 @@ def _errors(compared: Sequence[Comparison]) -> str:
 def _spread(predicted: Sequence[Comparison]) -> str:
     errors = [100 * abs(each.error) for each in predicted]
     return f"median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Align the columns of a table: the first one left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _flag(name: str) -> str:

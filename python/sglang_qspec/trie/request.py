@@ -121,6 +121,15 @@ class RequestTrie:
         arrays = propose([native], [native.last_token], width, self._limits.min_score, policy)
         return DraftTrees(*arrays)[0]
 
+    def longest_match(self, paused: Collection[Source] = ()) -> int:
+        """Length of the longest match that proposes a token now, in tokens; 0 for none.
+
+        A match is a run of the last committed tokens, at most `max_match`, that also occurs in a
+        stream or in the own text. For a followed stream it is the part that the output has
+        confirmed, and the token before the stream. Matches of `paused` sources do not count.
+        """
+        return self.native.longest_match(bits_of(paused))
+
     def evict(self) -> None:
         """Drop all drafts and all own text except its last `max_match` tokens."""
         self.native.evict()
@@ -128,6 +137,11 @@ class RequestTrie:
     def check_integrity(self) -> None:
         """Raise RuntimeError if the parts of the state contradict each other."""
         self.native.check_integrity()
+
+
+def bits_of(paused: Collection[Source]) -> int:
+    """The sources that are not `paused`, as the native tries expect them: one bit for each."""
+    return sum(1 << source for source in Source if source not in paused)
 
 
 def _usable_text(prompt_ids: Sequence[int], limits: TrieLimits) -> list[int]:

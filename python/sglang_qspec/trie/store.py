@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sglang_qspec.trie._native import STREAM_TOKENS, Trust, propose
 from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
-from sglang_qspec.trie.request import ANY_WIDTH, RequestTrie
+from sglang_qspec.trie.request import ANY_WIDTH, RequestTrie, bits_of
 from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.trees import DraftTrees
 
@@ -140,12 +140,12 @@ class TrieStore:
         `roots` are the last committed tokens. No token comes from a `paused` source. For None, or a
         request that is not open, the tree is the root alone.
         """
-        sources = sum(1 << source for source in Source if source not in paused)
         tries = [
             trie.native if rid is not None and (trie := self._tries.get(rid)) else None
             for rid in rids
         ]
-        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, sources))
+        allowed = bits_of(paused)
+        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, allowed))
 
     def _hold(self, rid: str, trie: RequestTrie) -> None:
         """Make an evicted request evictable again, because it is about to get tokens."""

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.harness.dataset import DatasetError, Prompt, by_group, load, spread
+from benchmark.harness.dataset import by_group, spread
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.models.prompts import Prompt, load
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -52,16 +54,16 @@ def test_a_malformed_line_is_an_error_that_names_file_and_line(
     tmp_path: Path, line: object, message: str
 ) -> None:
     file = write(tmp_path, {"prompt": "fine"}, line)
-    with pytest.raises(DatasetError) as error:
+    with pytest.raises(ConfigError) as error:
         load(file)
     assert str(error.value).startswith(f"{file}:2: ")
     assert message in str(error.value)
 
 
 def test_a_file_that_is_missing_or_empty_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"absent\.jsonl"):
+    with pytest.raises(ConfigError, match=r"absent\.jsonl"):
         load(tmp_path / "absent.jsonl")
-    with pytest.raises(DatasetError, match=r"prompts\.jsonl: the file has no prompt"):
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl: the file has no prompt"):
         load(write(tmp_path, ""))
 
 
@@ -72,7 +74,7 @@ def test_groups_keep_the_order_of_the_file_and_unknown_ones_are_refused() -> Non
         "qa": [Prompt("qa", "1"), Prompt("qa", "3")],
         "rag": [Prompt("rag", "2")],
     }
-    with pytest.raises(DatasetError, match="no group 'math'; there are qa, rag"):
+    with pytest.raises(ConfigError, match="no group 'math'; there are qa, rag"):
         by_group(prompts, ["math"])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.fleet import Fleet
-from benchmark.harness.report import Report, Table
+from benchmark.harness.report import Chart, Report, Table
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.session import Session, rounded_up, turned
@@ -108,6 +108,17 @@ def test_the_last_line_is_json_and_everything_is_written(
     assert last == {"rows": [], "command": "bench"}
     written = {path.name for path in tmp_path.iterdir()}
     assert {"report.md", "results.json"} <= written
+    assert "report.html" not in written
+
+
+def test_a_report_with_charts_is_an_html_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = Chart("Speedups", "A caption", "boxes", {"rows": [{"name": "none", "values": [1.0]}]})
+    session(tmp_path).finish(Report("A benchmark", "", [], charts=(drawn,)), {})
+    page = tmp_path / "report.html"
+    assert f"report: {page}\n" in capsys.readouterr().out
+    assert '"values": [1.0]' in page.read_text()
 
 
 def test_a_length_is_rounded_up() -> None:

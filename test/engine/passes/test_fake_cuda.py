@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import speculator
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.passes import (
     output_counts,
@@ -29,6 +30,7 @@ from sglang_qspec.engine.passes import (
     sample,
     sampling_seeds,
     staging,
+    tracing,
     worker,
 )
 from sglang_qspec.engine.passes.accounting import Proposal
@@ -37,10 +39,13 @@ from sglang_qspec.engine.passes.penalties import read_outputs
 from sglang_qspec.engine.passes.prefill import _drafts_of, with_drafts
 from sglang_qspec.engine.passes.relay import relayed
 from sglang_qspec.engine.passes.sample import sample_and_accept
+from sglang_qspec.engine.passes.settle import PendingPass
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
-from sglang_qspec.engine.telemetry.totals import Totals
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.verify.rejection import Proposals
+from test.engine.speculating import enqueue, make
 from test.verify.fake_cuda import CUDA, Costs, fake_cuda, new_fakes
 
 WIDTH, VOCAB, LONG = 8, 2000, 32_768
@@ -52,10 +57,13 @@ class Req:
 
     eos_token_ids = frozenset({5})
     tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=None)
+    origin_input_ids = (0,) * 98
+    multimodal_inputs = customized_info = None
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.sampling_params = SamplingParams(**params)
         self.sampling_params.normalize(self.tokenizer)
+        self.rid = "a"
         self.output_ids = [1, 2, 3]
 
 
@@ -239,18 +247,29 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return moved
 
 
-def launch(reqs: list[Req], trees: DraftTrees | None) -> tuple[Costs, Any]:
-    """The costs of a pass of a server with overlap, and the pass's result.
+@pytest.fixture
+def active() -> Iterator[Speculator]:
+    made = make(None)
+    speculator.activate(made)
+    enqueue(made, "a", prompt_ids=[0] * 98, output_ids=[1, 2, 3])
+    yield made
+    speculator.deactivate()
 
-    `trees` is None for a pass without drafts.
-    """
+
+def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Costs, PendingPass]:
+    """The costs of a pass of a server with overlap, and the launched pass."""
     speculates: Any = object.__new__(worker.QSpecWorker)
     speculates._overlap = True
+    speculates._device = "cuda"
     speculates._draft_token_num = WIDTH
     speculates._target_worker = Target()
     speculates._graphs = PassGraphs(None, QSpecConfig())
-    speculates._speculator = SimpleNamespace(totals=Totals())
+    speculates._speculator = active
     speculates.token_to_kv_pool_allocator = None
+    speculates._accounting = SimpleNamespace(begin=lambda _: None)
+    speculates._proposer = SimpleNamespace(propose=lambda *_: Proposal(trees, trees))
+    launched: list[PendingPass] = []
+    speculates._settlement = SimpleNamespace(add=launched.append)
     count = len(reqs)
     with fake_cuda() as costs, get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
         lens = torch.zeros(count, dtype=torch.int64, device=CUDA)
@@ -262,7 +281,7 @@ def launch(reqs: list[Req], trees: DraftTrees | None) -> tuple[Costs, Any]:
             forward_mode=ForwardMode.DECODE,
             seq_lens=lens,
             orig_seq_lens=lens,
-            seq_lens_cpu=None,
+            seq_lens_cpu=np.full(count, 100),
             req_pool_indices=lens,
             req_to_token_pool=SimpleNamespace(
                 req_to_token=torch.zeros(9, 99, dtype=torch.int32, device=CUDA)
@@ -271,23 +290,33 @@ def launch(reqs: list[Req], trees: DraftTrees | None) -> tuple[Costs, Any]:
             has_grammar=False,
             spec_info=relayed(lens, ones, lens, WIDTH),
         )
-        if trees is None:
-            result = speculates._decode(batch)
-        else:
-            verify_input = verify_input_of(trees, lens, CUDA, full_mask=True, total_len=9)
-            result, _ = speculates._verify(batch, trees, verify_input)
-    return costs, result
+        speculates._pass(batch, PipelinePlan("queue", WIDTH))
+    assert speculator.active() is active
+    return costs, launched[0]
 
 
+@pytest.mark.parametrize("traced", [True, False])
 @pytest.mark.parametrize("drafts", [True, False])
 def test_a_pass_with_overlap_is_launched_without_a_synchronisation(
-    moves: list[Any], drafts: bool
+    active: Speculator, moves: list[Any], drafts: bool, traced: bool
 ) -> None:
     reqs = [Req({"temperature": 0}), Req({"temperature": 1.0, "top_k": 20})]
-    costs, result = launch(reqs, trees_of(2) if drafts else None)
+    if traced:
+        reqs[0].sampling_params.custom_params = {"qspec_return_trace": True}
+        tracing.begin(reqs[0])
+    trees = trees_of(2) if drafts else trees_of(2).best(1)
+    costs, launched = launch(active, reqs, trees)
+    assert (launched.traced is not None) == traced
+    if launched.traced is not None:
+        with costs:
+            launched.traced.record(
+                reqs, trees, [[], [1]], [3, 3], pipeline="queue", batch_requests=2, batch_rows=9
+            )
     assert not costs.synchronisations
-    # The outcome of a verify pass; the worker starts the copy of plain tokens after `on_publish`.
-    assert costs.downloads == ([4 * (2 * WIDTH + 2 + 2 * WIDTH)] if drafts else [])
+    # The outcome of a verify pass, or the tokens of a plain pass.
+    assert costs.downloads == [4 * (2 * WIDTH + 2 + 2 * WIDTH) if drafts else 8 * 2]
+    assert len(costs.uploads) == (2 if drafts else 1)  # the trees, and the seeds of the draws
+    result: Any = launched.result
     relay = result.next_draft_input
     assert relay.draft_token_num == WIDTH
     assert relay.accept_tokens.shape == (2 * WIDTH,)
@@ -322,11 +351,11 @@ def test_a_prefill_with_drafts_is_launched_without_a_synchronisation() -> None:
 
 
 def test_with_overlap_a_branching_tree_moves_its_kv_without_asking_for_the_path(
-    moves: list[Any],
+    active: Speculator, moves: list[Any]
 ) -> None:
     trees = trees_of(2)
     trees.parents[1, 2] = 0
-    costs, _ = launch([Req({"temperature": 0})] * 2, trees)
+    costs, _ = launch(active, [Req({"temperature": 0})] * 2, trees)
     assert len(moves) == 1
     assert not costs.synchronisations
 

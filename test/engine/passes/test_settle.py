@@ -11,10 +11,12 @@ import torch
 
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.frontend.trace import KEY, MORE, PREFILL
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import output_of, outputs_of, splice
 from sglang_qspec.engine.passes.settle import PendingPass, Settlement
+from sglang_qspec.engine.passes.tracing import Items, PassTrace
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -81,7 +83,9 @@ class Engine:
         trees = DraftTrees.of([TREE] * count, width)
         lens = output_lens(self.reqs)
         proposal = Proposal(trees, trees)
-        self.settlement.add(PendingPass(self.reqs, lens, outcome, result, "ahead", proposal))
+        traced = PassTrace.of(self.reqs)
+        pending = PendingPass(self.reqs, lens, outcome, result, "ahead", proposal, traced)
+        self.settlement.add(pending)
         self.clock.now += seconds
         return result
 
@@ -215,6 +219,34 @@ def test_a_pass_that_a_prefill_followed_has_no_measured_time(engine: Engine) -> 
     engine.process(result, [])
     assert engine.accounting.times.seconds(2, len(TREE)) == known
     assert engine.active.totals.pipelines["ahead"].seconds == pytest.approx(1.5 + known)
+
+
+def test_a_trace_counts_the_whole_pass_but_only_the_tokens_that_a_request_takes(
+    engine: Engine,
+) -> None:
+    for req in engine.reqs:
+        req.customized_info[KEY] = Items([PREFILL])
+    engine.launch()
+    engine.reqs[0].ended = True
+    engine.settlement.settle()
+    prefill, described, *more = engine.reqs[1].customized_info[KEY]
+    assert (prefill, more) == (PREFILL, [MORE, MORE])
+    numbers = described["pass"]
+    assert (numbers["rows"], numbers["batch_requests"], numbers["batch_rows"]) == (3, 2, 6)
+    assert numbers["pipeline"] == "ahead"
+    assert described["path"] == [0, 1]
+    assert engine.reqs[0].customized_info[KEY] == [PREFILL]
+
+
+def test_the_drafts_that_a_prefill_accepted_are_in_no_pass(engine: Engine) -> None:
+    req = engine.reqs[0]
+    req.customized_info[KEY] = Items()
+    req.output_ids = []
+    engine.launch()
+    (pending,) = engine.settlement._pending
+    pending.pipeline = ""  # a prefill
+    engine.settlement.settle()
+    assert req.customized_info[KEY] == [PREFILL] * 3
 
 
 def test_without_overlap_nothing_is_spliced(link: FakeSidecarLink, clock: Clock) -> None:

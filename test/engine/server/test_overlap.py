@@ -28,6 +28,7 @@ from test.engine.server.running import (
 )
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 from test.engine.server.test_provenance import ASKED, check
+from test.engine.server.traces import BOTH, body_of, check_trace
 
 pytestmark = pytest.mark.server
 
@@ -50,27 +51,27 @@ def overlapped(
         assert server.exit_code(1.0) is None, "the server has ended:\n" + server.log[-4000:]
 
 
-def test_every_answer_is_the_targets_and_every_token_has_its_label(
+def test_every_answer_is_the_targets_and_every_token_has_its_label_and_pass(
     overlapped: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     assert not overlapped.get("/server_info")["disable_overlap_schedule"]
-    body = {"text": prompts, "sampling_params": {**GREEDY, **ASKED}}
-    answers = overlapped.post("/generate", body)
+    answers = overlapped.post("/generate", body_of(prompts))
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
     accepted = 0
     for answer in answers:
         check(answer)
+        check_trace(answer)
         accepted += of_sidecar(answer["meta_info"]["qspec"]["accepted_by_source"])
     assert accepted > sum(len(e["output_ids"]) for e in expected) / 4
 
 
 def test_a_stream_labels_all_tokens_so_far(overlapped: Server, prompts: list[str]) -> None:
-    body = {"text": prompts[3], "sampling_params": {**GREEDY, **ASKED}, "stream": True}
-    pieces = list(overlapped.stream("/generate", body))
+    pieces = list(overlapped.stream("/generate", {**body_of(prompts[3]), "stream": True}))
     for piece in pieces:
         labels = piece["meta_info"]["qspec_provenance"]
         assert len(labels) == len(piece["output_ids"]) == piece["meta_info"]["completion_tokens"]
         assert "target" in labels
+        check_trace(piece)
     assert len(pieces) > 2
     check(pieces[-1])
 
@@ -105,7 +106,7 @@ def test_an_answer_ends_in_the_middle_of_an_accepted_run(
     overlapped: Server, prompts: list[str], expected: list[dict[str, Any]], limit: dict[str, int]
 ) -> None:
     ids = expected[2]["output_ids"]
-    custom = {**ASKED["custom_params"], "qspec_guess_ids": ids, "qspec_sources": ["guess"]}
+    custom = {**BOTH, "qspec_guess_ids": ids, "qspec_sources": ["guess"]}
     given: dict[str, Any] = limit if "at" not in limit else {"stop_token_ids": [ids[limit["at"]]]}
     # The other request goes on, so the ended one is in one pass too many.
     with ThreadPoolExecutor(2) as pool:
@@ -121,6 +122,7 @@ def test_an_answer_ends_in_the_middle_of_an_accepted_run(
             assert answer["meta_info"]["qspec_provenance"] == ["target"]
         else:
             check(answer)
+        check_trace(answer)
 
 
 def test_a_rid_may_be_used_again_while_its_last_pass_still_runs(

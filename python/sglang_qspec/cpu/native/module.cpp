@@ -1,4 +1,4 @@
-// Int8 products and a Llama decoder for CPUs with AVX-512 and VNNI; `_native.pyi` describes them.
+// Operations of decoders for CPUs with AVX-512 and VNNI; `_native.pyi` describes them.
 // All arrays are numpy arrays in C order. A decoder keeps references to its arrays.
 
 #include <pybind11/numpy.h>
@@ -6,9 +6,12 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -16,6 +19,7 @@
 #include "arguments.h"
 #include "decoder.h"
 #include "product.h"
+#include "rows.h"
 
 namespace py = pybind11;
 
@@ -213,6 +217,114 @@ class AnyDecoder {
   std::mutex in_use_;
 };
 
+// Run `work` with a null pointer of the type of the values: bfloat16 or float32.
+template <typename Work>
+void with_type(bool bfloat16, Work work) {
+  const py::gil_scoped_release released;
+  if (bfloat16) {
+    work(static_cast<BFloat16*>(nullptr));
+  } else {
+    work(static_cast<float*>(nullptr));
+  }
+}
+
+template <typename T>
+T* at(std::uintptr_t address, T*) {
+  return reinterpret_cast<T*>(address);
+}
+
+void rms_norm_at(std::uintptr_t from, std::uintptr_t weight, std::uintptr_t to, std::int64_t rows,
+                 int width, float eps, bool bfloat16, int threads) {
+  with_type(bfloat16, [&](auto* type) {
+    rms_norm(at(from, type), reinterpret_cast<const float*>(weight), at(to, type), rows, width, eps,
+             threads);
+  });
+}
+
+void silu_and_mul_at(std::uintptr_t from, std::uintptr_t to, std::int64_t rows, int width,
+                     bool bfloat16, int threads) {
+  with_type(bfloat16, [&](auto* type) {
+    silu_and_mul(at(from, type), at(to, type), rows, width, threads);
+  });
+}
+
+void rotate_at(std::uintptr_t rows, std::int64_t count, std::int64_t stride, int heads, int dim,
+               std::uintptr_t cos_sin, bool bfloat16, int threads) {
+  with_type(bfloat16, [&](auto* type) {
+    rotate(at(rows, type), count, stride, heads, dim, reinterpret_cast<const float*>(cos_sin),
+           threads);
+  });
+}
+
+void store_rows_at(std::uintptr_t rows, std::int64_t count, std::int64_t stride, std::int64_t width,
+                   std::uintptr_t slots, std::uintptr_t pool, bool bfloat16) {
+  with_type(bfloat16, [&](auto* type) {
+    store_rows(at(rows, type), count, stride, width, reinterpret_cast<const std::int64_t*>(slots),
+               at(pool, type));
+  });
+}
+
+// The requests of a pass, with the arrays that describe them.
+class AnyRowAttention {
+ public:
+  AnyRowAttention(const Array<std::int32_t>& slots, const Array<std::int64_t>& lengths,
+                  const Array<std::int64_t>& rows, const Array<bool>& visible, int heads,
+                  int kv_heads, int dim, float scale)
+      : slots_(slots), visible_(visible), attention_(heads, kv_heads, dim, scale) {
+    const py::ssize_t n = lengths.size();
+    check_dimensions("lengths", lengths, 1);
+    check_shape("rows", rows, {n});
+    check_dimensions("slots", slots, 2);
+    check_dimensions("visible", visible, 3);
+    const py::ssize_t widest = visible.shape(1);
+    check_shape("visible", visible, {n, widest, widest});
+    check_shape("slots", slots, {n, slots.shape(1)});
+    check_range("dim", dim, RowAttention::DIM_STEP, MOST_INPUTS);
+    check(dim % RowAttention::DIM_STEP == 0, [&] {
+      return "dim is " + std::to_string(dim) + ", but must be a multiple of " +
+             std::to_string(RowAttention::DIM_STEP);
+    });
+    check_range("kv_heads", kv_heads, 1, MOST_INPUTS);
+    check(heads % kv_heads == 0, [&] {
+      return "heads is " + std::to_string(heads) + ", but must be a multiple of " +
+             std::to_string(kv_heads);
+    });
+    check_items("lengths", lengths.data(), n, 1, slots.shape(1));
+    check_items("rows", rows.data(), n, 1, widest);
+    std::vector<Request> requests;
+    std::int64_t first = 0;
+    for (py::ssize_t r = 0; r < n; ++r) {
+      check_range("rows[" + std::to_string(r) + "]", rows.data()[r], 1, lengths.data()[r]);
+      const std::int32_t* own = slots_.data() + r * slots.shape(1);
+      most_ = std::max(most_, *std::max_element(own, own + lengths.data()[r]));
+      check_items("slots[" + std::to_string(r) + "]", own, lengths.data()[r], 0, MOST_POSITIONS);
+      requests.push_back({first, static_cast<int>(rows.data()[r]),
+                          static_cast<int>(lengths.data()[r]), own,
+                          visible_.data() + r * widest * widest, widest});
+      first += rows.data()[r];
+    }
+    attention_.begin(std::move(requests));
+  }
+
+  void attend(std::uintptr_t query, std::int64_t stride, std::uintptr_t keys, std::uintptr_t values,
+              std::int64_t slots, std::uintptr_t out, bool bfloat16, int threads) {
+    check_range("slots of the pool", slots, std::int64_t{most_} + 1,
+                std::numeric_limits<std::int64_t>::max());
+    check_range("threads", threads, 1, MOST_THREADS);
+    with_type(bfloat16, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      const Pool<const T> pool{at(keys, type), at(values, type)};
+      attention_.attend<T>(at(query, type), stride, pool, at(out, type), threads);
+    });
+  }
+
+ private:
+  Array<std::int32_t> slots_;  // keeps the memory that the requests refer to
+  Array<bool> visible_;
+  std::int32_t most_ = -1;  // largest slot
+  RowAttention attention_;
+};
+
 }  // namespace
 }  // namespace qspec
 
@@ -231,4 +343,15 @@ PYBIND11_MODULE(_native, module) {
            py::arg("positions").noconvert(), py::arg("slots").noconvert(),
            py::arg("rows").noconvert(), py::arg("table").noconvert(), py::arg("digits"),
            py::arg("threads"));
+  module.def("rms_norm", &rms_norm_at);
+  module.def("silu_and_mul", &silu_and_mul_at);
+  module.def("rotate", &rotate_at);
+  module.def("store_rows", &store_rows_at);
+  py::class_<AnyRowAttention>(module, "RowAttention")
+      .def(py::init<const Array<std::int32_t>&, const Array<std::int64_t>&,
+                    const Array<std::int64_t>&, const Array<bool>&, int, int, int, float>(),
+           py::arg("slots").noconvert(), py::arg("lengths").noconvert(),
+           py::arg("rows").noconvert(), py::arg("visible").noconvert(), py::arg("heads"),
+           py::arg("kv_heads"), py::arg("dim"), py::arg("scale"))
+      .def("attend", &AnyRowAttention::attend);
 }

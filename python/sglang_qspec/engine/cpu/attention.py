@@ -16,7 +16,9 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
 from sglang_qspec.cpu.attention import Heads, attend_block
-from sglang_qspec.cpu.pass_plan import PassPlan, attend_pass, plan_pass
+from sglang_qspec.cpu.pass_plan import PassPlan, attend_pass, may_share, plan_pass
+from sglang_qspec.cpu.row_attention import RowAttention, can_attend
+from sglang_qspec.cpu.row_ops import can_run, store_rows
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -122,8 +124,11 @@ class CpuAttention(TorchNativeAttnBackend):
         pool = self.token_to_kv_pool
         if self.plain_pool is not None and k.dtype == pool.dtype:
             place = layer.layer_id - pool.start_layer
-            pool.k_buffer[place].index_copy_(0, batch.written, k)
-            pool.v_buffer[place].index_copy_(0, batch.written, v)
+            for rows, buffer in ((k, pool.k_buffer[place]), (v, pool.v_buffer[place])):
+                if can_run(rows) and rows.stride(1) == rows.shape[2] and rows.stride(2) == 1:
+                    store_rows(rows, batch.written, buffer)
+                else:
+                    buffer.index_copy_(0, batch.written, rows)
         else:
             pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         return self._read(query, layer, forward_batch)
@@ -163,13 +168,18 @@ class _Batch:
         self.written = forward_batch.out_cache_loc.long()
         self._kv_lens, self._new_lens, self._visible = kv_lens, new_lens, visible
         self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
-        self._plans: dict[tuple[Heads, torch.dtype, int | None], PassPlan] = {}
+        self._plans: dict[tuple[Any, ...], PassPlan] = {}
+        self._rows: dict[tuple[Any, ...], RowAttention | None] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention) -> Tensor:
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         cap = float(layer.logit_cap)
         if not self._in_blocks:
             heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
+            if window is None and cap == 0.0:
+                compiled = self._row_attention(heads, query, keys, values, layer.scaling)
+                if compiled is not None:
+                    return compiled.attend(query, keys, values)
             plan = self._plan(heads, query.dtype, window)
             return attend_pass(plan, query, keys, values, layer.scaling, cap)
         if cap > 0.0:
@@ -178,6 +188,19 @@ class _Batch:
                 "use --attention-backend torch_native"
             )
         return self._attend_blocks(query, keys, values, layer.scaling, window)
+
+    def _row_attention(
+        self, heads: Heads, query: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> RowAttention | None:
+        """The compiled attention of a layer; None if it does not support the layer or is slower."""
+        kind = (heads, query.dtype, query.stride(), keys.shape, scale)
+        if kind not in self._rows:
+            fits = can_attend(query, keys, values)
+            if fits and self._decodes and may_share(*self._slots.shape):
+                fits = self._plan(heads, query.dtype, None).prefixes is None
+            place = (self._slots, self._kv_lens, self._new_lens, heads, query.shape[2], scale)
+            self._rows[kind] = RowAttention(*place, self._visible) if fits else None
+        return self._rows[kind]
 
     def _plan(self, heads: Heads, dtype: torch.dtype, window: int | None) -> PassPlan:
         """The plan of a layer. Layers with the same heads, dtype and window share one."""

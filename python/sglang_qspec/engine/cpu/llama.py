@@ -20,7 +20,7 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_qspec.cpu.decoder_ops import mirrored, rms_norm, rotate, rotation, silu_and_mul
+from sglang_qspec.cpu.decoder_ops import Rotation, mirrored, rms_norm, silu_and_mul
 from sglang_qspec.cpu.dense_linear import packed_linear, packed_linear_add
 from sglang_qspec.engine.cpu.attention import CpuAttention
 from sglang_qspec.engine.cpu.dense_linear import load_count
@@ -90,13 +90,12 @@ class _Decoder:
         backend = get_attn_backend()
         direct = type(backend) is CpuAttention and backend.is_plain(self.layers[0].attention)
         turned = self.heads + self.kv_heads
-        factors = rotation(
-            self.rotary.cos_sin_cache.index_select(0, positions.flatten()), hidden.dtype
-        )
+        angles = self.rotary.cos_sin_cache.index_select(0, positions.flatten())
+        rotate = Rotation(angles, hidden.dtype)
         for layer in self.layers:
             qkv = layer.qkv(layer.input_norm(hidden))
             qkv = qkv.view(-1, turned + self.kv_heads, self.head_dim)
-            rotated = rotate(qkv[:, :turned], factors)
+            rotated = rotate(qkv[:, :turned])
             query, key, value = rotated[:, : self.heads], rotated[:, self.heads :], qkv[:, turned:]
             if direct:
                 mixed = backend.store_and_attend(query, key, value, layer.attention, forward_batch)

@@ -1,4 +1,4 @@
-"""Adds `meta_info["qspec"]` to finished requests and corrects the spec_* figures.
+"""Adds `meta_info["qspec"]` to finished requests, adds traces, and corrects the spec_* figures.
 
 The scheduler attaches one record to the last output of a request (`engine.scheduler.last_output`).
 In the process that serves clients, this module puts the record into `meta_info`. It also corrects
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.frontend import provenance, trace
 
 KEY = "qspec"
 
@@ -26,10 +26,12 @@ def complete_meta_info(
 ) -> None:
     """Around `TokenizerManager.update_request_meta_info`, which collects one item per token.
 
-    The hook hides QSPEC's record from SGLang, because the record is one item per request. It also
-    removes the labels with which SGLang pads a request without provenance.
+    The hook hides QSPEC's record from SGLang, because the record is one item per request, and the
+    trace, which has another form in an answer. It also removes the labels with which SGLang pads a
+    request without provenance.
     """
-    others = {key: values for key, values in customized_info.items() if key != KEY}
+    hidden = (KEY, trace.KEY)
+    others = {key: values for key, values in customized_info.items() if key not in hidden}
     labels = others.get(provenance.KEY)
     known = provenance.KEY in state.customized_info_reported_keys
     if labels is not None and not known and provenance.is_padding(labels[index]):
@@ -38,6 +40,8 @@ def complete_meta_info(
     records = customized_info.get(KEY)
     if records is not None and records[index]:
         (meta_info[KEY],) = records[index]
+    if trace.KEY in customized_info:
+        trace.add(meta_info, manager, state, customized_info[trace.KEY][index])
 
 
 def correct_rates(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:

@@ -182,7 +182,7 @@ def reserve(result: None, batch: ScheduleBatch) -> None:
     places = [
         place
         for place, req in enumerate(batch.reqs)
-        if req.extend_end == len(req.full_untruncated_fill_ids) and active.is_live(req.rid)
+        if req.extend_end == len(req.full_untruncated_fill_ids) and active.live(req.rid)
     ]
     most = _most_drafts()
     if not places or not most or not can_verify(batch):

@@ -1,4 +1,4 @@
-"""Settles passes: reads the outcome of a pass on the host, and updates statistics and labels.
+"""Settles passes: reads the outcome of a pass on the host; updates statistics, labels and traces.
 
 Without the overlap scheduler the worker settles each pass at once. With the overlap scheduler the
 pass still runs when the worker returns. Then the pass is settled when the next decode call begins,
@@ -15,6 +15,7 @@ from typing import Any
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
 from sglang_qspec.engine.passes.outcome import (
     ComingOutcome,
@@ -23,6 +24,7 @@ from sglang_qspec.engine.passes.outcome import (
     PlainOutcome,
 )
 from sglang_qspec.engine.passes.outputs import splice
+from sglang_qspec.engine.passes.tracing import PassTrace
 
 
 @dataclass
@@ -40,6 +42,8 @@ class PendingPass:
     """Pipeline of the pass; empty for a prefill."""
     proposal: Proposal | None = None
     """Drafts of the pass; None for a prefill without drafts, and after speculation has ended."""
+    traced: PassTrace | None = None
+    """Trace of a decode pass; None if no request asks for it."""
 
     @property
     def is_prefill(self) -> bool:
@@ -119,6 +123,18 @@ class Settlement:
         with guarded("recording token provenance"):
             trees = None if proposal is None else proposal.trees
             provenance.record(reqs, trees, accepted, lens)
+            if launched.is_prefill:
+                tracing.extend(reqs, lens, accepted)
+            elif launched.traced is not None:
+                launched.traced.record(
+                    reqs,
+                    trees,
+                    accepted,
+                    lens,
+                    pipeline=launched.pipeline,
+                    batch_requests=len(launched.reqs),
+                    batch_rows=len(launched.reqs) if whole is None else whole.rows,
+                )
 
 
 def _takes_tokens(req: Any) -> bool:

@@ -123,6 +123,14 @@ def verify_input_of(
     )
 
 
+def total_len_of(batch: ScheduleBatch) -> int | None:
+    """The sum of the requests' lengths in tokens; None if the host has no copy of the lengths.
+
+    The sum comes from SGLang's copy on the host, so it does not synchronise with the device.
+    """
+    return None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())
+
+
 def _ragged_input_of(
     trees: DraftTrees, seq_lens: Tensor, device: torch.device | str
 ) -> TreeVerifyInput:

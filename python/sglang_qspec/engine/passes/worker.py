@@ -33,6 +33,7 @@ from sglang_qspec.engine.passes import (
     prefill,
     relay,
     sampling_seeds,
+    tracing,
     tree_attention,
 )
 from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
@@ -47,7 +48,7 @@ from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.settle import PendingPass, Settlement
 from sglang_qspec.engine.passes.staging import stage
-from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
+from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, total_len_of, verify_input_of
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector, PrefillRows
 from sglang_qspec.trie import DraftTrees
@@ -197,12 +198,13 @@ class QSpecWorker(BaseSpecWorker):
         self, batch: ScheduleBatch, plan: PipelinePlan, on_publish: Publish | None = None
     ) -> GenerationBatchResult:
         """Run one pass of the target over a decode batch. Without overlap, also settle the pass."""
+        traced = tracing.PassTrace.of(batch.reqs)
         lens = list(map(len, outputs_of(batch.reqs)))
         proposal: Proposal | None = None
         verify_input: TreeVerifyInput | None = None
         if self._speculates:
             with guarded("proposing drafts"):
-                total_len = _total_len(batch)
+                total_len = total_len_of(batch)
                 self._accounting.begin(None if total_len is None else total_len / len(batch.reqs))
                 if self._overlap:
                     check_lengths(batch.reqs, lens, batch.seq_lens_cpu)
@@ -215,6 +217,8 @@ class QSpecWorker(BaseSpecWorker):
                         full_mask=tree_attention.reads_full_mask(self._device),
                         total_len=total_len,
                     )
+                if traced is not None and proposal.candidates is not None:
+                    traced.look_up(self._speculator)
         trees = proposal.trees if proposal is not None else None
         if trees is None or verify_input is None:
             result = self._decode(batch)
@@ -225,7 +229,7 @@ class QSpecWorker(BaseSpecWorker):
             on_publish(result.new_seq_lens)
         outcome = outcome or ComingTokens(result.next_token_ids)
         self._settlement.add(
-            PendingPass(batch.reqs, lens, outcome, result, plan.pipeline, proposal)
+            PendingPass(batch.reqs, lens, outcome, result, plan.pipeline, proposal, traced)
         )
         if not self._overlap:
             self._settlement.settle()
@@ -254,6 +258,7 @@ class QSpecWorker(BaseSpecWorker):
                 result = self._target_worker.forward_batch_generation(batch)
             with guarded("recording token provenance"):
                 provenance.extend(batch.reqs)
+                tracing.extend(batch.reqs)
             token_ids = result.next_token_ids
             finished = self._finished(result, token_ids, _ones(batch), batch.seq_lens.clone(), 1)
             pending = PendingPass(batch.reqs, lens, ComingTokens(token_ids), finished)
@@ -389,11 +394,3 @@ class QSpecWorker(BaseSpecWorker):
 
 def _ones(batch: ScheduleBatch) -> torch.Tensor:
     return torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
-
-
-def _total_len(batch: ScheduleBatch) -> int | None:
-    """The sum of the requests' lengths in tokens; None if the host has no copy of the lengths.
-
-    The sum comes from SGLang's copy on the host, so it does not synchronise with the device.
-    """
-    return None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +107,11 @@ class LiveRequest:
         """Maximum useful length of a draft after the committed output, in tokens."""
         remaining = self.max_new_tokens - len(self.output_ids)
         return min(remaining, self.controls.max_completion_tokens)
+
+    def match_ids(self, paused: Collection[Source]) -> list[int]:
+        """The last committed tokens that the trie's longest match has (`longest_match`)."""
+        length = self.trie.longest_match(paused)
+        return (self.prompt_ids[-length:] + self.output_ids[-length:])[-length:] if length else []
 
     def submit(self, number: int, *, completions: bool, vocab_size: int) -> Submit:
         """The message that asks for drafts; without `completions` it asks only for step drafts.

@@ -14,6 +14,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.sampling_seeds import seeded_of
 from sglang_qspec.engine.requests.live_request import Tally
 
@@ -27,6 +28,7 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return
     with guarded("starting token provenance"):
         provenance.begin(req, active.settings.return_provenance)
+        tracing.begin(req)
     if req.custom_logit_processor:  # it may read the output, which excludes draft tokens
         return
     if req.multimodal_inputs is not None or req.input_embeds is not None:

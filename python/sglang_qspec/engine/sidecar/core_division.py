@@ -26,7 +26,7 @@ def sidecar_cpus(settings: QSpecConfig) -> str:
     """
     if settings.cores != AUTO_CORES or config.places_threads():
         return ""
-    cores = _cores(os.sched_getaffinity(0))
+    cores = cores_of(os.sched_getaffinity(0))
     if len(cores) < 2:
         return ""
     chosen = cores[-max(1, len(cores) // SHARE) :]
@@ -38,10 +38,10 @@ def pinned_cpus(settings: QSpecConfig) -> str:
     return "" if settings.cores == AUTO_CORES else settings.cores
 
 
-def _cores(cpus: set[int]) -> list[frozenset[int]]:
+def cores_of(cpus: set[int]) -> list[frozenset[int]]:
     """Group `cpus` into cores of one or more hardware threads, in the order of the NUMA nodes."""
     cores = {_siblings(cpu) & cpus or frozenset((cpu,)) for cpu in cpus}
-    return sorted(cores, key=lambda core: (_node(min(core)), min(core)))
+    return sorted(cores, key=lambda core: (node_of(min(core)), min(core)))
 
 
 def _siblings(cpu: int) -> frozenset[int]:
@@ -53,7 +53,7 @@ def _siblings(cpu: int) -> frozenset[int]:
         return frozenset()
 
 
-def _node(cpu: int) -> int:
+def node_of(cpu: int) -> int:
     """The NUMA node of a CPU; 0 if the kernel does not tell."""
     for path in (_TOPOLOGY / f"cpu{cpu}").glob("node[0-9]*"):
         return int(path.name.removeprefix("node"))

@@ -213,6 +213,7 @@ PYBIND11_MODULE(_native, module) {
            [](RequestTrie& trie, py::handle token_ids) {
              trie.commit(own_token_ids_of(token_ids, "token_ids", trie.vocab_size(), kMostTokens));
            })
+      .def("longest_match", &RequestTrie::longest_match)
       .def("evict", &RequestTrie::evict)
       .def("check_integrity", &RequestTrie::check_integrity);
 

@@ -100,28 +100,19 @@ class RequestTrie {
   // Only sources that are in both `sources` and `sources_` are proposed.
   int propose(Grower& grower, Token root, Policy policy, double floor, int width, unsigned sources,
               const TreeRow& row) {
-    sources &= sources_;
-    places_.clear();
-    for (const std::int32_t number : followed_) {
-      const Stream& stream = streams_[number];
-      // A stream that ends behind the output has no next token.
-      if (arena_.next(stream.at) && holds(sources, stream.kind)) {
-        const int length = std::min(stream.matched + 1, limits_.max_match);
-        places_.push_back({stream.at, length, stream.kind, true});
-      }
-    }
-    const std::size_t followed = places_.size();
-    for (const Cursor& cursor : matcher_.cursors()) {
-      const Kind kind = kind_of(cursor.node);
-      const bool is_followed =
-          std::any_of(places_.begin(), places_.begin() + followed,
-                      [&cursor](const Place& place) { return place.node == cursor.node; });
-      if (!is_followed && holds(sources, kind)) {
-        places_.push_back({cursor.node, cursor.length, kind, false});
-      }
-    }
+    find_places(sources);
     const int most = std::min(width, max_width_);
     return grower.grow(root, places_, arena_, *trust_, standing_, policy, floor, most, row);
+  }
+
+  // Length of the longest match that proposes a token with these `sources`; 0 for none.
+  int longest_match(unsigned sources) {
+    find_places(sources);
+    int longest = 0;
+    for (const Place& place : places_) {
+      if (arena_.next(place.node)) longest = std::max(longest, place.length);
+    }
+    return longest;
   }
 
   // Drop all drafts, and all own text except the last `max_match` tokens.
@@ -170,6 +161,30 @@ class RequestTrie {
   [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
 
   static bool holds(unsigned sources, Kind kind) { return sources >> kSourceOf[kind] & 1u; }
+
+  // Set `places_` to the matches of the committed text in sources that may be proposed.
+  void find_places(unsigned sources) {
+    sources &= sources_;
+    places_.clear();
+    for (const std::int32_t number : followed_) {
+      const Stream& stream = streams_[number];
+      // A stream that ends behind the output has no next token.
+      if (arena_.next(stream.at) && holds(sources, stream.kind)) {
+        const int length = std::min(stream.matched + 1, limits_.max_match);
+        places_.push_back({stream.at, length, stream.kind, true});
+      }
+    }
+    const std::size_t followed = places_.size();
+    for (const Cursor& cursor : matcher_.cursors()) {
+      const Kind kind = kind_of(cursor.node);
+      const bool is_followed =
+          std::any_of(places_.begin(), places_.begin() + followed,
+                      [&cursor](const Place& place) { return place.node == cursor.node; });
+      if (!is_followed && holds(sources, kind)) {
+        places_.push_back({cursor.node, cursor.length, kind, false});
+      }
+    }
+  }
 
   bool in_vocabulary(Token token) const { return token >= 0 && token < limits_.vocab_size; }
 

@@ -1,0 +1,113 @@
+"""The command `qspec models compare`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from sglang_qspec import config, values
+from sglang_qspec.compare.answers import WIDTHS
+from sglang_qspec.config import AUTO_CORES
+from sglang_qspec.models.prompts import PROMPTS, texts_of
+from sglang_qspec.values import option
+
+DESCRIPTION = """Measure what draft models would be worth for a target on this machine: how often
+they choose the target's next token, greedily and sampled with the same seeds; the time of a draft
+step; memory; and the throughput that `qspec theory` predicts from these and from the target's
+measured pass times. The target's answers to the prompts serve as texts. Prints tables and a
+recommendation."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("--target", required=True, help="folder of the target's checkpoint, or a name on a hub")
+    add("--draft", nargs="+", required=True, metavar="DRAFT", help="draft models to compare")
+    add(
+        "--prompts",
+        type=Path,
+        metavar="JSONL",
+        help="file with a `prompt` in each line, or in Spec-Bench's format; by default twelve "
+        "prompts of mixed kinds",
+    )
+    add(
+        "--in-flight",
+        type=option(values.positive),
+        nargs="+",
+        default=[1, 4],
+        metavar="N",
+        help="numbers of requests that are served at once (default: 1 4)",
+    )
+    add(
+        "--tokens",
+        type=option(values.positive),
+        default=64,
+        metavar="N",
+        help="maximum length of an answer, in tokens (default: %(default)s)",
+    )
+    add(
+        "--temperature",
+        type=option(values.number(0.01, 2.0)),
+        default=0.7,
+        metavar="T",
+        help="of the sampled answers, 0.01 to 2 (default: %(default)s)",
+    )
+    add("--device", choices=tuple(WIDTHS), help="of the target; by default cuda if there is a GPU")
+    add(
+        "--draft-device",
+        type=option(values.device),
+        default="",
+        help="cpu, cuda or cuda:N; by default the one that a server would choose",
+    )
+    add(
+        "--cores",
+        type=option(config.parser("cores")),
+        default=AUTO_CORES,
+        metavar="CPUS",
+        help="CPUs of the draft model, such as 1 or 2-5, if both are on a CPU; the target has the "
+        "others. auto, the default, divides them as --speculative-qspec-cores auto does; an empty "
+        "text lets both use all",
+    )
+    add("--dtype", default="auto", help="data type of both models' activations (default: auto)")
+    add(
+        "--draft-quantization",
+        metavar="METHOD",
+        help="SGLang's quantization method of the draft models, such as fp8 for unquantized ones "
+        "on a GPU (default: the checkpoint's)",
+    )
+    add("--trust-remote-code", action="store_true", help="run code that is part of a checkpoint")
+    add("--json", action="store_true", help="print one line of JSON instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Measure, and return the text to print.
+
+    Raises ConfigError for a file of prompts, a model or CPUs that cannot be used, and QSpecError if
+    a server or a draft model does not start.
+    """
+    from sglang_qspec.compare.comparison import Comparison
+    from sglang_qspec.compare.report import recommendation, text_of
+
+    texts = texts_of(options.prompts, PROMPTS)
+    comparison = Comparison(options)
+    prompts = comparison.prompt_ids(texts)
+    candidates, passes = comparison.measure(prompts)
+    if not options.json:
+        heading = f"{options.target}: {len(prompts)} prompts, {comparison.place}"
+        return text_of(candidates, passes, heading)
+    k = max(passes.widths) - 1
+    verify = passes.verify.items()
+    record = {
+        "target": options.target,
+        "place": str(comparison.place),
+        "prompts": len(prompts),
+        "tokens": options.tokens,
+        "temperature": options.temperature,
+        "plain_ms": {str(b): 1e3 * each for b, each in passes.plain.items()},
+        "verify_ms": [{"requests": b, "width": w, "ms": 1e3 * each} for (b, w), each in verify],
+        "candidates": [candidate.record(k) for candidate in candidates],
+        "recommendation": recommendation(candidates),
+    }
+    return json.dumps(record)

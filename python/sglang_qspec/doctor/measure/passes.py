@@ -1,0 +1,218 @@
+"""`python -m sglang_qspec.doctor.measure.passes`: runs passes of one model for the doctor.
+
+SGLang has one configuration per process, so each model has a process of its own. The process reads
+a JSON object per line from standard input, and answers each with a JSON object: the name of a
+method of `Passes` in `do`, and its arguments. The answer has `result`, or `error`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from sglang_qspec.errors import QSpecError
+from sglang_qspec.values import parse_cores
+
+if TYPE_CHECKING:
+    from sglang_qspec.engine.cpu.target_cores import TargetCores
+    from sglang_qspec.sidecar.draft_model import DraftModel
+
+CONTEXT = 128
+"""Tokens before the first token of a timed pass."""
+MOST_PASSES = 64
+"""Maximum number of passes of one measurement; KV rows have room for them."""
+
+
+class Passes:
+    """Timed passes, greedy decoding and agreement of one loaded model."""
+
+    def __init__(self, model: DraftModel, path: str, cores: TargetCores | None) -> None:
+        """`cores` divides the CPUs with the sidecar; None if they are not divided."""
+        self._model = model
+        self._path = path
+        self._cores = cores
+        self._rows: list[int] = []
+
+    def ready(self) -> str:
+        """Description of the loaded model: its data type, and its quantization if it has one."""
+        return " ".join(filter(None, (self._model.dtype, self._model.quantization)))
+
+    def seconds(self, rows: int, seconds: float, everything: bool = False) -> float:
+        """Median seconds of decode passes over `rows` rows, measured for about `seconds`.
+
+        With `everything` a target also uses the CPUs of the sidecar.
+        """
+        if self._cores is not None:
+            self._cores.use(everything=everything)
+        self._open(rows)
+        used = self._rows[:rows]
+        found: list[float] = []
+        began = time.perf_counter()
+        self._step(used, [0] * rows)
+        while not found or (time.perf_counter() - began < seconds and len(found) < MOST_PASSES):
+            start = time.perf_counter()
+            self._step(used, [0] * rows)
+            found.append(time.perf_counter() - start)
+        for row in used:
+            self._model.truncate(row, CONTEXT)
+        return statistics.median(found)
+
+    def _open(self, rows: int) -> None:
+        """Open rows of CONTEXT tokens until there are `rows`; they share the KV of the first."""
+        if not self._rows:
+            row = self._model.open()
+            self._model.extend([row], [list(range(CONTEXT))])
+            self._rows.append(row)
+        while len(self._rows) < rows:
+            self._rows.append(self._model.fork(self._rows[0], CONTEXT))
+
+    def _step(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+        """One decode pass; the likeliest next token of each row. Waits for the device."""
+        likeliest: list[int] = self._model.step(rows, token_ids).argmax(-1).tolist()
+        return likeliest
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts, in the model's chat template if it has one."""
+        from sglang_qspec.engine.compat import load_tokenizer
+
+        tokenizer = load_tokenizer(self._path, False, None)
+        if getattr(tokenizer, "chat_template", None):
+            texts = [
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+                )
+                for text in texts
+            ]
+            return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [tokenizer.encode(text) for text in texts]
+
+    def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        """Greedy continuations of at most `tokens` tokens; each ends before an end of text."""
+        rows, last = self._prefilled(prompts)
+        outputs = [[token] for token in last]
+        for _ in range(tokens - 1):
+            last = self._step(rows, last)
+            for output, token in zip(outputs, last, strict=True):
+                output.append(token)
+        self._close(rows)
+        return [self._until_end(output) for output in outputs]
+
+    def _until_end(self, output: list[int]) -> list[int]:
+        ends = (place for place, each in enumerate(output) if each in self._model.eos_token_ids)
+        return output[: next(ends, len(output))]
+
+    def agreeing(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> list[int]:
+        """How many tokens of `texts` the model also finds likeliest, and their number.
+
+        Each token is predicted from the prompt and the tokens of the text before it.
+        """
+        rows, likeliest = self._prefilled(prompts)
+        agreed = of = 0
+        for place in range(max(map(len, texts))):
+            live = [row for row, text in enumerate(texts) if place < len(text)]
+            agreed += sum(likeliest[row] == texts[row][place] for row in live)
+            of += len(live)
+            found = self._step([rows[row] for row in live], [texts[row][place] for row in live])
+            for row, token in zip(live, found, strict=True):
+                likeliest[row] = token
+        self._close(rows)
+        return [agreed, of]
+
+    def _prefilled(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """Open a row for each prompt; the rows, and the likeliest next token of each."""
+        rows, likeliest = [], []
+        for prompt in prompts:
+            row = self._model.open()
+            logits = self._model.extend([row], [prompt])
+            rows.append(row)
+            likeliest.append(int(logits[0].argmax()))
+        return rows, likeliest
+
+    def _close(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._model.close(row)
+
+
+METHODS = ("ready", "seconds", "encode", "greedy", "agreeing")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load the model and answer until standard input ends. Returns 0, or 1 if loading fails."""
+    options = _parser().parse_args(argv)
+    # Answers go to the real standard output, and what SGLang prints to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        passes = _load(options)
+    except QSpecError as error:
+        _answer(answers, {"error": str(error)})
+        return 1
+    for line in sys.stdin:
+        question: dict[str, Any] = json.loads(line)
+        name = question.pop("do")
+        assert name in METHODS, name
+        try:
+            _answer(answers, {"result": getattr(passes, name)(**question)})
+        except (QSpecError, RuntimeError) as error:  # torch raises RuntimeError
+            _answer(answers, {"error": str(error)})
+    return 0
+
+
+def _answer(answers: TextIO, content: dict[str, Any]) -> None:
+    answers.write(json.dumps(content) + "\n")
+    answers.flush()
+
+
+def _load(options: argparse.Namespace) -> Passes:
+    from sglang_qspec.sidecar.__main__ import settle_cores, settle_device
+
+    kind = settle_device(options.device)
+    settle_cores(options.cores)
+    if options.background:
+        os.nice(19)
+    # These import torch, so they follow the settings of CPUs and device.
+    from sglang_qspec.engine.cpu.target_cores import TargetCores
+    from sglang_qspec.sidecar.draft_model import DraftModel
+    from sglang_qspec.sidecar.loading import DraftModelOptions
+
+    model = DraftModel(
+        DraftModelOptions(
+            options.model_path,
+            device=kind,
+            dtype=options.dtype,
+            mem_fraction=options.mem_fraction or None,
+            max_total_tokens=options.tokens,
+        ),
+        drafts_only=not options.target,
+    )
+    shared = parse_cores(options.shared)
+    return Passes(model, options.model_path, TargetCores(shared) if shared else None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sglang_qspec.doctor.measure.passes")
+    add = parser.add_argument
+    add("--model-path", required=True)
+    add("--device", default="")
+    add("--dtype", default="auto")
+    add("--mem-fraction", type=float, default=0.0)
+    add("--tokens", type=int, default=16384, help="maximum number of KV slots")
+    add("--cores", default="", help="CPUs to run on; default: all")
+    add("--shared", default="", help="CPUs of the sidecar, which a target can also use")
+    add("--background", action="store_true", help="run at the lowest priority")
+    add("--target", action="store_true", help="compute as a target does")
+    return parser
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    # The interpreter's teardown of torch and SGLang takes seconds.
+    os._exit(code)

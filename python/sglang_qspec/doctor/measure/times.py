@@ -1,0 +1,162 @@
+"""Measures the passes of both models, and how often they agree on the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sglang_qspec.doctor.case import Case
+from sglang_qspec.doctor.measure.child import Child, open_child
+from sglang_qspec.doctor.measure.prompts import PROMPTS
+from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.errors import MeasureError
+from sglang_qspec.theory.curve import Curve
+
+VERIFY_ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of the measured passes of the target."""
+DRAFT_ROWS = (1, 2, 4, 8, 16)
+"""Rows of the measured steps of the draft model."""
+TOGETHER_ROWS = 4
+"""Rows of the passes that both models run at the same time."""
+SECONDS = 0.7
+"""Time for the measurement of one number of rows, in seconds."""
+TOKENS = 48
+"""Tokens that the target decodes for each prompt, to compare with the draft model."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times in seconds, and the agreement of the models."""
+
+    plain: Curve
+    """Passes of the target on all its CPUs, by rows, while the sidecar is idle."""
+    verify: Curve
+    """The same on the CPUs that the target has beside a sidecar."""
+    draft: Curve
+    """Steps of the draft model by rows, while the target is idle."""
+    verify_slowdown: float
+    """Time of the target's passes while the sidecar drafts, over their time while it is idle."""
+    draft_slowdown: float
+    """The same for the draft model's steps while the target runs passes."""
+    agreement: float
+    """Fraction of the target's greedy tokens that the draft model finds likeliest too."""
+    compared: int
+    """Number of compared tokens."""
+
+
+class _Part(NamedTuple):
+    """A part of the measurement: a share of the work, and a description for the progress."""
+
+    description: str
+    run: Callable[[], Any]
+
+
+def measure(case: Case, advance: Callable[[str, float], None]) -> Measured:
+    """Measure the models of `case`, where a server would run them.
+
+    `advance` gets a description of the next part, and the fraction of the work that is done. Raises
+    MeasureError if a model cannot be loaded or fails.
+    """
+    target_options, draft_options = _options(case)
+    visible = case.placement.visible if case.placement is not None else None
+    with (
+        open_child("target", visible, *target_options) as target,
+        open_child("draft model", visible, *draft_options) as draft,
+    ):
+        found: dict[str, Any] = {}
+        parts = list(_parts(case, target, draft, found))
+        for number, (name, part) in enumerate(parts):
+            advance(part.description, number / len(parts))
+            found[name] = part.run()
+        advance("done", 1.0)
+    own = found if case.divides else {**found, **{_own(n): found[_all(n)] for n in VERIFY_ROWS}}
+    agreed, compared = found["agreement"]
+    if not compared:
+        raise MeasureError("the target ends every answer to the doctor's prompts at once")
+    together, drafted = found["together"]
+    return Measured(
+        plain=Curve.through((rows, found[_all(rows)]) for rows in VERIFY_ROWS),
+        verify=Curve.through((rows, own[_own(rows)]) for rows in VERIFY_ROWS),
+        draft=Curve.through((rows, found[_draft(rows)]) for rows in DRAFT_ROWS),
+        verify_slowdown=max(1.0, together / own[_own(TOGETHER_ROWS)]),
+        draft_slowdown=max(1.0, drafted / found[_draft(TOGETHER_ROWS)]),
+        agreement=agreed / compared,
+        compared=compared,
+    )
+
+
+def _parts(
+    case: Case, target: Child, draft: Child, found: dict[str, Any]
+) -> Iterator[tuple[str, _Part]]:
+    """The parts by name; each can read the results of the parts before it in `found`."""
+    yield "target", _Part("loading the target", lambda: target.call("ready"))
+    yield "draft", _Part("loading the draft model", lambda: draft.call("ready"))
+    yield "prompts", _Part("reading prompts", lambda: target.call("encode", texts=PROMPTS))
+
+    def decode() -> Any:
+        return target.call("greedy", prompts=found["prompts"], tokens=TOKENS)
+
+    def agree() -> Any:
+        return draft.call("agreeing", prompts=found["prompts"], texts=found["texts"])
+
+    yield "texts", _Part("decoding with the target", decode)
+    yield "agreement", _Part("comparing with the draft model", agree)
+    for rows in VERIFY_ROWS:
+        if case.divides:
+            yield _own(rows), _verify(target, rows, everything=False)
+        yield _all(rows), _verify(target, rows, everything=True)
+    for rows in DRAFT_ROWS:
+        yield _draft(rows), _steps(draft, rows)
+    yield "together", _Part("running both models", lambda: _together(target, draft))
+
+
+def _all(rows: int) -> str:
+    return f"all {rows}"
+
+
+def _own(rows: int) -> str:
+    return f"own {rows}"
+
+
+def _draft(rows: int) -> str:
+    return f"draft {rows}"
+
+
+def _verify(target: Child, rows: int, *, everything: bool) -> _Part:
+    return _Part(
+        f"target, {rows} rows",
+        lambda: target.call("seconds", rows=rows, seconds=SECONDS, everything=everything),
+    )
+
+
+def _steps(draft: Child, rows: int) -> _Part:
+    return _Part(
+        f"draft model, {rows} rows", lambda: draft.call("seconds", rows=rows, seconds=SECONDS)
+    )
+
+
+def _together(target: Child, draft: Child) -> tuple[float, float]:
+    """Median seconds of the target's passes and of draft steps that run at the same time."""
+    for child in (target, draft):
+        child.ask("seconds", rows=TOGETHER_ROWS, seconds=2 * SECONDS)
+    return target.answer(), draft.answer()
+
+
+def _options(case: Case) -> tuple[list[str], list[str]]:
+    """Command lines of the two processes, which place the models as a server does."""
+    assert case.settings is not None
+    placed = case.placement
+    assert placed is not None
+    own = core_division.pinned_cpus(case.settings)
+    if case.divides:
+        own = case.sidecar_cpus
+    target = ["--target", f"--model-path={case.model}", f"--device={case.device or case.kind}"]
+    target += [f"--mem-fraction={case.arguments.mem_fraction_static}"]
+    if case.divides:
+        target.append(f"--shared={own}")
+    draft = [f"--model-path={case.draft_model}", f"--device={placed.device}", f"--cores={own}"]
+    draft += [f"--mem-fraction={placed.mem_fraction}", f"--dtype={case.settings.dtype}"]
+    if placed.device == case.kind == "cpu" and (case.divides or not own):
+        draft.append("--background")
+    return target, draft
