@@ -55,7 +55,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
     add("--max-new-tokens", type=positive, default=128, help="maximum output (default: 128)")
     add("--completions", type=positive, default=8, help="drafted per prompt (default: 8)")
-    add("--unpinned", action="store_true", help="target and sidecar share all cores of a CPU")
+    add("--unpinned", action="store_true", help="let QSPEC divide the cores of a CPU itself")
     add("arguments", nargs="*", help="more flags of the QSPEC server, after --")
     add_servers(parser, "float32", EXACT)
     return parsed(parser, argv)

@@ -13,10 +13,12 @@ def test_a_list_of_cpus_is_parsed() -> None:
     assert values.parse_cores("0, 2-5,9-9") == {0, 2, 3, 4, 5, 9}
 
 
-@pytest.mark.parametrize("text", ["1-", "-1", "-", "3-1", "1-2-3", "1 - 2", "²", "1-²", "٣", "one"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "1-", "-1", "-", "3-1", "1-2-3", "1 - 2", "²", "1-²", "٣", "one"]
+)
 def test_a_malformed_list_of_cpus_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^auto or a list of CPU numbers such as 0,2-5$"):
-        values.cores("auto")(text)
+    with pytest.raises(ValueError, match=r"^auto, shared or a list of CPU numbers such as 0,2-5$"):
+        values.cores("auto", "shared")(text)
 
 
 @pytest.mark.parametrize("text", ["", "cpu", "cuda", "cuda:0", "cuda:12"])

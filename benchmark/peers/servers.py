@@ -100,7 +100,7 @@ def configuration(name: str, settings: Settings, programs: Programs) -> Configur
     if name == SGLANG:
         return Configuration(name, settings)
     if name == QSPEC:
-        flags = (*_unpinned(settings).qspec(*widest), "--speculative-qspec-cores", "auto")
+        flags = _unpinned(settings).qspec(*widest)
         return Configuration(name, settings, flags)
     if name == PINNED:
         return Configuration(name, settings, settings.qspec(*widest), settings.target_cores)

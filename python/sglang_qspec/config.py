@@ -28,6 +28,8 @@ MAX_COMPLETIONS = 64
 """Maximum number of completions drafted for one request."""
 AUTO_CORES = "auto"
 """Value of the setting `cores` with which the server divides its CPUs."""
+SHARED_CORES = "shared"
+"""Value of the setting `cores` with which target and sidecar run on the same CPUs."""
 MAX_DRAFT_TOKENS = 64
 """Maximum number of tokens that a verify pass takes for one request, including the last committed
 token."""
@@ -157,10 +159,10 @@ class QSpecConfig:
         "memory free, the target's GPU",
     )
     cores: str = _setting(
-        "",
-        values.cores(AUTO_CORES),
+        AUTO_CORES,
+        values.cores(AUTO_CORES, SHARED_CORES),
         "CPUs that the sidecar is pinned to, such as 1 or 2-5; with auto a CPU server gives it a "
-        "quarter of its cores, at least one, while that pays; by default it shares the server's "
+        "quarter of its cores, at least one, while that pays; with shared it uses the server's "
         "CPUs, and drafts on a CPU at the lowest priority",
     )
     mem_fraction: float = _setting(
@@ -315,6 +317,8 @@ class Placement:
     set. SGLang may change the variable in scheduler processes."""
     cores: str = ""
     """CPUs that the server gives to the sidecar while that pays; empty if it does not decide."""
+    shares_cpus: bool = False
+    """Whether target and sidecar use the same CPUs, without a division by the server."""
 
 
 def place(placement: Placement | None) -> None:

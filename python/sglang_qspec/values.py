@@ -7,6 +7,7 @@ values as its message.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ Parser = Callable[[str], Any]
 """Parses the text of a setting; raises ValueError with the allowed values as its message."""
 
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
+CORES = "a list of CPU numbers such as 0,2-5"
+"""What `parse_cores` allows."""
 _CORES = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 """One CPU, or a range of CPUs. `str.isdigit` would accept digits that `int` does not."""
 
@@ -100,16 +103,14 @@ def device(text: str) -> str:
     return text
 
 
-def cores(shared: str) -> Parser:
-    """A list of CPU numbers (`parse_cores`), or the word `shared`; returns the text."""
+def cores(*words: str) -> Parser:
+    """A list of at least one CPU number (`parse_cores`), or one of `words`; returns the text."""
 
     def parse(text: str) -> str:
-        if text != shared:
-            try:
-                parse_cores(text)
-            except ValueError as allowed:
-                raise ValueError(f"{shared} or {allowed}") from None
-        return text
+        with contextlib.suppress(ValueError):
+            if text in words or parse_cores(text):
+                return text
+        raise ValueError(f"{', '.join(words)} or {CORES}")
 
     return parse
 
@@ -124,7 +125,7 @@ def parse_cores(text: str) -> frozenset[int]:
         found = _CORES.fullmatch(part)
         named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
         if not named:
-            raise ValueError("a list of CPU numbers such as 0,2-5")
+            raise ValueError(CORES)
         cores.update(named)
     return frozenset(cores)
 

@@ -27,7 +27,7 @@ def of_target() -> Verdict:
     return cores.cores(Case(kind="cpu"))
 
 
-def of_sidecar(given: str = "") -> Verdict:
+def of_sidecar(given: str = "auto") -> Verdict:
     case = Case(kind="cpu", draft_model="draft", settings=QSpecConfig(cores=given))
     return cores.sidecar_cores(case)
 
@@ -86,15 +86,15 @@ def test_a_sidecar_without_cores_of_its_own_is_a_warning_that_names_the_flag(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine(monkeypatch, tmp_path / "2", [(0, (0,)), (0, (1,))])
-    verdict = of_sidecar()
+    verdict = of_sidecar("shared")
     assert verdict.status is Status.WARNING
     assert "--speculative-qspec-cores auto, with which it gets the CPUs 1" in verdict.advice
-    assert of_sidecar("auto").status is Status.OK
+    assert of_sidecar().status is Status.OK
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert "because OMP_NUM_THREADS is set" in of_sidecar("auto").found
+    assert "because OMP_NUM_THREADS is set" in of_sidecar().found
     monkeypatch.delenv("OMP_NUM_THREADS")
     machine(monkeypatch, tmp_path / "1", [(0, (0,))])
-    assert "there is only one core" in of_sidecar("auto").found
+    assert "there is only one core" in of_sidecar().found
 
 
 def test_a_pin_to_a_cpu_that_the_machine_lacks_is_a_failure() -> None:

@@ -65,12 +65,10 @@ def test_the_demo_models_are_usable_and_the_command_starts_their_server(
     assert "sidecar on the CPU with 0.15 of the memory" in checks["placement"]["found"]
     words = shlex.split(content["command"])
     assert words[:4] == ["SGLANG_USE_CPU_ENGINE=1", "python", "-m", "sglang.launch_server"]
-    assert words[4:12] == [
+    assert words[4:] == [
         *("--model-path", str(models.target), "--speculative-algorithm", "QSPEC"),
         *("--speculative-draft-model-path", str(models.draft), "--port", "30431"),
     ]
-    divides = checks["sidecar cores"]["advice"].startswith("Give --speculative-qspec-cores auto")
-    assert (words[12:] == ["--speculative-qspec-cores", "auto"]) == divides
 
 
 @on_cpu

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_qspec.config import AUTO_CORES, Placement, QSpecConfig, flag
+from sglang_qspec.config import Placement, QSpecConfig
 
 if TYPE_CHECKING:
     from sglang_qspec.engine.compat import ModelDescription
@@ -64,21 +64,16 @@ class Case:
 
     @property
     def sidecar_cpus(self) -> str:
-        """CPUs that the recommended command gives the sidecar; empty if it does not divide them.
-
-        The command then has `--speculative-qspec-cores auto`.
-        """
+        """CPUs that the server gives the sidecar; empty if it does not divide them."""
         from sglang_qspec.engine.sidecar.core_division import sidecar_cpus
 
         if self.settings is None or not self.kind == self.draft_kind == "cpu":
             return ""
-        if self.settings.cores not in ("", AUTO_CORES):
-            return ""
-        return sidecar_cpus(replace(self.settings, cores=AUTO_CORES))
+        return sidecar_cpus(self.settings)
 
     @property
     def divides(self) -> bool:
-        """Whether the recommended command divides the CPUs between target and sidecar."""
+        """Whether the server divides the CPUs between target and sidecar."""
         return bool(self.sidecar_cpus)
 
     def server_arguments(self) -> dict[str, Any]:
@@ -99,7 +94,5 @@ class Case:
         words = ["python", "-m", "sglang.launch_server"]
         for name, value in self.server_arguments().items():
             words += ["--" + name.replace("_", "-"), str(value)]
-        if self.divides and self.drafts_pay and self.settings and not self.settings.cores:
-            words += [flag("cores"), AUTO_CORES]
         variables = "SGLANG_USE_CPU_ENGINE=1 " if self.kind == "cpu" else ""
         return variables + shlex.join(words)

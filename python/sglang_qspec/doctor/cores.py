@@ -84,21 +84,22 @@ def sidecar_cores(case: Case) -> Verdict:
     from sglang_qspec.engine.sidecar import core_division
 
     assert case.settings is not None
-    given = case.settings.cores
-    if given and given != AUTO_CORES:
+    given, name = case.settings.cores, flag("cores")
+    if core_division.pinned_cpus(case.settings):
         return _pinned(given)
     own = core_division.sidecar_cpus(replace(case.settings, cores=AUTO_CORES))
-    name = flag("cores")
-    if own and given:
-        return ok(f"the sidecar gets the CPUs {own} while that pays ({name} auto)")
     shares = "the sidecar gets only the time that the target leaves idle"
+    if own and given == AUTO_CORES:
+        return ok(f"the sidecar gets the CPUs {own} while that pays")
     if own:
-        return warning(shares, f"Give {name} auto, with which it gets the CPUs {own}.")
+        return warning(
+            f"{shares}: {name} is {given}", f"Give {name} auto, with which it gets the CPUs {own}."
+        )
     variables = config.thread_variables()
     if variables:
         return warning(
             f"{shares}: the CPUs are not divided, because {' and '.join(variables)} is set",
-            f"Unset it and give {name} auto, or give {name} the CPUs of the sidecar.",
+            f"Unset it, or give {name} the CPUs of the sidecar.",
         )
     return warning(
         f"{shares}: there is only one core", "Give the server another core, or no draft model."

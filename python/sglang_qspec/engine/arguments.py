@@ -161,13 +161,13 @@ def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     )
     placed = decision.placement
     if _kind(view) == placed.device == "cpu":
-        placed = replace(placed, cores=core_division.sidecar_cpus(settings))
-    if settings.cores == config.AUTO_CORES and not placed.cores:
-        logger.warning(
-            "%s is auto, but the CPUs are not divided: that needs target and draft model on a CPU, "
-            "two cores or more, and neither OMP_NUM_THREADS nor SGLANG_CPU_OMP_THREADS_BIND.",
-            config.flag("cores"),
-        )
+        cores, shares = core_division.sidecar_cpus(settings), core_division.shares_cpus(settings)
+        placed = replace(placed, cores=cores, shares_cpus=shares)
+        if settings.cores == config.AUTO_CORES and not cores:
+            logger.info(
+                "Target and sidecar share the CPUs: to divide them takes two cores or more, and "
+                "neither OMP_NUM_THREADS nor SGLANG_CPU_OMP_THREADS_BIND."
+            )
     placement.check_sidecar(decision, weights)
     config.place(placed)
     if not placed.shared:

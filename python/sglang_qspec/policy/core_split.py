@@ -1,14 +1,18 @@
-"""Decides whether the sidecar keeps cores of its own, by measured output tokens per second.
+"""Decides whether the sidecar drafts beside the target, by measured output tokens per second.
 
 On a CPU, cores that draft are cores that do not verify. With few requests in flight drafts are
 worth more; with many, or with texts that cannot be drafted, the target uses all cores better.
 `CoreSplit` measures both in turn: it tries the other division for a moment, ever more seldom while
 the decision stays the same. Batches of one binary order of magnitude share a decision.
+
+On a device that both share, a sidecar that drafts slows the target down. `CoreSplit` decides in the
+same way whether it drafts for running requests: what it costs is part of the measured rate.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 
 logger = logging.getLogger(__name__)
@@ -23,6 +27,9 @@ FIRST_GAP, LONGEST_GAP = 2, 128
 last number, up to LONGEST_GAP."""
 FEW = 8
 """Batch size below which the sidecar has cores of its own before anything is measured."""
+DIVIDED = ("the sidecar has CPUs of its own", "the target has all CPUs")
+SHARED = ("the sidecar drafts for running requests", "the sidecar does not draft for them")
+"""Names of both divisions for the log."""
 WEIGHT = 0.5
 """Weight of the latest window in the rate of a division."""
 MARGIN = 1.03
@@ -37,6 +44,8 @@ class _Level:
     """Smallest batch size."""
     split: bool
     """The decision: whether the sidecar has cores of its own."""
+    names: tuple[str, str]
+    """Names of the divisions, the one with cores of the sidecar's own first."""
     trial: bool = False
     """Whether the other division is being tried."""
     rates: dict[bool, float] = field(default_factory=dict)
@@ -74,7 +83,7 @@ class _Level:
                 "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
                 self.least,
                 2 * self.least - 1,
-                "the sidecar has CPUs of its own" if self.split else "the target has all CPUs",
+                self.names[0 if self.split else 1],
                 self.rates[self.split],
                 self.rates[not self.split],
             )
@@ -83,13 +92,22 @@ class _Level:
 
 
 class CoreSplit:
-    """Chooses between cores of the sidecar's own (True) and all cores for the target (False)."""
+    """Chooses between cores of the sidecar's own (True) and all cores for the target (False).
 
-    def __init__(self, ratio: float) -> None:
-        """`ratio` is the number of all cores over the number without those of the sidecar."""
+    On a shared device it chooses between drafts for running requests (True) and none (False).
+    """
+
+    def __init__(self, ratio: float, *, shared: bool = False) -> None:
+        """`ratio` is the largest possible speedup of the target without the sidecar.
+
+        With cores that is the number of all cores over the number without those of the sidecar. On
+        a `shared` device there is no limit.
+        """
         self._ratio = ratio
+        self._names = SHARED if shared else DIVIDED
+        self._few = math.inf if shared else FEW
         self._levels: dict[int, _Level] = {}
-        self._level = _Level(1, split=True)
+        self._level = _Level(1, True, self._names)
         """The level of the present round."""
         self._split = True
         """The division of the present round."""
@@ -99,7 +117,8 @@ class CoreSplit:
     def choose(self, requests: int) -> bool:
         """Whether the sidecar has cores of its own in the next round over `requests`."""
         least = 1 << requests.bit_length() - 1
-        self._level = self._levels.setdefault(least, _Level(least, split=least < FEW))
+        first = _Level(least, least < self._few, self._names)
+        self._level = self._levels.setdefault(least, first)
         if self._level.wanted != self._split and self._since >= WARM_UP_S:
             self._split, self._since = self._level.wanted, 0.0
         return self._split
@@ -120,7 +139,7 @@ class CoreSplit:
         level.drafted += drafted
         if level.seconds < WINDOW_S:
             return
-        # All cores speed the target up by their number at most, and only the sidecar's drafts go.
+        # The target speeds up by the ratio at most, and only the sidecar's drafts go.
         without = self._ratio * max(plain_rate, (level.tokens - level.drafted) / level.seconds)
         hopeless = self._split and level.tokens / level.seconds > MARGIN * without
         level.conclude(hopeless=hopeless)

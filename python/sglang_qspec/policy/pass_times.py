@@ -21,6 +21,8 @@ longer used therefore does not keep a bad level forever."""
 FIRST_GAP, LONGEST_GAP = 4, 256
 """Number of wider passes after which a plain pass is due: FIRST_GAP at first, then twice the last
 number, up to LONGEST_GAP. The policy compares wider passes with plain ones."""
+ALONE = -1
+"""Number of cores that stands for a shared device on which the sidecar does not draft."""
 FIRST_UNIT = 0.03
 """Predicted seconds of a relative cost of 1, before any pass was measured."""
 
@@ -114,9 +116,22 @@ class PassTimes:
         self._context = round(log2(max(1.0, context)) / 2)
 
     def enter_cores(self, count: int) -> None:
-        """Let all further calls be about passes on this number of cores; 0 at first."""
+        """Let all further calls be about passes on this number of cores; 0 at first.
+
+        A target that shares its device with a sidecar has the number 0 while the sidecar drafts for
+        running requests, and ALONE while it does not.
+        """
         self._levels = self._others.setdefault(count, {})
         self._units.clear()
+
+    def slowdown(self, requests: int) -> float | None:
+        """Time of a plain pass while the sidecar drafts over its time while it does not.
+
+        None until passes over this order of magnitude of requests were measured in both ways.
+        """
+        size = self._size(requests, 1)
+        busy, idle = (self._others.get(cores, {}).get(size) for cores in (0, ALONE))
+        return busy.unit / idle.unit if busy and idle and busy.seen and idle.seen else None
 
     def seconds(self, requests: int, width: float) -> float:
         """Predicted seconds of a pass over `width` tokens of each request on average."""

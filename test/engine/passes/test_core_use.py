@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +11,14 @@ import pytest
 from sglang_qspec.config import Placement
 from sglang_qspec.engine.passes import core_use
 from sglang_qspec.engine.passes.core_use import DRAFTED, LONG, CoreUse
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.policy import PassCost, PassTimes
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 REQUESTS = 4
 PASS_S = 0.5
+RUNTIME = RuntimeSettings("auto", 8, 8, fixed_width=False)
 
 
 @dataclass
@@ -61,44 +63,44 @@ def trees_of(source: Source) -> DraftTrees:
 def test_without_a_division_the_sidecar_always_drafts() -> None:
     for placed in (None, Placement("cpu"), Placement("cuda:1")):
         use = CoreUse(placed, PassTimes(), speculator(paused=DRAFTED))
-        assert use.enter(REQUESTS)
+        assert use.enter(REQUESTS, RUNTIME)
         use.enter_prefill(1000)
         use.observe(trees_of(Source.STEP), [[1]] * REQUESTS, 8, 0.1)
 
 
 def test_a_long_prompt_takes_all_cpus_and_a_short_one_those_of_the_round(divided: CoreUse) -> None:
-    assert divided.enter(REQUESTS)
+    assert divided.enter(REQUESTS, RUNTIME)
     assert count(divided) == 1
     divided.enter_prefill(LONG - 1)
     assert count(divided) == 1
     divided.enter_prefill(LONG)
     assert count(divided) == 2
-    assert divided.enter(REQUESTS)
+    assert divided.enter(REQUESTS, RUNTIME)
     assert count(divided) == 1
 
 
 def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUse) -> None:
     divided._speculator = speculator(paused=DRAFTED)
-    assert not divided.enter(REQUESTS)
+    assert not divided.enter(REQUESTS, RUNTIME)
     assert count(divided) == 2
     divided._speculator = speculator(paused=frozenset([Source.STEP]))
-    assert divided.enter(REQUESTS)
+    assert divided.enter(REQUESTS, RUNTIME)
     divided._speculator = speculator(ready=False)
-    assert not divided.enter(REQUESTS)
+    assert not divided.enter(REQUESTS, RUNTIME)
 
 
 def test_pass_times_are_learnt_for_each_number_of_cpus(divided: CoreUse) -> None:
     times = divided._times
     for ready, seconds in ((True, 0.2), (False, 0.1)):
         divided._speculator = speculator(ready=ready)
-        divided.enter(REQUESTS)
+        divided.enter(REQUESTS, RUNTIME)
         for _ in range(50):
             times.observe(REQUESTS, 1, seconds)
     divided._speculator = speculator()
-    divided.enter(REQUESTS)
+    divided.enter(REQUESTS, RUNTIME)
     assert times.seconds(REQUESTS, 1) == pytest.approx(0.2)
     divided._speculator = speculator(ready=False)
-    divided.enter(REQUESTS)
+    divided.enter(REQUESTS, RUNTIME)
     assert times.seconds(REQUESTS, 1) == pytest.approx(0.1)
 
 
@@ -109,7 +111,53 @@ def test_all_cpus_are_tried_unless_the_sidecars_drafts_are_worth_more(
     """Each request gets four tokens a pass; a plain pass takes as long, and gives one."""
     found = set()
     for _ in range(60):
-        found.add(divided.enter(REQUESTS))
+        found.add(divided.enter(REQUESTS, RUNTIME))
         divided._times.observe(REQUESTS, 1, PASS_S)
         divided.observe(trees_of(source), [[1, 2, 3]] * REQUESTS, 4 * REQUESTS, PASS_S)
     assert (False in found) is tried
+
+
+BUSY_S, ALONE_S = 0.5, 0.25
+"""A pass while the sidecar drafts on the target's device, and while it does not."""
+
+
+@pytest.mark.parametrize(
+    "placed", [Placement("cuda:0", shared=True), Placement("cpu", shares_cpus=True)]
+)
+@pytest.mark.parametrize(("accepted", "drafts"), [(0.2, False), (3, True)])
+def test_drafts_on_a_shared_device_go_on_only_while_they_are_worth_what_they_cost(
+    placed: Placement, accepted: float, drafts: bool
+) -> None:
+    """Each pass over `accepted` draft tokens of a request takes twice the time of one without."""
+    use = CoreUse(placed, PassTimes(PassCost(0, 0, 0)), speculator())
+    chosen = []
+    for round_ in range(400):
+        chosen.append(use.enter(REQUESTS, RUNTIME))
+        seconds = BUSY_S if chosen[-1] else ALONE_S
+        use._times.observe(REQUESTS, 1, seconds)
+        right = int((round_ + 1) * accepted) - int(round_ * accepted) if chosen[-1] else 0
+        nodes = [[1, 2, 3][:right]] * REQUESTS
+        use.observe(trees_of(Source.STEP), nodes, (1 + right) * REQUESTS, seconds)
+    assert chosen[0], "drafting begins at once"
+    assert (sum(chosen[200:]) > 150) is drafts
+    assert (sum(chosen[200:]) < 50) is not drafts
+    assert use._speculator.totals.target_slowdown == pytest.approx(2.0, rel=0.1)
+    use.enter(REQUESTS, replace(RUNTIME, mode="ahead"))
+    assert use.lost_seconds(PASS_S) == pytest.approx(PASS_S / 2, rel=0.1)
+    use.enter(REQUESTS, replace(RUNTIME, enabled=False))
+    assert use.lost_seconds(PASS_S) == 0.0
+
+
+def test_a_fixed_pipeline_of_step_drafts_always_has_its_sidecar(divided: CoreUse) -> None:
+    for mode, kept in (("ahead", True), ("queue", False)):
+        found = set()
+        for _ in range(60):
+            found.add(divided.enter(REQUESTS, replace(RUNTIME, mode=mode)))
+            divided._times.observe(REQUESTS, 1, PASS_S)
+            divided.observe(trees_of(Source.OUTPUT), [[1]] * REQUESTS, 2 * REQUESTS, PASS_S)
+        assert (False not in found) is kept, mode
+
+
+def test_without_speculation_the_target_takes_all_cpus(divided: CoreUse) -> None:
+    assert not divided.enter(REQUESTS, replace(RUNTIME, enabled=False))
+    assert count(divided) == 2

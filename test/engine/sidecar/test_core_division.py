@@ -8,7 +8,7 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.sidecar import core_division
-from sglang_qspec.engine.sidecar.core_division import pinned_cpus, sidecar_cpus
+from sglang_qspec.engine.sidecar.core_division import pinned_cpus, shares_cpus, sidecar_cpus
 
 VARIABLES = ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
 
@@ -98,3 +98,15 @@ def test_a_kernel_without_a_topology_has_cores_of_one_cpu(
     monkeypatch.setattr(core_division, "_TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert divided() == "1"
+
+
+def test_target_and_sidecar_share_cpus_unless_they_are_divided_or_pinned_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (0,)), (0, (1,))])
+    assert shares_cpus(QSpecConfig(cores="shared"))
+    assert shares_cpus(QSpecConfig(cores="1-2"))
+    assert not shares_cpus(QSpecConfig(cores="2"))
+    assert not shares_cpus(QSpecConfig(cores="auto"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert shares_cpus(QSpecConfig(cores="auto"))

@@ -99,7 +99,8 @@ class PassAccounting:
             if seconds is not None:
                 self._core_use.observe(trees, accepted, tokens, seconds)
             self._rows.observe_decode(len(rids), trees.rows, tokens)
-            self._update_policies(rids, proposal, accepted, bonus_ids)
+            lost = 0.0 if seconds is None else self._core_use.lost_seconds(seconds)
+            self._update_policies(rids, proposal, accepted, bonus_ids, lost)
 
     def record_prefill(
         self,
@@ -144,8 +145,12 @@ class PassAccounting:
         proposal: Proposal,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
+        lost: float,
     ) -> None:
-        """Update the credit of each request, and the gain and cost of each draft source."""
+        """Update the credit of each request, and the gain and cost of each draft source.
+
+        The pass lost `lost` seconds to a sidecar on its device.
+        """
         link_seconds = self._speculator.take_link_seconds()
         trees, candidates = proposal.trees, proposal.candidates
         if candidates is None:
@@ -165,7 +170,7 @@ class PassAccounting:
         else:
             sources.update(candidates, first)
         source = Source.STEP if self._speculator.sidecar.lookahead else Source.QUEUE
-        sources.observe(source, 0, 0, cost=proposal.waited + link_seconds)
+        sources.observe(source, 0, 0, cost=proposal.waited + link_seconds + lost)
 
     def _learn_first(
         self,

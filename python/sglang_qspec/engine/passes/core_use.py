@@ -3,18 +3,24 @@
 `engine.sidecar.core_division` has chosen the sidecar's CPUs at the start. While drafts pay, decode
 passes leave these CPUs to the sidecar (`policy.CoreSplit`). Passes over long prompts always take
 all CPUs: they are bound by arithmetic, and the drafts are not needed before their end.
+
+On a device that target and sidecar share, the same policy decides whether the sidecar drafts for
+running requests at all: its drafts must be worth what they cost the target.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_qspec.config import Placement
+from sglang_qspec.config import PIPELINES, Placement
 from sglang_qspec.engine.cpu.target_cores import TargetCores
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import CoreSplit, PassTimes
+from sglang_qspec.policy.pass_times import ALONE
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.values import parse_cores
 
@@ -25,25 +31,44 @@ DRAFTED = frozenset((Source.STEP, Source.QUEUE))
 
 
 class CoreUse:
-    """Divides the CPUs round by round, or does nothing if QSPEC does not divide them."""
+    """Divides the CPUs or the time of a shared device round by round.
+
+    It does nothing if the sidecar has a device or CPUs of its own in every round.
+    """
 
     def __init__(self, placed: Placement | None, times: PassTimes, speculator: Speculator) -> None:
         self._times = times
         self._speculator = speculator
         self._cores: TargetCores | None = None
-        self._split = CoreSplit(1.0)
+        self._split: CoreSplit | None = None
+        self._decides = False
+        """Whether `_split` has decided on the present round."""
+        self._drafts = False
+        """Whether the sidecar drafts for running requests in the present round."""
+        if placed is not None and (placed.shared or placed.shares_cpus):
+            self._split = CoreSplit(math.inf, shared=True)
         if placed is not None and placed.cores:
             self._cores = TargetCores(parse_cores(placed.cores))
             self._split = CoreSplit(self._cores.ratio)
 
-    def enter(self, requests: int) -> bool:
-        """Take the CPUs for a decode round; whether the sidecar has time to draft for it."""
-        if self._cores is None:
+    def enter(self, requests: int, settings: RuntimeSettings) -> bool:
+        """Take the CPUs for a decode round; whether the sidecar has time to draft for it.
+
+        With a fixed pipeline of step drafts in `settings` it always has.
+        """
+        if self._split is None:
             return True
-        uses_sidecar = self._speculator.sidecar.ready and not (
-            self._speculator.sources.paused >= DRAFTED
+        uses_sidecar = (
+            settings.enabled
+            and self._speculator.sidecar.ready
+            and not self._speculator.sources.paused >= DRAFTED
         )
-        split = uses_sidecar and self._split.choose(requests)
+        self._decides = uses_sidecar and settings.mode not in PIPELINES
+        split = self._split.choose(requests) if self._decides else uses_sidecar
+        self._drafts = split
+        if self._cores is None:
+            self._times.enter_cores(0 if split else ALONE)
+            return split or not uses_sidecar
         cpus = self._cores.use(everything=not split)
         self._times.enter_cores(cpus)
         self._speculator.totals.target_cpus = cpus
@@ -58,7 +83,7 @@ class CoreUse:
         self, trees: DraftTrees, accepted: Sequence[Sequence[int]], tokens: int, seconds: float
     ) -> None:
         """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`."""
-        if self._cores is None:
+        if self._split is None or not self._decides:
             return
         drafted = sum(
             int(np.isin(trees.sources[row, list(nodes)], list(DRAFTED)).sum())
@@ -68,3 +93,12 @@ class CoreUse:
         bs = len(accepted)
         plain_rate = bs / self._times.seconds(bs, 1)
         self._split.observe(tokens, drafted, seconds, plain_rate)
+        if self._cores is None:
+            self._speculator.totals.target_slowdown = self._times.slowdown(bs)
+
+    def lost_seconds(self, seconds: float) -> float:
+        """Seconds that the latest decode pass, of `seconds`, lost to a sidecar on its device."""
+        slowdown = self._speculator.totals.target_slowdown
+        if slowdown is None or not self._drafts:
+            return 0.0
+        return max(0.0, seconds * (1.0 - 1.0 / slowdown))

@@ -157,7 +157,7 @@ class QSpecWorker(BaseSpecWorker):
             with guarded("planning a decoding round"):
                 self._speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                if self._core_use.enter(len(rids)):
+                if self._core_use.enter(len(rids), self._runtime):
                     plan = self._choose_plan(batch, rids)
                 self._speculator.totals.pipeline = plan.pipeline
                 self._speculator.sidecar.lookahead = self._runtime.lookahead(

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from sglang_qspec import config, values
-from sglang_qspec.config import AUTO_CORES, QSpecConfig
+from sglang_qspec.config import AUTO_CORES, SHARED_CORES, QSpecConfig
 
 SHARE = 4
 """The sidecar gets one of this number of cores, and at least one."""
@@ -21,8 +21,8 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def sidecar_cpus(settings: QSpecConfig) -> str:
     """The sidecar's CPUs as a list such as `2,3`; empty if the CPUs are not divided.
 
-    They are divided with the setting `auto`, unless the user has placed the target's threads, or
-    this process may run on one core only.
+    They are divided with the setting `auto`, the default, unless the user has placed the target's
+    threads, or this process may run on one core only.
     """
     if settings.cores != AUTO_CORES or config.places_threads():
         return ""
@@ -33,9 +33,17 @@ def sidecar_cpus(settings: QSpecConfig) -> str:
     return ",".join(str(cpu) for core in chosen for cpu in sorted(core))
 
 
+def shares_cpus(settings: QSpecConfig) -> bool:
+    """Whether a sidecar on the CPU uses CPUs of this process, and each slows the other down."""
+    if sidecar_cpus(settings):
+        return False
+    pinned = values.parse_cores(pinned_cpus(settings))
+    return not pinned or bool(pinned & os.sched_getaffinity(0))
+
+
 def pinned_cpus(settings: QSpecConfig) -> str:
     """The CPUs that the user has pinned the sidecar to; empty for none."""
-    return "" if settings.cores == AUTO_CORES else settings.cores
+    return "" if settings.cores in (AUTO_CORES, SHARED_CORES) else settings.cores
 
 
 def cores_of(cpus: set[int]) -> list[frozenset[int]]:

@@ -48,6 +48,9 @@ class Totals:
         self.target_cpus = 0
         """Number of CPUs of the target in the latest decoding round; 0 if QSPEC does not divide
         them."""
+        self.target_slowdown: float | None = None
+        """Time of a plain pass while the sidecar drafts over its time while it does not, where both
+        share a device; None if they do not, or if it is not measured yet."""
         self.eager_passes = 0
         """Passes that ran without a CUDA graph; on a CPU, or with graphs disabled, all passes."""
         self.agreement = FIRST_AGREEMENT
@@ -94,6 +97,7 @@ class Totals:
             "eager_passes": self.eager_passes,
             "step_agreement": self.agreement,
             "target_cpus": self.target_cpus,
+            "target_slowdown": self.target_slowdown,
             "pipeline": self.pipeline,
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},
         }
