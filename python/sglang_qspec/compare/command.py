@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> str:
     if not options.json:
         heading = f"{options.target}: {len(prompts)} prompts, {comparison.place}"
         return text_of(candidates, passes, heading)
-    k = max(passes.widths) - 1
+    k = passes.widest - 1
     verify = passes.verify.items()
     record = {
         "target": options.target,

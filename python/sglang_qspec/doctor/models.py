@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Verdict, failure, ok
+from sglang_qspec.models.files import INDEX
 
-INDEX = "model.safetensors.index.json"
 HUB_TIMEOUT_S = 5.0
 """Longest wait for an answer of a model hub, in seconds."""
 

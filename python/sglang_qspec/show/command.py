@@ -51,7 +51,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, say: Callable[[str], object]) -> None:
-    """Serve the page until Ctrl-C; `say` prints a line. Raises ClientError."""
+    """Serve the page until Ctrl-C; `say` prints a line.
+
+    Raises ClientError if a server or an address cannot be used, and ConfigError for the prompts.
+    """
     with start(options) as server:
         say(f"page: {server.url}   server: {options.url}   Ctrl-C ends")
         if options.open:
