@@ -56,7 +56,7 @@ def paragraph(measured: Measured, predicted: Sequence[Forecast]) -> str:
     numbers = ", ".join(map(str, SHOWN_ROWS))
     return (
         f"{expected} The draft model agrees with the target on {100 * measured.agreement:.0f} % of "
-        f"{measured.compared} tokens (greedy, the doctor's own prompts); on your texts this can "
+        f"{measured.compared} tokens (greedy, QSPEC's own prompts); on your texts this can "
         f"differ. A pass of the target over {numbers} rows takes {shown} ms, and a draft step for "
         f"1 request {1e3 * measured.draft(1):.1f} ms. While both run, the target's passes take "
         f"{measured.slowdown.verify:.2f} times as long, and draft steps "

@@ -109,7 +109,7 @@ def _parts(
 
     def compare() -> Any:
         if not any(found["texts"]):
-            raise MeasureError("the target ends every answer to the doctor's prompts at once")
+            raise MeasureError("the target ends every answer to QSPEC's prompts at once")
         assert case.target is not None
         given = {"prompts": found["prompts"], "texts": found["texts"]}
         return draft.call("agreed", **given, target_vocab=case.target.vocab_size)
