@@ -1,16 +1,16 @@
 """The `qspec` command.
 
+qspec doctor                               check this machine and a pair of models
 qspec models demo                          build the demo models and print their folders
 qspec models quantize --model M --bits 8   write a quantized draft model of a local checkpoint
 qspec models skip-layers --model M --keep N --output D  write a self-draft with layers left out
-qspec models compare --target T --draft D  measure what draft models would be worth for a target
 qspec models convert FILE.gguf --output D  write a GGUF file as a Hugging Face checkpoint
+qspec models compare --target T --draft D  measure what draft models would be worth for a target
 qspec sidecar ...                          run a sidecar, which servers connect to
 qspec keys PATH                            write a key file for a tcp link
 qspec complete "prompt"                    print a completion and the draft source of its text
-qspec top                                  show what a running server does
 qspec show                                 serve a page that shows where each token comes from
-qspec doctor                               check this machine and a pair of models
+qspec top                                  show what a running server does
 qspec theory --alpha A --k K ...           predict the throughput of each pipeline
 """
 
@@ -78,7 +78,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sglang-qspec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    models = commands.add_parser("models", help="write target and draft checkpoints")
+    doctor.add_options(
+        commands.add_parser(
+            "doctor",
+            help="check this machine and a pair of models before a server starts",
+            description=doctor.DESCRIPTION,
+        )
+    )
+
+    models = commands.add_parser(
+        "models",
+        help="write and compare draft models",
+        description="Write target and draft checkpoints, and measure what draft models would be "
+        "worth. docs/draft-models.md describes the tasks.",
+    )
     tasks = models_command.add_options(models)
     compare.add_options(
         tasks.add_parser(
@@ -88,20 +101,22 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
 
-    keys = commands.add_parser("keys", help="write a key file for a tcp link")
-    keys.add_argument("path", type=Path, help="file to create; copy it to sidecar and servers")
+    commands.add_parser("sidecar", help="run a sidecar, which servers connect to", add_help=False)
+
+    keys = commands.add_parser(
+        "keys",
+        help="write a key file for a tcp link",
+        description="Write a key file for a tcp link between a separate sidecar and its servers.",
+    )
+    keys.add_argument(
+        "path", type=Path, metavar="PATH", help="file to create; copy it to sidecar and servers"
+    )
 
     complete.add_options(
         commands.add_parser(
             "complete",
             help="print a completion of a running server and the draft source of its text",
             description=complete.DESCRIPTION,
-        )
-    )
-
-    top.add_options(
-        commands.add_parser(
-            "top", help="show what a running server does", description=top.DESCRIPTION
         )
     )
 
@@ -113,11 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
 
-    doctor.add_options(
+    top.add_options(
         commands.add_parser(
-            "doctor",
-            help="check this machine and a pair of models before a server starts",
-            description=doctor.DESCRIPTION,
+            "top", help="show what a running server does", description=top.DESCRIPTION
         )
     )
 
@@ -128,8 +141,6 @@ def _parser() -> argparse.ArgumentParser:
             description=theory.DESCRIPTION,
         )
     )
-
-    commands.add_parser("sidecar", help="run a sidecar, which servers connect to", add_help=False)
     return parser
 
 

@@ -70,7 +70,7 @@ def test_the_record_is_json_with_every_figure() -> None:
     assert (found["greedy_agreement"], found["sampled_agreement"]) == (0.75, 0.5)
     assert (found["greedy_accepted_run"], found["run_of"]) == (1.0, 7)
     assert found["step_ms"] == {"1": 5.0, "4": 6.0}
-    assert found["predicted"][1]["requests"] == 4
+    assert found["predicted"][1]["in_flight"] == 4
     assert found["predicted"][1]["speedup"] == 1.5
 
 

@@ -13,6 +13,7 @@ from sglang_qspec.doctor import models as checks
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Finding, Status, Verdict, examine
 from sglang_qspec.models import DemoModels
+from sglang_qspec.models.files import INDEX
 
 
 @pytest.fixture
@@ -110,9 +111,9 @@ def test_cut_weights_are_named(copy: Path) -> None:
 
 def test_a_part_that_only_the_index_names_is_missing(copy: Path) -> None:
     parts = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (copy / checks.INDEX).write_text(json.dumps({"weight_map": parts}))
+    (copy / INDEX).write_text(json.dumps({"weight_map": parts}))
     assert "the file model-00002-of-00002.safetensors is missing" in of(copy).found
-    (copy / checks.INDEX).write_text("[]")
+    (copy / INDEX).write_text("[]")
     assert of(copy).status is Status.FAILURE
 
 

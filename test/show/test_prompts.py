@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_qspec.errors import ClientError
+from sglang_qspec.errors import ConfigError
 from sglang_qspec.show import prompts
 
 
@@ -14,7 +14,11 @@ from sglang_qspec.show import prompts
     ("name", "text", "expected"),
     [
         ("a.txt", "One?\n\n  Two?\n", ["One?", "Two?"]),
-        ("a.jsonl", '{"prompt": "One?"}\n{"turns": ["Two?", "Three?"]}\n', ["One?", "Two?"]),
+        (
+            "a.jsonl",
+            '{"prompt": "One?"}\n{"category": "qa", "turns": ["Two?", "Three?"]}\n',
+            ["One?", "Two?"],
+        ),
     ],
 )
 def test_a_file_has_a_prompt_in_each_line(
@@ -30,17 +34,17 @@ def test_a_file_has_a_prompt_in_each_line(
         ("a.txt", "\n", "has 0 prompts, but must have 1 to 1000"),
         ("a.txt", "x\n" * 1001, "has 1001 prompts"),
         ("a.jsonl", '{"prompt": "a"}\n{', r"a\.jsonl:2: "),
-        ("a.jsonl", '{"question": "a"}', r"a\.jsonl:1: .*must be an object with the text"),
+        ("a.jsonl", '{"question": "a"}', r"a\.jsonl:1: a line must have"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(
     tmp_path: Path, name: str, text: str, words: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ClientError, match=words):
+    with pytest.raises(ConfigError, match=words):
         prompts.load(tmp_path / name)
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match="absent"):
+    with pytest.raises(ConfigError, match="absent"):
         prompts.load(tmp_path / "absent")

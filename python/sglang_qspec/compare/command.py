@@ -22,14 +22,20 @@ recommendation."""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("--target", required=True, help="folder of the target's checkpoint, or a name on a hub")
-    add("--draft", nargs="+", required=True, metavar="DRAFT", help="draft models to compare")
+    add("--target", required=True, metavar="PATH", help="the target: a folder, or a name on a hub")
+    add(
+        "--draft",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="draft models to compare: folders, or names on a hub",
+    )
     add(
         "--prompts",
         type=Path,
         metavar="JSONL",
-        help="file with a `prompt` in each line, or in Spec-Bench's format; by default twelve "
-        "prompts of mixed kinds",
+        help="file with a `prompt` in each line, or in Spec-Bench's format (default: twelve "
+        "prompts of mixed kinds)",
     )
     add(
         "--in-flight",
@@ -51,14 +57,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=option(values.number(0.01, 2.0)),
         default=0.7,
         metavar="T",
-        help="of the sampled answers, 0.01 to 2 (default: %(default)s)",
+        help="temperature of the sampled answers, 0.01 to 2 (default: %(default)s)",
     )
-    add("--device", choices=tuple(WIDTHS), help="of the target; by default cuda if there is a GPU")
+    add(
+        "--device",
+        choices=tuple(WIDTHS),
+        help="device of the target (default: cuda if there is a GPU, otherwise cpu)",
+    )
     add(
         "--draft-device",
         type=option(values.device),
         default="",
-        help="cpu, cuda or cuda:N; by default the one that a server would choose",
+        help="device of the draft models: cpu, cuda or cuda:N (default: a server's choice)",
     )
     add(
         "--cores",
@@ -66,8 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=AUTO_CORES,
         metavar="CPUS",
         help="CPUs of the draft model, such as 1 or 2-5, if both are on a CPU; the target has the "
-        "others. auto, the default, divides them as --speculative-qspec-cores auto does; an empty "
-        "text lets both use all",
+        "others; an empty text lets both use all (default: auto, which divides them as "
+        "--speculative-qspec-cores auto does)",
     )
     add("--dtype", default="auto", help="data type of both models' activations (default: auto)")
     add(
@@ -97,7 +107,7 @@ def run(options: argparse.Namespace) -> str:
     if not options.json:
         heading = f"{options.target}: {len(prompts)} prompts, {comparison.place}"
         return text_of(candidates, passes, heading)
-    k = max(passes.widths) - 1
+    k = passes.widest - 1
     verify = passes.verify.items()
     record = {
         "target": options.target,

@@ -40,27 +40,11 @@ class Comparison:
     def _check_models(self) -> int:
         """The target's number of token ids. Raises ConfigError unless all have one tokenizer."""
         trusts = self._options.trust_remote_code
-        described = {}
-        for flag, path in (
-            ("--target", self._options.target),
-            *(("--draft", d) for d in self._drafts),
-        ):
-            if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
-                raise ConfigError(f"{flag} is {path!r}, but there is no such folder")
-            try:
-                described[path] = compat.describe_model(path, path, trusts, None)
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"{flag} is {path!r}, but no model can be loaded from there: "
-                    f"{str(error).splitlines()[0]}"
-                ) from error
-        target = described[self._options.target]
+        target = compat.describe_given("--target", self._options.target, trusts, None)
         for path in self._drafts:
-            if described[path].fingerprint != target.fingerprint:
-                objection = compat.tokenizer_objection(
-                    compat.vocabulary_of(self._options.target, trusts, None),
-                    compat.vocabulary_of(path, trusts, None),
-                )
+            draft = compat.describe_given("--draft", path, trusts, None)
+            if draft.fingerprint != target.fingerprint:
+                objection = compat.tokenizer_objection(target, draft)
                 raise ConfigError(f"--draft is {path!r}, but {objection}")
         return target.vocab_size
 

@@ -106,8 +106,8 @@ def _read(job: Job) -> Reading:
     longest = max(len(each.prompt_ids) + len(each.token_ids) for each in job.answers)
     rows = max(ROWS, *job.in_flight)
     name = os.path.basename(os.path.normpath(job.path))
-    groups = [job.answers[i : i + ROWS] for i in range(0, len(job.answers), ROWS)]
-    with tqdm(total=2 + len(groups) + len(job.in_flight), desc=f"loading {name}") as progress:
+    steps = 2 + len(job.answers) + len(job.in_flight)
+    with tqdm(total=steps, desc=f"loading {name}") as progress:
         model = DraftModel(
             DraftModelOptions(
                 job.path,
@@ -123,9 +123,9 @@ def _read(job: Job) -> Reading:
         )
         progress.update(2)
         progress.set_description(f"reading answers with {name}")
-        agreed: list[list[bool]] = []
-        for group in groups:
-            agreed += _read_group(model, job, group)
+        agreed = []
+        for each in agreed_along(model, job.answers, job.target_vocab, job.temperature):
+            agreed.append(each)
             progress.update()
         progress.set_description(f"timing steps of {name}")
         seconds = {}
@@ -151,25 +151,36 @@ def _memory_bytes(device: str) -> int:
     return int(psutil.Process().memory_full_info().uss)
 
 
-def _read_group(model: DraftModel, job: Job, answers: Sequence[Answer]) -> list[list[bool]]:
-    """Whether the draft model agrees at each position of some answers, one row for each.
+def agreed_along(
+    model: DraftModel, answers: Sequence[Answer], target_vocab: int, temperature: float = 1.0
+) -> Iterator[list[bool]]:
+    """Whether the draft model chooses the target's token at each position of each answer.
 
     An answer is read up to the first id that the draft model does not have. Like a sidecar, it
-    agrees with nothing from there on.
+    agrees with nothing from there on. `target_vocab` is the target's number of token ids, and
+    `temperature` that of answers with a seed.
     """
-    shared = min(job.target_vocab, model.vocab_size)
+    shared = min(target_vocab, model.vocab_size)
+    for start in range(0, len(answers), ROWS):
+        yield from _read_group(model, answers[start : start + ROWS], shared, temperature)
+
+
+def _read_group(
+    model: DraftModel, answers: Sequence[Answer], shared: int, temperature: float
+) -> list[list[bool]]:
+    """`agreed_along` for some answers, one row for each; both models have ids below `shared`."""
     agreed: list[list[bool]] = [[] for _ in answers]
     rows = {}
     logits = {}
     for place, answer in enumerate(answers):
         if max(answer.prompt_ids) < shared:
             rows[place] = model.open()
-            logits[place] = _prefilled(model, rows[place], answer.prompt_ids)
+            logits[place] = prefilled(model, rows[place], answer.prompt_ids)
     at = 0
     live = [place for place in rows if answers[place].token_ids]
     while live:
         batch = _joined(logits, live)
-        chosen = _chosen(batch, job, [answers[place] for place in live], at, shared)
+        chosen = _chosen(batch, [answers[place] for place in live], at, shared, temperature)
         for place, token in zip(live, chosen, strict=True):
             agreed[place].append(token == answers[place].token_ids[at])
         live = [
@@ -197,7 +208,7 @@ def _joined(logits: dict[int, torch.Tensor], places: Sequence[int]) -> torch.Ten
 
 
 def _chosen(
-    logits: torch.Tensor, job: Job, answers: Sequence[Answer], at: int, shared: int
+    logits: torch.Tensor, answers: Sequence[Answer], at: int, shared: int, temperature: float
 ) -> list[int]:
     """The draft model's tokens at position `at` of the answers, from `logits` float [n, vocab].
 
@@ -207,15 +218,14 @@ def _chosen(
     from sglang_qspec.sidecar.sampling import GREEDY, choose_shared
 
     samplings = [
-        GREEDY if each.seed is None else SeededSampling(each.seed, job.temperature)
-        for each in answers
+        GREEDY if each.seed is None else SeededSampling(each.seed, temperature) for each in answers
     ]
     positions = [len(each.prompt_ids) + at - 1 for each in answers]
     count = len(answers)
     return choose_shared(logits, samplings, [0] * count, positions, [shared] * count).token_ids
 
 
-def _prefilled(model: DraftModel, row: int, token_ids: Sequence[int]) -> torch.Tensor:
+def prefilled(model: DraftModel, row: int, token_ids: Sequence[int]) -> torch.Tensor:
     """Logits float [1, vocab] after a prompt, read in parts that the sidecar would read."""
     size = model.prefill_tokens
     parts = [list(token_ids[i : i + size]) for i in range(0, len(token_ids), size)]
@@ -230,7 +240,7 @@ def _step_seconds(model: DraftModel, job: Job, count: int) -> float:
     for answer in itertools.islice(itertools.cycle(job.answers), count):
         rows.append(model.open())
         ids = [min(token, model.vocab_size - 1) for token in answer.prompt_ids]
-        logits = _prefilled(model, rows[-1], ids[:STEP_PROMPT_TOKENS])
+        logits = prefilled(model, rows[-1], ids[:STEP_PROMPT_TOKENS])
     tokens = [int(logits.argmax())] * count
     times = list(itertools.islice(_steps(model, rows, tokens), WARM_UP_STEPS + STEPS))
     for row in rows:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from sglang_qspec.compare.agreement import tokens_per_pass
 from sglang_qspec.config import PIPELINES, QSpecConfig
@@ -24,8 +24,13 @@ class PassSeconds:
     """Seconds of a pass beside a draft model, by the number of requests and the width."""
 
     @property
-    def widths(self) -> list[int]:
-        return sorted({width for _, width in self.verify if width > 1})
+    def widest(self) -> int:
+        """The largest measured width."""
+        return max(width for _, width in self.verify)
+
+    def widths(self, requests: int) -> list[int]:
+        """Widths of the measured passes of `requests` with draft tokens."""
+        return sorted(width for b, width in self.verify if b == requests and width > 1)
 
     def at(self, requests: int, width: int) -> float:
         """Seconds of a pass; between measured numbers of requests they are interpolated."""
@@ -33,54 +38,71 @@ class PassSeconds:
         return Curve.through(points)(requests)
 
 
+class Slowdown(NamedTuple):
+    """Time while target and draft model run at once, over the time while the other one is idle."""
+
+    verify: float = 1.0
+    """Of the target's passes."""
+    draft: float = 1.0
+    """Of draft steps."""
+
+
+APART = Slowdown()
+"""The models do not slow each other down."""
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The best pipeline for one number of requests in flight, and what it yields."""
 
-    requests: int
+    in_flight: int
     pipeline: str
-    k: int
+    draft_tokens: int
     """Number of draft tokens that a pass verifies for each request."""
     tokens_per_s: float
-    none_tokens_per_s: float
+    plain_tokens_per_s: float
     """Tokens per second without a draft model, on all CPUs of both."""
 
     @property
     def speedup(self) -> float:
-        return self.tokens_per_s / self.none_tokens_per_s
+        return self.tokens_per_s / self.plain_tokens_per_s
+
+    def record(self) -> dict[str, Any]:
+        """The forecast as JSON."""
+        return {**asdict(self), "speedup": self.speedup}
 
 
 def forecast(
     agreed: Sequence[Sequence[bool]],
-    requests: int,
+    in_flight: int,
     passes: PassSeconds,
     step: Callable[[float], float],
     *,
-    overlaps: bool,
+    overlaps: bool = True,
+    slowdown: Slowdown = APART,
 ) -> Forecast:
-    """The best pipeline and width for `requests` in flight.
+    """The best pipeline and width for `in_flight` requests.
 
     `step` gives the seconds of a draft step by the number of requests. Unless target and draft
-    model `overlaps`, they take turns in every pipeline.
+    model `overlaps`, they take turns in every pipeline. `slowdown` counts in the pipelines in which
+    both run at once.
     """
-    found = []
-    for width in passes.widths:
-        k = width - 1
-        alpha = agreement(tokens_per_pass(agreed, k), k)
-        rates = estimates(
-            alpha,
+
+    def rate(pipeline: str, k: int) -> float:
+        slower = APART if pipeline == "sequential" else slowdown
+        return estimates(
+            agreement(tokens_per_pass(agreed, k), k),
             k,
-            requests,
-            passes.at,
-            partial(_draft_seconds, step, k),
+            in_flight,
+            lambda requests, width: slower.verify * passes.at(requests, width),
+            lambda requests: slower.draft * k * step(requests),
             lookahead=max(k, QSpecConfig.step_tokens),
-        )
-        names = PIPELINES if overlaps else PIPELINES[:1]
-        found += [(rates[name].rate, name, k) for name in names]
-    rate, pipeline, k = max(found)
-    return Forecast(requests, pipeline, k, rate, requests / passes.plain[requests])
+        )[pipeline].rate
 
-
-def _draft_seconds(step: Callable[[float], float], k: int, requests: int) -> float:
-    """Seconds in which `k` draft tokens of each request are drafted."""
-    return k * step(requests)
+    found = [
+        (rate(pipeline, width - 1), pipeline, width - 1)
+        for width in passes.widths(in_flight)
+        for pipeline in (PIPELINES if overlaps else ("sequential",))
+    ]
+    best, pipeline, k = max(found)
+    return Forecast(in_flight, pipeline, k, best, in_flight / passes.plain[in_flight])

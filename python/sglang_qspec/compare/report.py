@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.compare.agreement import share, tokens_per_pass
@@ -39,10 +39,6 @@ class Candidate:
 
     def record(self, k: int) -> dict[str, Any]:
         """The figures as JSON; accept lengths are those of passes over `k` draft tokens."""
-
-        def rows(forecasts: Sequence[Forecast]) -> list[dict[str, Any]]:
-            return [{**asdict(each), "speedup": each.speedup} for each in forecasts]
-
         return {
             "draft": self.path,
             "greedy_agreement": share(self.greedy),
@@ -55,8 +51,8 @@ class Candidate:
             "memory_bytes": self.memory_bytes,
             "dtype": self.dtype,
             "quantization": self.quantization,
-            "predicted": rows(self.forecasts),
-            "predicted_sampled": rows(self.sampled_forecasts),
+            "predicted": [each.record() for each in self.forecasts],
+            "predicted_sampled": [each.record() for each in self.sampled_forecasts],
         }
 
 
@@ -81,7 +77,7 @@ def recommendation(candidates: Sequence[Candidate]) -> str:
     for candidate, each in zip(best, found, strict=True):
         name = candidate.name if each.speedup >= PAYS else "no draft model"
         figure = f"{each.speedup:.2f} times no speculation"
-        clauses.setdefault(name, []).append(f"{each.requests} in flight (predicted {figure})")
+        clauses.setdefault(name, []).append(f"{each.in_flight} in flight (predicted {figure})")
     parts = [f"{name} with {' and '.join(loads)}" for name, loads in clauses.items()]
     return f"Recommendation: take {', and '.join(parts)}."
 
@@ -101,7 +97,7 @@ def _passes(passes: PassSeconds) -> str:
 
 
 def _figures(candidates: Sequence[Candidate], passes: PassSeconds) -> str:
-    k = max(passes.widths) - 1
+    k = passes.widest - 1
     head = (
         "draft model",
         "agrees, greedy",
@@ -133,8 +129,8 @@ def _forecasts(candidates: Sequence[Candidate]) -> str:
     rows = [
         (
             candidate.name,
-            str(greedy.requests),
-            f"{greedy.none_tokens_per_s:.1f}",
+            str(greedy.in_flight),
+            f"{greedy.plain_tokens_per_s:.1f}",
             *_predicted(greedy),
             *_predicted(sampled),
         )
@@ -148,7 +144,7 @@ def _predicted(found: Forecast) -> tuple[str, str, str]:
     return (
         f"{found.tokens_per_s:.1f}",
         f"{found.speedup:.2f}",
-        f"{found.pipeline}, k={found.k}",
+        f"{found.pipeline}, k={found.draft_tokens}",
     )
 
 

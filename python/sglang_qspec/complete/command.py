@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--url",
         default="http://127.0.0.1:30000",
-        help="address of the server; by default %(default)s",
+        help="address of the server (default: %(default)s)",
     )
     add("--show-drafts", action="store_true", help="mark drafted text with its source")
     add(
@@ -31,14 +31,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=128,
         metavar="N",
-        help="maximum number of output tokens; by default %(default)s",
+        help="maximum number of output tokens (default: %(default)s)",
     )
     add(
         "--temperature",
         type=float,
         default=0.0,
         metavar="T",
-        help="sampling temperature; by default 0, greedy",
+        help="sampling temperature (default: 0, greedy)",
     )
 
 

@@ -29,14 +29,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         type=option(values.device),
         default="",
-        help="device of the target: cpu, cuda or cuda:N; by default SGLang's choice",
+        help="device of the target: cpu, cuda or cuda:N (default: SGLang's choice)",
     )
     add(
         "--port",
         type=option(values.whole(1, 65535)),
         default=30000,
         metavar="N",
-        help="port of the server; by default %(default)s",
+        help="port of the server (default: %(default)s)",
     )
     add(
         "--measure",

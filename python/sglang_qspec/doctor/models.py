@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Verdict, failure, ok
+from sglang_qspec.models.files import INDEX
 
-INDEX = "model.safetensors.index.json"
 HUB_TIMEOUT_S = 5.0
 """Longest wait for an answer of a model hub, in seconds."""
 
@@ -114,17 +114,11 @@ def tokenizers(case: Case) -> Verdict:
     """Whether each token id has the same text in both models."""
     from sglang_qspec.engine import compat
 
-    assert case.model is not None
-    assert case.draft_model is not None
     assert case.target is not None
     assert case.draft is not None
     if case.target.fingerprint != case.draft.fingerprint:
-        objection = compat.tokenizer_objection(
-            compat.vocabulary_of(case.model, False, None),
-            compat.vocabulary_of(case.draft_model, False, None),
-        )
         return failure(
-            f"the draft model does not fit: {objection}",
+            f"the draft model does not fit: {compat.tokenizer_objection(case.target, case.draft)}",
             "Take a draft model of the same family, or a quantized copy of the target: "
             f"qspec models quantize --model {case.model} --bits 4",
         )

@@ -337,10 +337,10 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
             f"--speculative-draft-model-path is {path!r}: give one of them, since the sidecar at "
             "an endpoint brings its own draft model"
         )
-    if compat.is_local(path) and not Path(path).expanduser().is_dir():
-        raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, but there is no such folder"
-        )
+    flag = "--speculative-draft-model-path"
+    draft = compat.describe_given(
+        flag, path, args.trust_remote_code, args.speculative_draft_model_revision
+    )
     placed = config.placement()
     if placed is not None and placed.device != "cpu":
         quantization = getattr(args, "speculative_draft_model_quantization", None)
@@ -348,23 +348,9 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
     target = compat.describe_model(
         args.model_path, args.tokenizer_path, args.trust_remote_code, args.revision
     )
-    try:
-        draft = compat.describe_model(
-            path, path, args.trust_remote_code, args.speculative_draft_model_revision
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--speculative-draft-model-path is {path!r}, but no model can be loaded from there: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
     if not args.skip_tokenizer_init and draft.fingerprint != target.fingerprint:
-        objection = compat.tokenizer_objection(
-            compat.vocabulary_of(args.tokenizer_path, args.trust_remote_code, args.revision),
-            compat.vocabulary_of(
-                path, args.trust_remote_code, args.speculative_draft_model_revision
-            ),
-        )
-        raise ConfigError(f"--speculative-draft-model-path is {path!r}, but {objection}")
+        objection = compat.tokenizer_objection(target, draft)
+        raise ConfigError(f"{flag} is {path!r}, but {objection}")
     if draft.vocab_size != target.vocab_size:
         logger.info(
             "The target has %d token ids and the draft model %d; the sidecar drafts only ids that "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sglang
@@ -31,6 +32,8 @@ class ModelDescription:
     target's."""
     architecture: str
     """Name of the model's class in its config.json, or the family if the file names no class."""
+    tokenizer: tuple[str, bool, str | None]
+    """Arguments of `load_tokenizer` for the model's tokenizer."""
 
 
 def check_version() -> None:
@@ -84,27 +87,30 @@ def describe_model(
 
     hf_config: Any = get_config(path, trust_remote_code=trust_remote_code, revision=revision)
     text_config = getattr(hf_config, "text_config", None) or hf_config
-    vocabulary = vocabulary_of(tokenizer_path, trust_remote_code, revision)
+    tokenizer = tokenizer_path, trust_remote_code, revision
     names = getattr(hf_config, "architectures", None) or [hf_config.model_type]
-    return ModelDescription(text_config.vocab_size, fingerprint(vocabulary), str(names[0]))
+    digest = fingerprint(load_tokenizer(*tokenizer).get_vocab())
+    return ModelDescription(text_config.vocab_size, digest, str(names[0]), tokenizer)
+
+
+def describe_given(
+    flag: str, path: str, trust_remote_code: bool, revision: str | None
+) -> ModelDescription:
+    """`describe_model` for a model that the user gave with `flag`; raises ConfigError."""
+    if is_local(path) and not Path(path).expanduser().is_dir():
+        raise ConfigError(f"{flag} is {path!r}, but there is no such folder")
+    try:
+        return describe_model(path, path, trust_remote_code, revision)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{flag} is {path!r}, but no model can be loaded from there: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
 
 
 def is_local(path: str) -> bool:
     """Whether the path of a model is a folder; otherwise it is a name on a hub."""
     return path.startswith((os.sep, ".", "~")) or path.count("/") != 1
-
-
-def vocabulary_of(
-    tokenizer_path: str, trust_remote_code: bool, revision: str | None
-) -> dict[str, int]:
-    """The tokens of a tokenizer, special tokens included, with their ids.
-
-    Raises OSError or ValueError, as transformers does, if it cannot load the tokenizer.
-    """
-    vocabulary: dict[str, int] = load_tokenizer(
-        tokenizer_path, trust_remote_code, revision
-    ).get_vocab()
-    return vocabulary
 
 
 def load_tokenizer(tokenizer_path: str, trust_remote_code: bool, revision: str | None) -> Any:
@@ -117,18 +123,19 @@ def load_tokenizer(tokenizer_path: str, trust_remote_code: bool, revision: str |
     return get_tokenizer(tokenizer_path, trust_remote_code=trust_remote_code, revision=revision)
 
 
-def tokenizer_objection(target: Mapping[str, int], draft: Mapping[str, int]) -> str:
-    """Why a draft model with another vocabulary than its target's is refused: a clause.
+def tokenizer_objection(target: ModelDescription, draft: ModelDescription) -> str:
+    """Why a draft model with another fingerprint than its target's is refused: a clause.
 
     It names the first token id with different texts.
     """
-    token_id = first_difference(target, draft)
-    ours, theirs = (
+    ours, theirs = (load_tokenizer(*model.tokenizer).get_vocab() for model in (target, draft))
+    token_id = first_difference(ours, theirs)
+    here, there = (
         " and ".join(sorted(repr(token) for token, each in tokens.items() if each == token_id))
-        for tokens in (target, draft)
+        for tokens in (ours, theirs)
     )
     return (
-        f"its tokenizer differs from the target's: token id {token_id} is {theirs or 'no token'} "
-        f"there and {ours or 'no token'} in the target's tokenizer. It must give each token id the "
+        f"its tokenizer differs from the target's: token id {token_id} is {there or 'no token'} "
+        f"there and {here or 'no token'} in the target's tokenizer. It must give each token id the "
         "same text"
     )

@@ -302,12 +302,8 @@ class Speculator:
             live = self._live.get(rid)
             if live is None:
                 continue
-            tally = live.tally
-            tally.passes += not prefill
-            tally.proposed += sizes[row] - 1
-            tally.latest = [Source(sources[row][node]) for node in accepted[row]]
-            for source in tally.latest:
-                tally.accepted[source] += 1
+            drafted_by = [Source(sources[row][node]) for node in accepted[row]]
+            live.tally.add(sizes[row] - 1, drafted_by, prefill=prefill)
             confirmed = [tokens[row][node] for node in accepted[row]]
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
         self._report(rids)
@@ -355,13 +351,7 @@ class Speculator:
             "queue_to_first_draft_seconds": self.first_drafts.describe(),
             **self.totals.describe(),
             "sources": self.sources.describe(),
-            "trie_tokens": self._tries.size,
-            "evictions": self._tries.evictions,
-            "refused_chunks": {
-                reason.name.lower(): count
-                for reason, count in self._tries.refused.items()
-                if reason.refused
-            },
+            **self._tries.describe(),
         }
 
     def close(self) -> None:

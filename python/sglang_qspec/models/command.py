@@ -40,7 +40,7 @@ def _add_quantize(tasks: Any) -> None:
     add("--model", type=Path, required=True, help="folder of the checkpoint")
     add("--bits", type=int, required=True, help="4 or 8")
     _add_layout(parser)
-    add("--output", type=Path, help="folder to create; default: in the cache")
+    add("--output", type=Path, help="folder to create (default: in the cache)")
     parser.set_defaults(run=_quantize)
 
 
@@ -66,8 +66,8 @@ def _add_skip_layers(tasks: Any) -> None:
         "--prompts",
         type=Path,
         metavar="JSONL",
-        help="file with a `prompt` in each line, or in Spec-Bench's format; by default eight "
-        "prompts, none of which is a default prompt of compare",
+        help="file with a `prompt` in each line, or in Spec-Bench's format (default: eight "
+        "prompts, none of which is a default prompt of compare)",
     )
     add(
         "--tokens",
@@ -94,7 +94,12 @@ def _add_convert(tasks: Any) -> None:
     add = parser.add_argument
     add("file", type=Path, metavar="FILE.gguf", help="file to convert")
     add("--output", type=Path, required=True, help="folder to create")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the weights (default: %(default)s)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="data type of the weights (default: %(default)s)",
+    )
     add(
         "--tokenizer",
         type=Path,
@@ -110,14 +115,14 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
         type=option(_group_size),
         metavar="N|channel",
         help="number of weights that share a scale: 128, 64, 32, or channel for all weights of an "
-        "output channel; by default channel for 8 bits, and the largest number that fits for 4",
+        "output channel (default: channel for 8 bits, the largest number that fits for 4)",
     )
     parser.add_argument(
         "--for",
         dest="device",
         choices=("cpu", "cuda"),
         help="kind of device that runs the draft model; its kernels must take the shapes of the "
-        "layers; by default cuda on a machine with a GPU, otherwise cpu",
+        "layers (default: cuda if there is a GPU, otherwise cpu)",
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from sglang_qspec.errors import ConfigError, QSpecError
 
+INDEX = "model.safetensors.index.json"
+"""Lists the file of each weight of a checkpoint in parts."""
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models.cache import MANIFEST, build_folder
 from sglang_qspec.models.decoder import Decoder, Fit
-from sglang_qspec.models.files import check_new, read_config
+from sglang_qspec.models.files import INDEX, check_new, read_config
 from sglang_qspec.models.prompts import CALIBRATION, chat_ids
 from sglang_qspec.models.quantize import GroupSize, group_for, quantize
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 TOKENS = 32
 """Default of the maximum number of tokens of an answer."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_INDEX = "model.safetensors.index.json"
 
 
 def skip_layers(
@@ -146,12 +145,12 @@ def write(model: Path, kept: Sequence[int], folder: Path) -> None:
         save_file(tensors, folder / shard.name, metadata={"format": "pt"})
     if len(shards) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": places}
-        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     config = _cut(read_config(model), kept)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in model.iterdir():
         is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-        if path.is_file() and not is_weights and path.name not in ("config.json", _INDEX, MANIFEST):
+        if path.is_file() and not is_weights and path.name not in ("config.json", INDEX, MANIFEST):
             shutil.copyfile(path, folder / path.name)
 
 

@@ -25,33 +25,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--url",
         default="http://127.0.0.1:30000",
-        help="address of the server; by default %(default)s",
+        help="address of the server (default: %(default)s)",
     )
     add(
         "--host",
         default="127.0.0.1",
-        help="address that serves the page; by default %(default)s, which only this machine "
-        "reaches. Whoever reaches the page can ask the server",
+        help="address that serves the page (default: %(default)s, which only this machine "
+        "reaches). Whoever reaches the page can ask the server",
     )
     add(
         "--port",
         type=option(whole(0, 65535)),
         default=0,
         metavar="N",
-        help="port of the page; by default 0, a free one",
+        help="port of the page (default: 0, a free one)",
     )
     add(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="prompts to pick from: a prompt in each line, or .jsonl with `prompt` or Spec-Bench's "
-        "`turns`",
+        help="prompts to pick from: a prompt in each line, or a .jsonl file with a `prompt` in "
+        "each line or in Spec-Bench's format",
     )
     add("--open", action="store_true", help="open the page in this desktop's browser")
 
 
 def run(options: argparse.Namespace, say: Callable[[str], object]) -> None:
-    """Serve the page until Ctrl-C; `say` prints a line. Raises ClientError."""
+    """Serve the page until Ctrl-C; `say` prints a line.
+
+    Raises ClientError if a server or an address cannot be used, and ConfigError for the prompts.
+    """
     with start(options) as server:
         say(f"page: {server.url}   server: {options.url}   Ctrl-C ends")
         if options.open:

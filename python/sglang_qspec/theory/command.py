@@ -49,27 +49,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plain-ms",
         type=_milliseconds,
         metavar="MS",
-        help="time of a plain decode pass (width 1); by default the time of --verify-ms",
+        help="time of a plain decode pass, width 1 (default: the time of --verify-ms)",
     )
     add("--draft-ms", type=_milliseconds, metavar="MS", help="time of drafting k tokens")
     add(
         "--in-flight",
         type=_count,
         metavar="N",
-        help="number of requests that are served at the same time",
+        help="number of requests that are served at once",
     )
     add(
         "--lookahead",
         type=_count,
         metavar="N",
-        help="maximum length of a draft after the committed tokens (ahead); default 2k + 1",
+        help="maximum length of a draft of ahead after the committed tokens (default: 2k + 1)",
     )
     add(
         "--again",
         type=_number(0.0, 1.0),
         metavar="P",
-        help="probability that a text without a matching queue draft matches one at the next pass "
-        f"(queue); by default {AGAIN}",
+        help="probability that a text without a matching queue draft matches one at the next pass, "
+        f"for queue (default: {AGAIN})",
     )
     add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
     add("--plot", type=Path, metavar="PNG", help="file for a plot of the prediction (with --fit)")

@@ -28,14 +28,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--url",
         default="http://127.0.0.1:30000",
-        help="address of the server; by default %(default)s",
+        help="address of the server (default: %(default)s)",
     )
     add(
         "--interval",
         type=option(number(0.1, 3600)),
         default=2.0,
         metavar="S",
-        help="seconds between two frames, 0.1 to 3600; by default 2",
+        help="seconds between two frames, 0.1 to 3600 (default: 2)",
     )
     add("--once", action="store_true", help="print one frame after one interval, and end")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sglang_qspec.trie._native import STREAM_TOKENS, Trust, propose
 from sglang_qspec.trie.insertion import Insertion
@@ -49,6 +50,18 @@ class TrieStore:
     def size(self) -> int:
         """Sum of `RequestTrie.size` over all open requests."""
         return self._size
+
+    def describe(self) -> dict[str, Any]:
+        """Size, evictions and refused chunks, for /server_info and /metrics."""
+        return {
+            "trie_tokens": self._size,
+            "evictions": self.evictions,
+            "refused_chunks": {
+                reason.name.lower(): count
+                for reason, count in self.refused.items()
+                if reason.refused
+            },
+        }
 
     def open(
         self,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_qspec.compare.agreement import share
 from sglang_qspec.doctor.measure.child import Child, open_child
 from sglang_qspec.errors import MeasureError
 from sglang_qspec.models import DemoModels
@@ -41,12 +42,12 @@ def test_a_model_agrees_with_its_own_text_and_not_with_another(child: Child) -> 
     assert all(prompts)
     texts = child.call("greedy", prompts=prompts, tokens=12)
     count = sum(map(len, texts))
-    agreed, of = child.call("agreeing", prompts=prompts, texts=texts)
-    assert of == count > 0
-    assert agreed >= 0.9 * of  # passes over one row and over two can round differently
+    agreed = child.call("agreed", prompts=prompts, texts=texts, target_vocab=49152)
+    assert sum(map(len, agreed)) == count > 0
+    assert share(agreed) >= 0.9  # passes over one row and over two can round differently
     # A small random model repeats its last token, so no two neighbours are equal.
     wrong = [[(token + 7 * place + 1) % 49152 for place, token in enumerate(t)] for t in texts]
-    assert child.call("agreeing", prompts=prompts, texts=wrong)[0] <= 0.5 * of
+    assert share(child.call("agreed", prompts=prompts, texts=wrong, target_vocab=49152)) <= 0.5
 
 
 def test_an_error_of_a_call_is_raised_and_the_process_answers_the_next_call(child: Child) -> None:

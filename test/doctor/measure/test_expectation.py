@@ -7,22 +7,25 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_qspec.compare.forecast import Forecast, Slowdown
 from sglang_qspec.doctor.measure.expectation import (
     IN_FLIGHT,
     MOST_ROWS,
-    Prediction,
     paragraph,
     predict,
 )
 from sglang_qspec.doctor.measure.times import DRAFT_ROWS, VERIFY_ROWS, Measured
 from sglang_qspec.theory.curve import Curve
 
+AGREED = [place % 5 > 0 for place in range(300)]
+"""The draft model misses every fifth token."""
+
 
 def times(verify: Callable[[int], float], draft: float = 1e-3) -> Measured:
     """A target with passes of `verify` seconds by rows, and a drafter with steps of `draft`."""
     curve = Curve.through((rows, verify(rows)) for rows in VERIFY_ROWS)
     steps = Curve.through((rows, draft) for rows in DRAFT_ROWS)
-    return Measured(curve, curve, steps, 1.0, 1.0, agreement=0.8, compared=288)
+    return Measured(curve, curve, steps, Slowdown(), [AGREED])
 
 
 FLAT = times(lambda _: 0.03)
@@ -31,7 +34,7 @@ STEEP = times(lambda rows: 0.03 * rows, draft=0.02)
 """A pass over two rows takes twice the time."""
 
 
-def of(predicted: list[Prediction], in_flight: int) -> Prediction:
+def of(predicted: list[Forecast], in_flight: int) -> Forecast:
     return next(each for each in predicted if each.in_flight == in_flight)
 
 
@@ -43,14 +46,13 @@ def test_where_rows_are_free_drafts_gain_and_drafting_ahead_hides_their_time() -
     assert of(predicted, 1).plain_tokens_per_s == 1 / 0.03
     words = paragraph(FLAT, predicted)
     assert f"{of(predicted, 1).speedup:.1f} with 1" in words
-    assert "80 % of 288 tokens" in words
+    assert "80 % of 300 tokens" in words
     assert "do not pay" not in words
 
 
 def test_where_each_row_costs_a_pass_no_draft_pays_and_the_paragraph_says_so() -> None:
     predicted = predict(STEEP, 15)
-    assert {each.pipeline for each in predicted} == {"none"}
-    assert {each.speedup for each in predicted} == {1.0}
+    assert all(each.speedup < 1 for each in predicted)
     assert "start the server without a draft model" in paragraph(STEEP, predicted)
 
 
@@ -64,7 +66,8 @@ APART = times(lambda _: 0.03, draft=0.006)
 
 
 @pytest.mark.parametrize(
-    "slowed", [replace(APART, verify_slowdown=8.0), replace(APART, draft_slowdown=8.0)]
+    "slowed",
+    [replace(APART, slowdown=slowdown) for slowdown in (Slowdown(verify=8.0), Slowdown(draft=8.0))],
 )
 def test_what_the_models_cost_each_other_counts_where_both_run_at_once(slowed: Measured) -> None:
     assert of(predict(APART, 15), 1).pipeline == "ahead"

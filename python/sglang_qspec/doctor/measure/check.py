@@ -14,6 +14,7 @@ def measure(case: Case) -> Verdict:
     from rich.console import Console
     from rich.progress import Progress
 
+    from sglang_qspec.compare.forecast import PAYS
     from sglang_qspec.doctor.measure import expectation, times
     from sglang_qspec.engine.arguments import DRAFT_TOKENS
 
@@ -26,7 +27,7 @@ def measure(case: Case) -> Verdict:
         )
     predicted = expectation.predict(measured, DRAFT_TOKENS[case.kind] - 1)
     case.expectation = expectation.paragraph(measured, predicted)
-    case.drafts_pay = any(each.speedup >= expectation.WORTH for each in predicted)
+    case.drafts_pay = any(each.speedup >= PAYS for each in predicted)
     case.measured = as_json(measured, predicted)
     best = max(predicted, key=lambda each: each.speedup)
     if not case.drafts_pay:
@@ -53,19 +54,9 @@ def as_json(measured: Any, predicted: Any) -> dict[str, Any]:
             ("draft", measured.draft),
         )
     } | {
-        "verify_slowdown": measured.verify_slowdown,
-        "draft_slowdown": measured.draft_slowdown,
+        "verify_slowdown": measured.slowdown.verify,
+        "draft_slowdown": measured.slowdown.draft,
         "agreement": measured.agreement,
         "compared_tokens": measured.compared,
-        "predicted": [
-            {
-                "in_flight": each.in_flight,
-                "pipeline": each.pipeline,
-                "draft_tokens": each.draft_tokens,
-                "tokens_per_s": each.tokens_per_s,
-                "plain_tokens_per_s": each.plain_tokens_per_s,
-                "speedup": each.speedup,
-            }
-            for each in predicted
-        ],
+        "predicted": [each.record() for each in predicted],
     }

@@ -16,7 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from sglang_qspec.compare.answers import Answer
+from sglang_qspec.compare.draft_reader import agreed_along, prefilled
 from sglang_qspec.errors import QSpecError
+from sglang_qspec.models.prompts import chat_ids
 from sglang_qspec.values import parse_cores
 
 if TYPE_CHECKING:
@@ -81,67 +84,40 @@ class Passes:
         """Token ids of prompts, in the model's chat template if it has one."""
         from sglang_qspec.engine.compat import load_tokenizer
 
-        tokenizer = load_tokenizer(self._path, False, None)
-        if getattr(tokenizer, "chat_template", None):
-            texts = [
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-                )
-                for text in texts
-            ]
-            return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [tokenizer.encode(text) for text in texts]
+        return chat_ids(load_tokenizer(self._path, False, None), texts)
 
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
         """Greedy continuations of at most `tokens` tokens; each ends before an end of text."""
-        rows, last = self._prefilled(prompts)
+        rows = [self._model.open() for _ in prompts]
+        last = [
+            int(prefilled(self._model, row, prompt).argmax())
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
         outputs = [[token] for token in last]
         for _ in range(tokens - 1):
             last = self._step(rows, last)
             for output, token in zip(outputs, last, strict=True):
                 output.append(token)
-        self._close(rows)
+        for row in rows:
+            self._model.close(row)
         return [self._until_end(output) for output in outputs]
 
     def _until_end(self, output: list[int]) -> list[int]:
         ends = (place for place, each in enumerate(output) if each in self._model.eos_token_ids)
         return output[: next(ends, len(output))]
 
-    def agreeing(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> list[int]:
-        """How many tokens of `texts` the model also finds likeliest, and their number.
+    def agreed(
+        self, prompts: Sequence[list[int]], texts: Sequence[list[int]], target_vocab: int
+    ) -> list[list[bool]]:
+        """Whether the model also finds each token of `texts` likeliest, after the target's own.
 
-        Each token is predicted from the prompt and the tokens of the text before it.
+        `target_vocab` is the target's number of token ids.
         """
-        rows, likeliest = self._prefilled(prompts)
-        agreed = of = 0
-        for place in range(max(map(len, texts))):
-            live = [row for row, text in enumerate(texts) if place < len(text)]
-            agreed += sum(likeliest[row] == texts[row][place] for row in live)
-            of += len(live)
-            found = self._step([rows[row] for row in live], [texts[row][place] for row in live])
-            for row, token in zip(live, found, strict=True):
-                likeliest[row] = token
-        self._close(rows)
-        return [agreed, of]
-
-    def _prefilled(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Open a row for each prompt; the rows, and the likeliest next token of each."""
-        rows, likeliest = [], []
-        for prompt in prompts:
-            row = self._model.open()
-            logits = self._model.extend([row], [prompt])
-            rows.append(row)
-            likeliest.append(int(logits[0].argmax()))
-        return rows, likeliest
-
-    def _close(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._model.close(row)
+        answers = [Answer(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        return list(agreed_along(self._model, answers, target_vocab))
 
 
-METHODS = ("ready", "seconds", "encode", "greedy", "agreeing")
+METHODS = ("ready", "seconds", "encode", "greedy", "agreed")
 
 
 def main(argv: Sequence[str]) -> int:

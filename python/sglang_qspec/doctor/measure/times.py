@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sglang_qspec.compare import agreement
+from sglang_qspec.compare.draft_reader import ROWS
+from sglang_qspec.compare.forecast import Slowdown
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.measure.child import Child, open_child
-from sglang_qspec.doctor.measure.prompts import PROMPTS
 from sglang_qspec.engine.sidecar import core_division
 from sglang_qspec.errors import MeasureError
+from sglang_qspec.models.prompts import PROMPTS
 from sglang_qspec.theory.curve import Curve
 
 VERIFY_ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -21,6 +24,8 @@ TOGETHER_ROWS = 4
 """Rows of the passes that both models run at the same time."""
 SECONDS = 0.7
 """Time for the measurement of one number of rows, in seconds."""
+TEXTS = PROMPTS[:ROWS]
+"""Prompts of the texts on which the models are compared."""
 TOKENS = 48
 """Tokens that the target decodes for each prompt, to compare with the draft model."""
 
@@ -35,14 +40,21 @@ class Measured:
     """The same on the CPUs that the target has beside a sidecar."""
     draft: Curve
     """Steps of the draft model by rows, while the target is idle."""
-    verify_slowdown: float
-    """Time of the target's passes while the sidecar drafts, over their time while it is idle."""
-    draft_slowdown: float
-    """The same for the draft model's steps while the target runs passes."""
-    agreement: float
-    """Fraction of the target's greedy tokens that the draft model finds likeliest too."""
-    compared: int
-    """Number of compared tokens."""
+    slowdown: Slowdown
+    """What both cost each other while they run at once."""
+    agreed: list[list[bool]]
+    """For each greedy answer of the target and position: whether the draft model finds the same
+    token likeliest."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of equal tokens."""
+        return agreement.share(self.agreed)
+
+    @property
+    def compared(self) -> int:
+        """Number of compared tokens."""
+        return sum(map(len, self.agreed))
 
 
 class _Part(NamedTuple):
@@ -71,18 +83,16 @@ def measure(case: Case, advance: Callable[[str, float], None]) -> Measured:
             found[name] = part.run()
         advance("done", 1.0)
     own = found if case.divides else {**found, **{_own(n): found[_all(n)] for n in VERIFY_ROWS}}
-    agreed, compared = found["agreement"]
-    if not compared:
-        raise MeasureError("the target ends every answer to the doctor's prompts at once")
     together, drafted = found["together"]
     return Measured(
         plain=Curve.through((rows, found[_all(rows)]) for rows in VERIFY_ROWS),
         verify=Curve.through((rows, own[_own(rows)]) for rows in VERIFY_ROWS),
         draft=Curve.through((rows, found[_draft(rows)]) for rows in DRAFT_ROWS),
-        verify_slowdown=max(1.0, together / own[_own(TOGETHER_ROWS)]),
-        draft_slowdown=max(1.0, drafted / found[_draft(TOGETHER_ROWS)]),
-        agreement=agreed / compared,
-        compared=compared,
+        slowdown=Slowdown(
+            verify=max(1.0, together / own[_own(TOGETHER_ROWS)]),
+            draft=max(1.0, drafted / found[_draft(TOGETHER_ROWS)]),
+        ),
+        agreed=found["agreed"],
     )
 
 
@@ -92,16 +102,20 @@ def _parts(
     """The parts by name; each can read the results of the parts before it in `found`."""
     yield "target", _Part("loading the target", lambda: target.call("ready"))
     yield "draft", _Part("loading the draft model", lambda: draft.call("ready"))
-    yield "prompts", _Part("reading prompts", lambda: target.call("encode", texts=PROMPTS))
+    yield "prompts", _Part("reading prompts", lambda: target.call("encode", texts=TEXTS))
 
     def decode() -> Any:
         return target.call("greedy", prompts=found["prompts"], tokens=TOKENS)
 
-    def agree() -> Any:
-        return draft.call("agreeing", prompts=found["prompts"], texts=found["texts"])
+    def compare() -> Any:
+        if not any(found["texts"]):
+            raise MeasureError("the target ends every answer to QSPEC's prompts at once")
+        assert case.target is not None
+        given = {"prompts": found["prompts"], "texts": found["texts"]}
+        return draft.call("agreed", **given, target_vocab=case.target.vocab_size)
 
     yield "texts", _Part("decoding with the target", decode)
-    yield "agreement", _Part("comparing with the draft model", agree)
+    yield "agreed", _Part("comparing with the draft model", compare)
     for rows in VERIFY_ROWS:
         if case.divides:
             yield _own(rows), _verify(target, rows, everything=False)

@@ -35,6 +35,17 @@ class Tally:
     ran_over: bool = False
     """Whether the target's own token of the latest pass is after the end of the output."""
 
+    def add(self, proposed: int, accepted: list[Source], *, prefill: bool = False) -> None:
+        """Count a pass over `proposed` draft tokens, with the sources of the accepted ones.
+
+        A `prefill` does not count as a pass.
+        """
+        self.passes += not prefill
+        self.proposed += proposed
+        self.latest = accepted
+        for source in accepted:
+            self.accepted[source] += 1
+
     def clip(self, excess: int) -> list[Source]:
         """Subtract the last `excess` tokens of the latest pass, which follow the end of the output.
 

@@ -70,7 +70,7 @@ class RequestTrie {
     for (Token token : fresh) {
       if (!in_vocabulary(token)) return kBadToken;
     }
-    if (number && !ends_with(streams_[number], token_ids, overlap)) return kConflict;
+    if (number && !streams_[number].ends_with(arena_, token_ids, overlap)) return kConflict;
     const std::size_t count = fresh.size() + (number ? 0 : kStreamTokens);
     if (!fits(count)) {
       if (!make_room(count, number)) return kFull;
@@ -125,22 +125,12 @@ class RequestTrie {
     drafts_.check_integrity(arena_);
     text_.check_integrity(arena_);
     matcher_.check_integrity(arena_, tail_, limits_);
-    streams_.check_integrity();
+    streams_.check_integrity(arena_);
     int draft_tokens = 0;
     std::int32_t followed = 0;
     for (std::int32_t number = 1; number <= streams_.size(); ++number) {
-      const Stream& stream = streams_[number];
-      draft_tokens += stream.length + kStreamTokens;
-      followed += stream.followed;
-      NodeId last = stream.first;
-      int place = 0;
-      for (NodeId node = last; node; node = arena_.next(node), ++place) {
-        if (arena_.stream(node) != number) fail("a stream has a node of another one");
-        if (place == stream.matched && node != stream.at) fail("a stream's match ends at a wrong node");
-        last = node;
-      }
-      if (place != stream.length + 1) fail("a stream has a wrong length");
-      if (last != stream.last) fail("a stream ends before its last node");
+      draft_tokens += streams_[number].length + kStreamTokens;
+      followed += streams_[number].followed;
     }
     if (draft_tokens != draft_size()) fail("the size of the drafts is not the sum of the streams' sizes");
     if (draft_tokens > limits_.max_request_tokens) fail("the drafts are over the cap");
@@ -256,22 +246,6 @@ class RequestTrie {
     followed_.resize(kept);
   }
 
-  bool ends_with(const Stream& stream, const std::vector<Token>& token_ids,
-                 std::size_t count) const {
-    NodeId node = stream.last;
-    while (count-- > 0) {
-      if (arena_.token(node) != token_ids[count]) return false;
-      node = arena_.prev(node);
-    }
-    return true;
-  }
-
-  // Whether the output is longer than a stream that agrees with it to the end.
-  bool outrun(const Stream& stream) const {
-    const auto end = static_cast<std::size_t>(stream.key.base_len + stream.matched);
-    return !arena_.next(stream.at) && end < output_.size();
-  }
-
   std::size_t cap() const { return static_cast<std::size_t>(limits_.max_request_tokens); }
 
   bool fits(std::size_t count) const {
@@ -295,7 +269,7 @@ class RequestTrie {
     std::vector<Victim> victims;
     for (std::int32_t number = 1; number <= streams_.size(); ++number) {
       const Stream& stream = streams_[number];
-      const bool is_outrun = stream.followed && outrun(stream);
+      const bool is_outrun = stream.followed && stream.is_outrun(arena_, output_.size());
       if (number == spared || (stream.followed && !is_outrun)) continue;
       const int worth = is_outrun ? 2 : found[static_cast<std::size_t>(number)];
       victims.emplace_back(worth, stream.kind == kGuessed, number);

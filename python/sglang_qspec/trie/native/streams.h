@@ -52,6 +52,22 @@ struct Stream {
   int matched;  // number of draft tokens that agree with the committed tokens
   Kind kind;
   bool followed;  // no token differs from the committed ones so far
+
+  // Whether the last `count` tokens are the first `count` of `token_ids`.
+  bool ends_with(const Arena& arena, const std::vector<Token>& token_ids, std::size_t count) const {
+    NodeId node = last;
+    while (count-- > 0) {
+      if (arena.token(node) != token_ids[count]) return false;
+      node = arena.prev(node);
+    }
+    return true;
+  }
+
+  // Whether an output of `output_len` tokens is longer than the stream, which agrees with it.
+  bool is_outrun(const Arena& arena, std::size_t output_len) const {
+    const auto end = static_cast<std::size_t>(key.base_len + matched);
+    return !arena.next(at) && end < output_len;
+  }
 };
 
 // The streams of a request; they have the numbers 1, 2, ... in the order of their addition.
@@ -76,15 +92,29 @@ class Streams {
     return slots_[slot_of(stream.key)] = size();
   }
 
-  void check_integrity() const {
+  void check_integrity(const Arena& arena) const {
     for (std::int32_t number = 1; number <= size(); ++number) {
-      if (find((*this)[number].key) != number) {
-        throw std::runtime_error("a stream cannot be found by its key");
-      }
+      if (find((*this)[number].key) != number) fail("a stream cannot be found by its key");
+      check_chain(arena, number);
     }
   }
 
  private:
+  [[noreturn]] static void fail(const char* what) { throw std::runtime_error(what); }
+
+  void check_chain(const Arena& arena, std::int32_t number) const {
+    const Stream& stream = (*this)[number];
+    NodeId last = stream.first;
+    int place = 0;
+    for (NodeId node = last; node; node = arena.next(node), ++place) {
+      if (arena.stream(node) != number) fail("a stream has a node of another one");
+      if (place == stream.matched && node != stream.at) fail("a stream's match ends at a wrong node");
+      last = node;
+    }
+    if (place != stream.length + 1) fail("a stream has a wrong length");
+    if (last != stream.last) fail("a stream ends before its last node");
+  }
+
   static std::size_t place(std::int32_t number) { return static_cast<std::size_t>(number) - 1; }
 
   // The slot of `key`, or the free slot for it. Linear probing ends because the table never fills.
