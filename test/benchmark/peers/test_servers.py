@@ -24,7 +24,7 @@ def test_all_servers_but_the_pinned_one_use_all_processors() -> None:
     cores = {name: configuration(name, SETTINGS, ALL).cores for name in NAMES}
     assert cores.pop(PINNED) == (0,)
     assert set(cores.values()) == {()}
-    assert "auto" in configuration(QSPEC, SETTINGS, ALL).flags
+    assert "--speculative-qspec-cores" not in configuration(QSPEC, SETTINGS, ALL).flags
     assert configuration(SGLANG, SETTINGS, ALL).flags == ()
     assert len({configuration(name, SETTINGS, ALL).server_key for name in NAMES}) == len(NAMES)
 
