@@ -2,14 +2,18 @@
 
     python -m benchmark.bench_peers --dataset spec_bench.jsonl --vllm vllm/bin/python --output out
 
-All servers answer the same prompts greedily, in answers of one length, with the same number of
-requests in flight. `qspec` has one flag more than a plain QSPEC server, `--speculative-qspec-cores
-auto`, and `qspec-pinned` has one processor for the target and another one for the sidecar. The
-benchmark runs the peers that the command line names: vLLM, with and without its speculation by
-n-grams, by an interpreter that has it; llama.cpp by the path of `llama-server` and a GGUF file of
-the target. Servers take turns. Each number of requests in flight has prompts of its own in each
-round, until the file has no more; a prompt that comes again may be in the cache of every server.
-vLLM reads its own environment variables, such as VLLM_CPU_OMP_THREADS_BIND.
+All servers answer the same prompts greedily, with the same number of requests in flight. `qspec`
+divides the processors by itself, and `qspec-pinned` has one for the target and another one for the
+sidecar. The benchmark runs the peers that the command line names: vLLM, with and without its
+speculation by n-grams, by an interpreter that has it; llama.cpp by the path of `llama-server` and a
+GGUF file of the target. Servers take turns. Each number of requests in flight has prompts of its
+own in each round, until the file has no more; a prompt that comes again may be in the cache of
+every server. vLLM reads its own environment variables, such as VLLM_CPU_OMP_THREADS_BIND.
+
+Answers have one length. Without speculation all requests of a batch then end in the same pass, and
+the next ones share a prefill, which is rare in service. `--spread 0.5` draws lengths from half to
+one and a half times that length. At the end of a load fewer requests are in flight, so `--prompts`
+should be some times the largest level.
 
 `--levels 8 --rounds 1 --prompts 8` takes some minutes; the ratios of one round have no spread.
 `harness.session` says how a run is resumed and reported. `throughput.svg` shows tokens per second
@@ -33,7 +37,7 @@ from benchmark.harness.options import add_run, parsed, parser_of, positive, sett
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.session import Session, rounded_up
-from benchmark.peers.load import Cell, cells_of, serve
+from benchmark.peers.load import Cell, cells_of, lengths_of, serve
 from benchmark.peers.servers import WIDTH, Programs, configuration
 from benchmark.peers.summary import Summary
 
@@ -46,14 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = settings_of(options, max(options.levels), rounded_up(longest, 256))
     texts = mixed(fitting(NAME, options.dataset, settings.model, options.longest_prompt)[0])
     prompts = token_ids(settings.model, texts)
-    names = ("levels", "prompts", "longest_prompt", "max_new_tokens")
+    names = ("levels", "prompts", "longest_prompt", "max_new_tokens", "spread")
     shown = {name: getattr(options, name) for name in names}
     header = {name: str(value) for name, value in shown.items()} | {"texts": digest(prompts)}
     session = Session(NAME, options, Cell, settings, header)
 
     def measure(server: Server, cell: Cell) -> Run:
         warm_up, asked = prompts_of(cell, prompts, options.levels, options.prompts)
-        return serve(server, cell, warm_up, asked, options.max_new_tokens)
+        lengths = lengths_of(asked, options.max_new_tokens, options.spread)
+        return serve(server, cell, warm_up, asked, lengths)
 
     session.serve(
         cells_of(options.configs, options.levels, options.rounds),
@@ -102,10 +107,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--longest-prompt", type=positive, default=512, help="in tokens (default: 512)")
     add("--rounds", type=positive, default=3, help="figures are medians over rounds (default: 3)")
     add("--max-new-tokens", type=positive, default=128, help="of an answer (default: 128)")
+    spread = "largest deviation of an answer's length, as a share (default: 0)"
+    add("--spread", type=float, default=0.0, help=spread)
     add_run(parser, "bfloat16")
     options = parsed(parser, argv)
     if (options.llama_server is None) != (options.llama_model is None):
         parser.error("--llama-server and --llama-model go together")
+    if not 0 <= options.spread <= 1:
+        parser.error(f"--spread: {options.spread:g} is not from 0 to 1")
     programs = Programs(
         options.vllm, options.llama_server, options.llama_model, options.llama_draft
     )

@@ -122,7 +122,7 @@ class Bench:
             drafter.submit(peer, Submit(*asked, ignore_eos=True))
         times = []
         model_s, sample_s = Stopwatch(), Stopwatch()
-        with model_s.on(self.model, "step"), sample_s.on(pass_runner, "choose"):
+        with model_s.on(self.model, "step"), sample_s.on(pass_runner, "choose_shared"):
             while not drafter.idle:
                 model_s.reset()
                 sample_s.reset()

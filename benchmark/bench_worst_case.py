@@ -2,14 +2,15 @@
 
     python -m benchmark.bench_worst_case --dataset spec_bench.jsonl --output results
 
-A server without speculation and a server with QSPEC have the same core for the target. They serve
-cases that no drafter predicts well, at several numbers of requests in flight: guesses that resemble
-the answer and are wrong, a sidecar that drafts wrong tokens, prompts of random tokens at
-temperature 1.5, and long contexts. With a dataset they also serve Spec-Bench. On Spec-Bench the
-benchmark compares QSPEC's adaptive passes with passes of one width, adaptive (`one-width`) and
-fixed. All configurations serve a case before the next case, in an order that reverses from round to
-round. A ratio is of two runs of one round. Tables have the median over the rounds, with the
-smallest and the largest.
+A server without speculation and a server with QSPEC have the same core for the target. With
+`--unpinned` both may use all cores, and QSPEC divides them as it does by default. They serve cases
+that no drafter predicts well, at several numbers of requests in flight: guesses that resemble the
+answer and are wrong, a sidecar that drafts wrong tokens, prompts of random tokens at temperature
+1.5, and long contexts. With a dataset they also serve Spec-Bench. On Spec-Bench the benchmark
+compares QSPEC's adaptive passes with passes of one width, adaptive (`one-width`) and fixed. All
+configurations serve a case before the next case, in an order that reverses from round to round. A
+ratio is of two runs of one round. Tables have the median over the rounds, with the smallest and the
+largest.
 
 `--levels 1 8 --rounds 1 --max-new-tokens 48` without a dataset takes some minutes; the ratios of
 one round have no spread. `harness.session` says how a run is resumed and reported. A resumed run
@@ -32,7 +33,14 @@ from pathlib import Path
 from benchmark.harness.configuration import Configuration, Settings, facts_of
 from benchmark.harness.dataset import fitting, mixed
 from benchmark.harness.journal import digest
-from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
+from benchmark.harness.options import (
+    add_run,
+    add_unpinned,
+    parsed,
+    parser_of,
+    positive,
+    settings_of,
+)
 from benchmark.harness.session import Session, rounded_up
 from benchmark.worst import wrong_sidecar
 from benchmark.worst.cases import BASELINE, BY_NAME, CASES, SPEC_BENCH, Cell, cells_of
@@ -114,6 +122,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="tokens of a long prompt, at most those of worst/document.txt (default: 2560)",
     )
     add_run(parser, "bfloat16")
+    add_unpinned(parser)
     options = parsed(parser, argv)
     if options.cases is None:
         options.cases = [name for name in names if name != SPEC_BENCH or options.dataset]

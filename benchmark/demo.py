@@ -2,7 +2,8 @@
 
 Twelve prompts arrive at once at a server with few running slots, so most of them wait. Two servers
 run one after the other, with the same settings except for speculation. On a machine with several
-cores the target has its own core in both, and the sidecar another.
+cores the target has its own core in both, and the sidecar another. With `--unpinned` both targets
+may use all cores, and QSPEC divides them itself.
 
 Prints a table, one answer, and a last line of JSON with `identical`, `speedup` and `accept_len`.
 """
@@ -13,11 +14,17 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from benchmark.harness.configuration import with_and_without
 from benchmark.harness.dataset import render
-from benchmark.harness.options import EXACT, add_servers, parsed, positive, settings_of
+from benchmark.harness.options import (
+    EXACT,
+    add_servers,
+    add_unpinned,
+    parsed,
+    positive,
+    settings_of,
+)
 from benchmark.harness.output import say
 from benchmark.harness.report import Table
 from benchmark.harness.run import Run
@@ -33,8 +40,6 @@ TOTAL_TOKENS = 16384
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     settings = settings_of(options, options.slots, 2048, TOTAL_TOKENS)
-    if options.unpinned:
-        settings = replace(settings, target_cores=(), sidecar_cores=())
     prompts = render(settings.model, PROMPTS)
     runs: list[Run] = []
     completions = ("--speculative-qspec-completions", str(options.completions))
@@ -55,9 +60,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--slots", type=positive, default=2, help="requests that run at once (default: 2)")
     add("--max-new-tokens", type=positive, default=128, help="maximum output (default: 128)")
     add("--completions", type=positive, default=8, help="drafted per prompt (default: 8)")
-    add("--unpinned", action="store_true", help="let QSPEC divide the cores of a CPU itself")
     add("arguments", nargs="*", help="more flags of the QSPEC server, after --")
     add_servers(parser, "float32", EXACT)
+    add_unpinned(parser)
     return parsed(parser, argv)
 
 

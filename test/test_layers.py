@@ -17,19 +17,22 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 LAYERS = (
     {
         "config",
+        "process_placement",
         "values",
         "errors",
         "messages",
         "guess_tags",
+        "ports",
+        "local_server",
         "controls",
         "theory",
         "complete",
         "top",
     },
     {"trie", "link", "verify", "models", "cpu"},
-    {"policy", "sidecar", "show"},
+    {"policy", "sidecar", "show", "batch"},
     {"engine"},
-    {"compare", "doctor"},
+    {"compare", "doctor", "plan"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -45,18 +48,33 @@ ENGINE = (
     "guard",
     "cpu",
     "cuda",
+    "ranks",
     "passes",
     "scheduler",
 )
 # SGLang loads these first. They import other parts of `engine` only inside functions, since each
 # process needs other parts.
-START = {"plugin", "algorithm", "arguments", "compat", "hooks", "touched", "preflight"}
+START = {
+    "plugin",
+    "algorithm",
+    "arguments",
+    "compat",
+    "hooks",
+    "lora",
+    "touched",
+    "preflight",
+    "refusal",
+    "unsupported",
+}
 
 # The only places that import each third-party package, as paths below the package.
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
-    "prometheus_client": ("engine/telemetry/metrics.py",),
+    "aiohttp": ("batch/",),
+    "ray": ("batch/cluster/",),
+    "pyarrow": ("batch/cluster/",),
+    "prometheus_client": ("engine/telemetry/metrics.py", "sidecar/metrics.py"),
     "rich": ("doctor/", "top/"),
     "triton": ("verify/gumbel_triton.py",),
     "pickle": (),
@@ -219,6 +237,8 @@ DEVICE_HOMES = (
     "compare/",
     "doctor/",
     "engine/arguments.py",
+    "engine/lora.py",
+    "engine/unsupported.py",
     "engine/sidecar/placement.py",
     "engine/sidecar/startup.py",
     "models/",
@@ -250,8 +270,16 @@ def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> Non
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("os", "environ"), ("os", "getenv")}
     }
-    # The cache has its own variable; the last two set SGLang's variables for their process.
-    allowed = {"config.py", "models/cache.py", "cpu/install.py", "sidecar/__main__.py"}
+    # The cache has its own variable; the last three set variables of Ray and SGLang for their
+    # process.
+    allowed = {
+        "config.py",
+        "process_placement.py",
+        "models/cache.py",
+        "batch/cluster/session.py",
+        "cpu/install.py",
+        "sidecar/__main__.py",
+    }
     assert readers <= allowed
 
 

@@ -1,11 +1,13 @@
 """docs/observability.md lists exactly the metrics, fields and settings of the code."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
@@ -13,6 +15,7 @@ from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
+from sglang_qspec.sidecar.metrics import COUNTERS, GAUGES, PREFIX, Snapshot
 from sglang_qspec.trie import TrieLimits, TrieStore
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "observability.md"
@@ -27,12 +30,20 @@ def test_the_documented_series_match_the_metrics() -> None:
     assert set(documented) == made
 
 
+def test_the_documented_series_of_the_sidecar_match_its_metrics() -> None:
+    made = {PREFIX + name for name in GAUGES} | {f"{PREFIX}{name}_total" for name in COUNTERS}
+    documented = re.findall(rf"^\| `({PREFIX}\w+)` ", DOCUMENT.read_text(), re.MULTILINE)
+    assert set(documented) == made
+    assert len(documented) == len(made) == len(dataclasses.fields(Snapshot))
+
+
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The QSPEC part of a server's internal state."""
-    active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), None)
+    active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)))
     monkeypatch.setattr(speculator, "_latest", active)
     state: dict[str, Any] = {}
-    internal_state.describe(None, None, state)
+    with get_parallel().override(dp_rank=None):
+        internal_state.describe(None, None, state)
     ours: dict[str, Any] = state["qspec"]
     return ours
 

@@ -30,3 +30,28 @@ def test_a_device_is_accepted(text: str) -> None:
 def test_another_device_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^cpu, cuda or cuda:N$"):
         values.device(text)
+
+
+@pytest.mark.parametrize("text", ["", "ipc:///a", "ipc:///a, tcp://b:1", "tcp://a:1,tcp://a:2"])
+def test_a_list_of_endpoints_is_accepted(text: str) -> None:
+    assert values.endpoints(text) == text
+
+
+def test_the_endpoints_of_a_list_lose_their_spaces() -> None:
+    assert values.parse_endpoints("ipc:///a, tcp://b:1 ") == ("ipc:///a", "tcp://b:1")
+    assert values.parse_endpoints("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a", r"^ipc://PATH or tcp://HOST:PORT, or a comma-separated list of them$"),
+        ("ipc:///a,b", "'b' is neither"),
+        ("ipc:///a,", "'' is neither"),
+        ("ipc:///a,ipc:///b, ipc:///a", "different addresses; 'ipc:///a' is in it more than once"),
+        (",".join(f"ipc:///{n}" for n in range(17)), "a list of at most 16 addresses; it has 17"),
+    ],
+)
+def test_a_wrong_list_of_endpoints_names_the_wrong_one(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        values.endpoints(text)

@@ -104,6 +104,25 @@ def lines(
     return _svg(figure)
 
 
+def points(panels: Mapping[str, Mapping[str, Mapping[str, float]]], hollow: str) -> str:
+    """Panels side by side, with a row for each case and a point for each name in it.
+
+    Panels are by title; a panel has points by name, and the values of a name are by case. The name
+    `hollow` has rings instead of points.
+    """
+    figure, several = _chart(len(panels))
+    for axes, (title, named) in zip(several, panels.items(), strict=True):
+        for color, (name, values) in zip(COLORS, named.items(), strict=False):
+            face = "none" if name == hollow else color
+            style = {"color": color, "markerfacecolor": face, "label": name}
+            axes.plot(list(values.values()), list(values), "o", markersize=6, **style)
+        axes.set_title(title, loc="left")
+        axes.set_xlim(left=0)
+    several[0].invert_yaxis()
+    figure.legend(*several[0].get_legend_handles_labels(), ncols=5, loc="outside upper center")
+    return _svg(figure)
+
+
 def timeline(rows: Mapping[str, Sequence[Bar]], axis: str, colors: Mapping[str, str]) -> str:
     """Bars along a common time axis, with the first of `rows` at the top.
 

@@ -55,6 +55,12 @@ def add_run(parser: argparse.ArgumentParser, dtype: str, dtype_help: str = "") -
     add("--report-only", action="store_true", help="only report and draw what --output holds")
 
 
+def add_unpinned(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--unpinned`; `settings_of` reads it."""
+    text = "pin nothing: every target may use all processors, and QSPEC divides those of a CPU"
+    parser.add_argument("--unpinned", action="store_true", help=text)
+
+
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options. Ends the process with a message if shared options conflict."""
     options = parser.parse_args(argv)
@@ -63,6 +69,8 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     if (options.target_cores is None) != (options.sidecar_cores is None):
         parser.error("--target-cores and --sidecar-cores go together")
     given = vars(options)
+    if given.get("unpinned") and options.target_cores is not None:
+        parser.error("--unpinned and --target-cores exclude each other")
     if (given.get("resume") or given.get("report_only")) and given["output"] is None:
         parser.error("--resume and --report-only need the --output of the run")
     # SIGTERM then raises KeyboardInterrupt, so that every server is stopped.
@@ -84,7 +92,8 @@ def settings_of(
         model, draft_model = demo.target, demo.draft
     target, sidecar = options.target_cores, options.sidecar_cores
     if target is None:
-        target, sidecar = split_cores(on_gpu)
+        unpinned = vars(options).get("unpinned", False)
+        target, sidecar = ((), ()) if unpinned else split_cores(on_gpu)
     lengths = (slots, context_length, on_gpu)
     pinned = (target, sidecar)
     more = (total_tokens, options.flags)

@@ -112,6 +112,10 @@ class Run:
     """Gaps between the pieces of streamed answers; empty if the answers were not streamed."""
     retried: int = 0
     """Number of requests that the server answered at the second attempt."""
+    collectives: int = 0
+    """Collective operations of a rank of the target; 0 if they were not counted."""
+    collective_bytes: int = 0
+    """Bytes of their operands."""
 
     @property
     def tokens(self) -> int:

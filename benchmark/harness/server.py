@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from typing import Any, Self
 
 import httpx
 import psutil
+
+from sglang_qspec.ports import free_port
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -280,11 +281,3 @@ def reason(error: Exception) -> str:
     telling = [line for line in lines if "rror" in line or "xception" in line]
     found = (telling or lines or [type(error).__name__])[-1]
     return found[:300]
-
-
-def free_port() -> int:
-    """A free TCP port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

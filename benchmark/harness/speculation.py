@@ -19,9 +19,14 @@ POLL_SECONDS = 0.25
 
 
 def state_of(server: Server, timeout: float = 60.0) -> dict[str, Any]:
-    """The state of QSPEC in /server_info. Raises ServerError or OSError."""
-    state: dict[str, Any] = server.get("/server_info", timeout)["internal_states"][0]["qspec"]
-    return state
+    """The state of QSPEC's first scheduler in /server_info. Raises ServerError or OSError."""
+    return states_of(server, timeout)[0]
+
+
+def states_of(server: Server, timeout: float = 60.0) -> list[dict[str, Any]]:
+    """The states of QSPEC in all schedulers, by `dp_rank`. Raises ServerError or OSError."""
+    parts = server.get("/server_info", timeout)["internal_states"]
+    return sorted((part["qspec"] for part in parts), key=lambda state: state.get("dp_rank", 0))
 
 
 def update_settings(server: Server, settings: Mapping[str, int]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from benchmark.harness.others import Others
+from benchmark.harness.rounds import in_turn
 from benchmark.harness.run import Answer, Run
 from benchmark.harness.server import Server
 from benchmark.peers.servers import ask
@@ -31,11 +33,17 @@ class Cell:
 def cells_of(configs: Sequence[str], levels: Sequence[int], rounds: int) -> list[Cell]:
     """All cells; every second round has the reverse order."""
     first = [Cell(1, level, config) for level in levels for config in configs]
-    return [
-        replace(cell, round=number)
-        for number in range(1, rounds + 1)
-        for cell in (first if number % 2 else first[::-1])
-    ]
+    return in_turn(first, rounds)
+
+
+def lengths_of(prompts: Sequence[Sequence[int]], tokens: int, spread: float) -> list[int]:
+    """Lengths of the answers, in tokens: `tokens` on average, and up to `spread` of it apart.
+
+    The length depends on the prompt only. `spread` is from 0 to 1.
+    """
+    most = round(tokens * spread)
+    draws = (random.Random(str(list(prompt))) for prompt in prompts)
+    return [max(1, tokens + draw.randint(-most, most)) for draw in draws]
 
 
 def serve(
@@ -43,24 +51,21 @@ def serve(
     cell: Cell,
     warm_up: Sequence[Sequence[int]],
     prompts: Sequence[Sequence[int]],
-    tokens: int,
+    lengths: Sequence[int],
 ) -> Run:
-    """Warm up with other prompts, then answer `prompts`; `tokens` is the length of an answer.
+    """Warm up with other prompts, then answer `prompts` with as many tokens as `lengths` says.
 
     Raises ServerError or OSError.
     """
 
-    def answer(length: int) -> Callable[[Sequence[int]], Answer]:
-        def timed(prompt: Sequence[int]) -> Answer:
-            began = time.monotonic()
-            found = ask(cell.config, server, prompt, length)
-            seconds = time.monotonic() - began
-            return replace(found, latency=seconds, service=seconds)
-
-        return timed
+    def answer(prompt: Sequence[int], length: int) -> Answer:
+        began = time.monotonic()
+        found = ask(cell.config, server, prompt, length)
+        seconds = time.monotonic() - began
+        return replace(found, latency=seconds, service=seconds)
 
     with ThreadPoolExecutor(cell.in_flight) as pool:
-        list(pool.map(answer(WARM_UP_TOKENS), warm_up))
+        list(pool.map(answer, warm_up, [WARM_UP_TOKENS] * len(warm_up)))
         began, others = time.monotonic(), Others(server)
-        answers = tuple(pool.map(answer(tokens), prompts))
+        answers = tuple(pool.map(answer, prompts, lengths))
         return Run(time.monotonic() - began, answers, others.share())

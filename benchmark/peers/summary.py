@@ -8,8 +8,9 @@ from typing import Any
 
 from benchmark.harness import charts
 from benchmark.harness.report import Figure, Report, Table
-from benchmark.harness.run import Run, identical_share
-from benchmark.harness.statistics import Medians, Ratio, number, percent, ratio_record, rounded
+from benchmark.harness.rounds import MeasuredRounds, identical
+from benchmark.harness.run import Run
+from benchmark.harness.statistics import Ratio, number, percent, ratio_record, rounded
 from benchmark.peers.load import Cell
 from benchmark.peers.servers import NAMES, OWN, QSPEC, SGLANG
 
@@ -20,30 +21,20 @@ NOTE = (
 )
 METHOD = """Each round has prompts of its own for each number of requests in flight, until the file
 has no more. All servers answer them in turn, in an order that reverses from round to round; the
-other servers are stopped meanwhile. Answers are greedy and have one length. bfloat16 kernels differ
-between servers, so equal answers are not expected of other projects."""
+other servers are stopped meanwhile. Answers are greedy; `spread` is the largest deviation of their
+lengths from the average, as a share. bfloat16 kernels differ between servers, so equal answers are
+not expected of other projects."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(MeasuredRounds):
     """A server with some number of requests in flight."""
 
     peer: str
     in_flight: int
-    rounds: Mapping[int, Run]
     over_sglang: Ratio | None
     same: float | None
     """Share of the answers that SGLang without speculation gives too, from 0 to 1."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        found: float = Medians(tuple(self.rounds.values())).tokens_per_s
-        return found
-
-    @property
-    def others_share(self) -> float:
-        """Largest share of all processors that other processes took in a round."""
-        return max(run.others_share for run in self.rounds.values())
 
     def record(self) -> dict[str, Any]:
         """For the line of JSON."""
@@ -128,7 +119,5 @@ class Summary:
 def _row(level: int, name: str, configs: Mapping[str, Mapping[int, Run]]) -> Row:
     rounds, plain = configs[name], configs.get(SGLANG, {})
     if name == SGLANG:
-        return Row(name, level, rounds, None, None)
-    shares = [identical_share(rounds[n], plain[n]) for n in rounds.keys() & plain.keys()]
-    same = sum(shares) / len(shares) if shares else None
-    return Row(name, level, rounds, Ratio.of(rounds, plain), same)
+        return Row(rounds, name, level, None, None)
+    return Row(rounds, name, level, Ratio.of(rounds, plain), identical(rounds, plain))

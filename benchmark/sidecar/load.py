@@ -48,7 +48,7 @@ def submissions(
         submit()
     bookkeeping = []
     passes = Stopwatch()
-    with passes.on(model, "step", "extend"), passes.on(pass_runner, "choose"):
+    with passes.on(model, "step", "extend"), passes.on(pass_runner, "choose_shared"):
         for _ in range(PASSES):
             began = time.perf_counter()
             passes.reset()

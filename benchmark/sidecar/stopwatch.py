@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 
+def always(*_: Any) -> bool:
+    """Time all calls."""
+    return True
+
+
 class Stopwatch:
     """Adds up the calls of the functions that it times, and their seconds."""
 
@@ -19,19 +24,24 @@ class Stopwatch:
         self.calls, self.seconds = 0, 0.0
 
     @contextmanager
-    def on(self, owner: Any, *names: str) -> Iterator[None]:
-        """Time the functions `names` of `owner` inside the context."""
+    def on(self, owner: Any, *names: str, when: Callable[..., bool] = always) -> Iterator[None]:
+        """Time the functions `names` of `owner` inside the context.
+
+        Only calls count for whose arguments `when` is true.
+        """
         kept = {name: getattr(owner, name) for name in names}
         for name, function in kept.items():
-            setattr(owner, name, self._timed(function))
+            setattr(owner, name, self._timed(function, when))
         try:
             yield
         finally:
             for name, function in kept.items():
                 setattr(owner, name, function)
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, function: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
+            if not when(*arguments):
+                return function(*arguments)
             began = time.perf_counter()
             result = function(*arguments)
             self.seconds += time.perf_counter() - began

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from benchmark.harness.rounds import in_turn
 
 GUESSES = "wrong-guesses"
 SIDECAR = "wrong-sidecar"
@@ -92,11 +94,7 @@ def cells_of(
             for level in levels
             for config in (BASELINE, ADAPTIVE, *fixed)
         ]
-    return [
-        replace(cell, round=number)
-        for number in range(1, rounds + 1)
-        for cell in (first if number % 2 else first[::-1])
-    ]
+    return in_turn(first, rounds)
 
 
 def width_of(config: str) -> int | None:

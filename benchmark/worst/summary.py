@@ -8,8 +8,9 @@ from typing import Any
 
 from benchmark.harness import charts
 from benchmark.harness.report import Figure, Report, Table
+from benchmark.harness.rounds import MeasuredRounds
 from benchmark.harness.run import Run
-from benchmark.harness.statistics import Medians, Ratio, number, percent, ratio_record, rounded
+from benchmark.harness.statistics import Ratio, number, percent, ratio_record, rounded
 from benchmark.worst.cases import ADAPTIVE, BASELINE, SHOWN, Cell, width_of
 
 NOTE = (
@@ -21,20 +22,14 @@ round to round; the other servers are stopped meanwhile. Ratios are of tokens pe
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(MeasuredRounds):
     """A configuration in a case, with some number of requests in flight."""
 
     case: str
     running: int
     config: str
-    rounds: Mapping[int, Run]
     ratio: Ratio | None
     """Tokens per second over those of no speculation."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        found: float = Medians(tuple(self.rounds.values())).tokens_per_s
-        return found
 
     @property
     def accept_length(self) -> float:
@@ -45,11 +40,6 @@ class Row:
     def proposed_per_pass(self) -> float:
         """Draft tokens of a request in a pass."""
         return self._per_pass(sum(run.proposed for run in self.rounds.values()))
-
-    @property
-    def others_share(self) -> float:
-        """Largest share of all processors that other processes took in a round."""
-        return max(run.others_share for run in self.rounds.values())
 
     def record(self) -> dict[str, Any]:
         """For the line of JSON."""
@@ -85,7 +75,7 @@ class Summary:
             configs = self._loads.setdefault((cell.case, cell.running), {})
             configs.setdefault(cell.config, {})[cell.round] = run
         self.rows = [
-            Row(case, running, config, rounds, _over(rounds, configs, config))
+            Row(rounds, case, running, config, _over(rounds, configs, config))
             for (case, running), configs in self._loads.items()
             for config, rounds in configs.items()
         ]

@@ -7,13 +7,12 @@ such as `--speculative-draft-model-path` and `--speculative-num-draft-tokens`.
 Settings reach SGLang's subprocesses through the environment, because a plugin cannot add fields to
 SGLang's arguments. The server therefore writes flags to environment variables.
 
-Only this file reads the environment.
+This file reads settings and devices from the environment, `process_placement` reads the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from sglang_qspec.errors import ConfigError
 
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
+PLACEMENT_VARIABLE = ENV_PREFIX + "PLACEMENT"
+"""Variable in which a server's processes hand on where its sidecar runs (`process_placement`)."""
 MAX_COMPLETIONS = 64
 """Maximum number of completions drafted for one request."""
 AUTO_CORES = "auto"
@@ -37,6 +38,11 @@ MAX_SERVER_TOKENS = 8 << 20
 """Default limit on the text tokens, and separately on the draft tokens, that a sidecar keeps for
 one server. A text token takes eight bytes and a draft token four, so a server takes about 100 MiB.
 """
+MAX_BACKLOG_S = 10.0
+"""Default backlog, in seconds, up to which a sidecar of several servers skips no work."""
+LONGEST_BACKLOG_S = 86400
+"""Largest value of `--max-backlog`, in seconds. No backlog becomes longer, so a sidecar with this
+value skips no work."""
 SHARED_FRACTION = 0.15
 """Default fraction of a device's memory for the draft model, where the target uses the device too.
 """
@@ -142,9 +148,10 @@ class QSpecConfig:
     )
     endpoint: str = _setting(
         "",
-        values.endpoint,
-        "address of a running sidecar, which several servers can share (see qspec sidecar); by "
-        "default the server starts its own sidecar on a private ipc socket",
+        values.endpoints,
+        "address of a running sidecar, which several servers can share (see qspec sidecar), or a "
+        f"comma-separated list of up to {values.MAX_ENDPOINTS} addresses; by default the server "
+        "starts its own sidecar on a private ipc socket",
     )
     key_file: str = _setting(
         "",
@@ -222,12 +229,17 @@ class QSpecConfig:
                 f"{flag('max_total_tokens')} is {self.max_total_tokens}, but must be at least "
                 f"{flag('max_request_tokens')} ({self.max_request_tokens})"
             )
-        if self.endpoint.startswith("tcp://") and not self.key_file:
-            raise ConfigError(
-                f"{flag('endpoint')} is {self.endpoint!r}, but a tcp endpoint must be "
-                f"authenticated: write a key file with `qspec keys PATH` and set "
-                f"{flag('key_file')}"
-            )
+        for endpoint in self.endpoints:
+            if endpoint.startswith("tcp://") and not self.key_file:
+                raise ConfigError(
+                    f"{flag('endpoint')} has {endpoint!r}, but a tcp endpoint needs a key file: "
+                    f"write one with `qspec keys PATH` and set {flag('key_file')}"
+                )
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The addresses in `endpoint`."""
+        return values.parse_endpoints(self.endpoint)
 
 
 def fields() -> tuple[dataclasses.Field[Any], ...]:
@@ -302,50 +314,6 @@ def to_environment(settings: Mapping[str, str]) -> None:
         os.environ[variable(name)] = text
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a server's own sidecar runs. The process that reads the arguments decides it."""
-
-    device: str
-    """`cpu` or `cuda:N`, numbered among the GPUs that the server sees."""
-    shared: bool = False
-    """Whether the target runs on the same GPU."""
-    mem_fraction: float = 0.0
-    """Fraction of the device's memory for the sidecar; 0 means all free memory."""
-    visible: str | None = None
-    """CUDA_VISIBLE_DEVICES of the process that chose `device` (`visible_gpus`); None if it is not
-    set. SGLang may change the variable in scheduler processes."""
-    cores: str = ""
-    """CPUs that the server gives to the sidecar while that pays; empty if it does not decide."""
-    shares_cpus: bool = False
-    """Whether target and sidecar use the same CPUs, without a division by the server."""
-
-
-def place(placement: Placement | None) -> None:
-    """Write the placement to this process's environment, for its subprocesses; None removes it."""
-    if placement is None:
-        os.environ.pop(_PLACEMENT, None)
-    else:
-        os.environ[_PLACEMENT] = json.dumps(dataclasses.asdict(placement))
-
-
-def placement() -> Placement | None:
-    """The placement that `place` wrote; None if there is none."""
-    text = os.environ.get(_PLACEMENT)
-    return None if text is None else Placement(**json.loads(text))
-
-
-def places_threads() -> bool:
-    """Whether the environment says on which CPUs, or with how many threads, the target runs."""
-    return bool(thread_variables())
-
-
-def thread_variables() -> dict[str, str]:
-    """The environment variables that say on which CPUs, or with how many threads, torch runs."""
-    names = ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
-    return {name: text for name in names if (text := os.environ.get(name))}
-
-
 def cpu_engine() -> bool:
     """Whether the environment says that SGLang runs on the CPU."""
     return os.environ.get(_CPU_ENGINE) == "1"
@@ -375,8 +343,13 @@ def environment_with_gpus(visible: str | None) -> dict[str, str]:
     return environment
 
 
+def server_environment(device: str) -> dict[str, str]:
+    """The environment of a server on `device`, `cpu` or `cuda`."""
+    environment = environment_with_gpus(visible_gpus())
+    return {**environment, _CPU_ENGINE: "1"} if device == "cpu" else environment
+
+
 _CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-_PLACEMENT = ENV_PREFIX + "PLACEMENT"
-_OWN = frozenset({ENV_PREFIX + "CACHE", _PLACEMENT})
+_OWN = frozenset({ENV_PREFIX + "CACHE", PLACEMENT_VARIABLE})
 """Variables with the prefix that are no server settings: CACHE is the folder of the demo models."""

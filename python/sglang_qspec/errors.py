@@ -9,6 +9,8 @@ QSpecError
 │   └── PromptError   a pass of the draft model fails for one prompt and succeeds for others
 ├── MeasureError      `qspec doctor --measure`: a model cannot be loaded, or fails
 ├── ClientError       a server does not answer a client, refuses, or does not run QSPEC
+│   └── ServerLostError  the connection to a server broke, and the server does not answer
+├── BatchError        the input or the output of `qspec batch` cannot be used
 └── TheoryError       a figure is out of range, or a measured run cannot be fitted
 """
 
@@ -47,6 +49,14 @@ class MeasureError(QSpecError):
 
 class ClientError(QSpecError):
     """A server does not answer a client, refuses its request, or does not run QSPEC."""
+
+
+class ServerLostError(ClientError):
+    """The connection to a server broke, and the server does not answer."""
+
+
+class BatchError(QSpecError):
+    """The input or the output of `qspec batch` cannot be used."""
 
 
 class TheoryError(QSpecError, ValueError):

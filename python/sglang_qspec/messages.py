@@ -14,6 +14,8 @@ not sent: they have any length and any characters, and a client may reuse them.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import msgspec
 
 PROTOCOL = 2
@@ -39,6 +41,26 @@ MAX_STOP_TOKENS = 1024
 """Maximum number of stop tokens in one `Submit`; the server omits any further stop tokens."""
 MAX_SUBMISSIONS = 16384
 """Maximum number of open submissions of one server; the server holds back further requests."""
+
+
+class OverloadLevel(IntEnum):
+    """The work that an overloaded sidecar skips, besides the work of the lower levels.
+
+    `sidecar/overload.py` chooses the level. The sidecar never skips step drafts.
+    """
+
+    NONE = 0
+    """Nothing: the sidecar is not overloaded."""
+    SERVED = 1
+    """Completions of requests that their target serves already."""
+    HALF = 2
+    """Half of the completions of each waiting request."""
+    FIRST = 3
+    """All completions of a waiting request but the first one."""
+    SHORT = 4
+    """The second half of first completions, for the servers that are late (`Overload`)."""
+    DECLINE = 5
+    """Requests far back in the queues of late servers: the sidecar declines their Submits."""
 
 
 def max_to_sidecar_bytes(context_len: int) -> int:
@@ -126,6 +148,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     seeded: SeededSampling | None = None
     """Sampling seed and filters of the first completion and the step drafts; None makes them
     greedy."""
+    scope: int = 0
+    """Number of the request's LoRA adapter and cache keys together, which the server assigns; 0
+    without them. Requests with different numbers share no drafts and no KV."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -235,6 +260,9 @@ class Declined(msgspec.Struct, frozen=True, tag="declined"):
     retry: bool = False
     """Whether the server may submit the request again, once some of its submissions have ended and
     the sidecar has room."""
+    retry_after_s: float = 0.0
+    """With `retry`, seconds for which the server waits before it submits the request again. Above
+    0 the sidecar is overloaded. It never declines a Submit without completions for this reason."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -266,6 +294,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Number of open rows of the draft model's KV."""
     kv_tokens: int = 0
     """Number of KV slots that the open rows hold."""
+    backlog_s: float = 0.0
+    """Seconds that the sidecar needs, at its recent speed, for the step drafts and the first
+    completions that are not finished, over all servers."""
+    overload: int = 0
+    """The `OverloadLevel`: while it is above 0, the server asks for less, and prefers its other
+    sidecars."""
 
 
 ToSidecar = Hello | Submit | Admit | Commits | Close | Ping

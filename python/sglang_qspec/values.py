@@ -15,6 +15,8 @@ from typing import Any
 Parser = Callable[[str], Any]
 """Parses the text of a setting; raises ValueError with the allowed values as its message."""
 
+MAX_ENDPOINTS = 16
+"""Maximum number of sidecars of one server."""
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 CORES = "a list of CPU numbers such as 0,2-5"
 """What `parse_cores` allows."""
@@ -89,11 +91,23 @@ def widths(most: int) -> Parser:
     return parse
 
 
-def endpoint(text: str) -> str:
-    """The address of a sidecar, or an empty text."""
-    if text and not text.startswith(("ipc://", "tcp://")):
-        raise ValueError("ipc://PATH or tcp://HOST:PORT")
+def endpoints(text: str) -> str:
+    """A comma-separated list of at most MAX_ENDPOINTS addresses of sidecars; returns the text."""
+    allowed = "ipc://PATH or tcp://HOST:PORT, or a comma-separated list of them"
+    given = parse_endpoints(text)
+    for each in given:
+        if not each.startswith(("ipc://", "tcp://")):
+            raise ValueError(allowed if each == text else f"{allowed}; {each!r} is neither")
+        if given.count(each) > 1:
+            raise ValueError(f"a list of different addresses; {each!r} is in it more than once")
+    if len(given) > MAX_ENDPOINTS:
+        raise ValueError(f"a list of at most {MAX_ENDPOINTS} addresses; it has {len(given)}")
     return text
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """The addresses in a comma-separated list; an empty text has none."""
+    return tuple(each.strip() for each in text.split(",")) if text else ()
 
 
 def device(text: str) -> str:

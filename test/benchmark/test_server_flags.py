@@ -17,11 +17,11 @@ import pytest
 
 from benchmark import bench_soak, bench_worst_case
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
-from benchmark.harness.options import settings_of, words
+from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of, words
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES, Cell
-from sglang_qspec.config import placement
+from sglang_qspec import process_placement
 from sglang_qspec.models import DemoModels
 from test.engine.test_gpu_defaults import cuda, resolved
 
@@ -112,7 +112,7 @@ def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
         # The settings of QSPEC and the placement are in the environment.
         with cuda(sm), mock.patch.dict(os.environ):
             view = resolved(ServerArgs.from_cli_args(parser.parse_args(arguments)))
-            sidecar = placement()
+            sidecar = process_placement.read()
         own = configuration.name
         assert view.dtype == dtype, (name, own)
         assert (view.attention_backend == "triton") == (dtype == "float32"), (name, own)
@@ -147,3 +147,20 @@ def test_on_a_gpu_the_demo_draft_has_weights_that_its_kernels_take(
     assert asked == [True]
     assert settings.on_gpu
     assert settings.arguments()[-2:] == ["--a", "b c"]
+
+
+def test_unpinned_servers_may_use_all_processors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    parser = argparse.ArgumentParser()
+    add_servers(parser, "bfloat16")
+    add_unpinned(parser)
+    given = ["--model", "t", "--draft-model", "d", "--cpu"]
+    assert settings_of(parsed(parser, given), 4, 2048).all_cores == (0, 1)
+    unpinned = settings_of(parsed(parser, [*given, "--unpinned"]), 4, 2048)
+    assert unpinned.all_cores == ()
+    assert "--speculative-qspec-cores" not in unpinned.qspec()
+    with pytest.raises(SystemExit):
+        parsed(parser, [*given, "--unpinned", "--target-cores", "0", "--sidecar-cores", "1"])
+    assert "--unpinned and --target-cores exclude each other" in capsys.readouterr().err

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from sglang_qspec.config import Placement
 from sglang_qspec.doctor import placing
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Status, Verdict, examine
+from sglang_qspec.process_placement import Placement
 
 MIB, TIB = 1 << 20, 1 << 40
 

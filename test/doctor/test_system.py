@@ -83,6 +83,19 @@ def test_an_endpoint_without_a_sidecar_is_a_warning(own: Path) -> None:
     assert system.endpoint(endpoint_of(own)).status is Status.OK
 
 
+def test_each_endpoint_of_a_list_is_checked(own: Path) -> None:
+    (own / "link").touch()
+    both = Case(settings=QSpecConfig(endpoint=f"ipc://{own}/link,ipc://{own}/other"))
+    verdict = system.endpoint(both)
+    assert verdict.status is Status.WARNING
+    assert verdict.found == f"no sidecar listens at ipc://{own}/other"
+    (own / "other").touch()
+    assert (
+        system.endpoint(both).found
+        == f"a server may connect to ipc://{own}/link, ipc://{own}/other"
+    )
+
+
 def test_a_key_file_that_others_can_read_is_a_failure(own: Path) -> None:
     from sglang_qspec.link import keys
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.link.frame import encode
@@ -69,7 +70,7 @@ class Chaos:
         )
         limits = TrieLimits(VOCAB, MAX_REQUEST_TOKENS, 128, MAX_TOTAL_TOKENS)
         self.tries = TrieStore(limits)
-        self.active = Speculator(config, VOCAB, self.tries, self.link)
+        self.active = Speculator(config, VOCAB, self.tries, Opened((self.link,)))
         self.opened = 0
         self.finished: list[Request] = []
         self.waiting: list[Request] = []

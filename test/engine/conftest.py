@@ -1,11 +1,15 @@
-"""Fixtures of the tests that drive a speculator without a server."""
+"""Fixtures of the engine's tests: a speculator without a server, and a small target for servers."""
+
+from pathlib import Path
 
 import pytest
 
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.models import DemoModels
 from test.engine.simulation import Clock
 from test.engine.speculating import VOCAB, connect, counting
+from test.random_llama import write_random_llama
 
 
 @pytest.fixture
@@ -23,3 +27,16 @@ def clock() -> Clock:
 def active(link: FakeSidecarLink) -> Speculator:
     """A speculator with a sidecar that is ready."""
     return connect(link)
+
+
+@pytest.fixture(scope="session")
+def small_target(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with random weights; two ranks can divide its heads. No test changes it."""
+    return write_random_llama(
+        tmp_path_factory.mktemp("small-target"),
+        models,
+        hidden_size=256,
+        intermediate_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )

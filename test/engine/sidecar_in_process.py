@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import LinkServer, PrivateEndpoint, SidecarLink
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
@@ -31,7 +32,7 @@ class Pair:
         self.link = SidecarLink(endpoint, Hello(PROTOCOL, VOCAB, FINGERPRINT))
         config = QSpecConfig(max_request_tokens=1024, max_total_tokens=1 << 20)
         limits = TrieLimits(VOCAB, max_request_tokens=1024, max_total_tokens=1 << 20)
-        self.active = Speculator(config, VOCAB, TrieStore(limits), self.link)
+        self.active = Speculator(config, VOCAB, TrieStore(limits), Opened((self.link,)))
         self.outputs: dict[str, list[int]] = {}
         until(lambda: self.active.describe()["sidecar"] == "ready", self.poll)
 

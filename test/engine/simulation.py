@@ -11,6 +11,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.accounting import PassAccounting
 from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Link
 from sglang_qspec.policy import PipelinePlan
@@ -52,7 +53,8 @@ class Simulation:
     def __post_init__(self) -> None:
         config = QSpecConfig(max_request_tokens=4096, max_total_tokens=1 << 20)
         tries = TrieStore(TrieLimits(VOCAB, 4096, max_total_tokens=1 << 20))
-        self.active = Speculator(config, VOCAB, tries, self.link, self.clock)
+        opened = Opened() if self.link is None else Opened((self.link,))
+        self.active = Speculator(config, VOCAB, tries, opened, self.clock)
         runtime_settings = RuntimeSettings.of(config, self.width, ragged=self.ragged)
         self.accounting = PassAccounting(self.active, runtime_settings, self.clock)
         self.proposer = Proposer(

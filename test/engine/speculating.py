@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Submit
@@ -26,7 +27,8 @@ def make(
     """A speculator that has not looked for its sidecar yet."""
     limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
     config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, **settings)
-    return Speculator(config, VOCAB, TrieStore(limits), link, clock)
+    opened = Opened() if link is None else Opened((link,))
+    return Speculator(config, VOCAB, TrieStore(limits), opened, clock)
 
 
 def connect(

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig, from_environment, variable
-from sglang_qspec.engine import arguments, compat, hooks, touched
+from sglang_qspec.engine import arguments, compat, hooks, touched, unsupported
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.models import DemoModels
 
@@ -24,6 +24,9 @@ def server_args(**changes: Any) -> Any:
     plain: dict[str, Any] = {
         "device": "cpu",
         "tp_size": 1,
+        "nnodes": 1,
+        "attn_cp_size": 1,
+        "dcp_size": 1,
         "pp_size": 1,
         "dp_size": 1,
         "attn_dp_size": 1,
@@ -34,6 +37,7 @@ def server_args(**changes: Any) -> Any:
         "decode_attention_backend": None,
         "tokenizer_worker_num": 1,
         "enable_lora": None,
+        "lora_paths": None,
         "is_embedding": False,
         "enable_pdmux": False,
         "speculative_adaptive": False,
@@ -49,13 +53,13 @@ def server_args(**changes: Any) -> Any:
     ("name", "value", "flag"),
     [
         ("device", "npu", "--device"),
-        ("tp_size", 2, "--tp-size"),
+        ("nnodes", 2, "--nnodes"),
+        ("attn_cp_size", 2, "--attn-cp-size"),
+        ("dcp_size", 2, "--dcp-size"),
         ("pp_size", 2, "--pp-size"),
-        ("dp_size", 2, "--dp-size"),
         ("disaggregation_mode", "prefill", "--disaggregation-mode"),
         ("page_size", 16, "--page-size"),
         ("tokenizer_worker_num", 4, "--tokenizer-worker-num"),
-        ("enable_lora", True, "--enable-lora"),
         ("is_embedding", True, "--is-embedding"),
         ("enable_torch_compile", True, "--enable-torch-compile"),
         ("speculative_accept_threshold_single", 0.9, "--speculative-accept-threshold-single"),
@@ -63,20 +67,23 @@ def server_args(**changes: Any) -> Any:
     ],
 )
 def test_an_unsupported_mode_is_named_with_its_value(name: str, value: Any, flag: str) -> None:
-    refused = [row for row in arguments._unsupported(server_args(**{name: value})) if row[0]]
-    assert [(row[1], row[2]) for row in refused] == [(flag, value)]
+    with pytest.raises(ConfigError) as refusal:
+        unsupported.check(server_args(**{name: value}))
+    message = str(refusal.value)
+    assert message.startswith(f"{flag} is {value}, but QSPEC supports only ")
+    assert message.count(": ") == 1, "the message has no reason"
 
 
 def test_a_plain_server_has_no_unsupported_mode() -> None:
-    assert not any(row[0] for row in arguments._unsupported(server_args()))
+    unsupported.check(server_args())
 
 
 def test_sglangs_rust_server_is_refused_because_it_bypasses_the_checks_of_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
-    (refused,) = (row for row in arguments._unsupported(server_args()) if row[0])
-    assert refused[1:] == ("SGLANG_RUST_SERVER", True, "false")
+    with pytest.raises(ConfigError, match="^SGLANG_RUST_SERVER is True.* only false: .*bypasses"):
+        unsupported.check(server_args())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -88,6 +95,21 @@ def test_rejection_sampling_is_accepted_on_every_device(
     unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
     args = server_args(device=device, **{f"speculative_{name}": None for name in unset})
     assert arguments.check(args).acceptance == "reject"
+
+
+@pytest.mark.parametrize(("setting", "refused"), [("off", False), ("on", True)])
+def test_several_ranks_verify_no_drafts_in_prefills(
+    setting: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable("prefill_drafts"), setting)
+    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
+    args = server_args(tp_size=2, **{f"speculative_{name}": None for name in unset})
+    if refused:
+        with pytest.raises(ConfigError, match="prefill-drafts is 'on'.*--tp-size 2"):
+            arguments.check(args)
+    else:
+        assert arguments.check(args).prefill_drafts == "off"
 
 
 @pytest.mark.parametrize(

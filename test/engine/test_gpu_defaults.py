@@ -12,14 +12,15 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import override_platform
 from sglang.srt.server_args import ServerArgs
 
-from sglang_qspec import config
-from sglang_qspec.config import Placement, variable
-from sglang_qspec.engine import arguments
+from sglang_qspec import config, process_placement
+from sglang_qspec.config import variable
+from sglang_qspec.engine import refusal
 from sglang_qspec.engine.cuda import backends
 from sglang_qspec.engine.sidecar import placement
 from sglang_qspec.engine.sidecar.placement import Gpu
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.models import DemoModels
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.loading import DraftModelOptions, server_args
 from sglang_qspec.sidecar.memory import GIB
 
@@ -69,7 +70,7 @@ def plugin() -> None:
 @pytest.fixture(autouse=True)
 def no_placement() -> Iterator[None]:
     yield
-    config.place(None)
+    process_placement.write(None)
 
 
 def resolved(args: ServerArgs) -> Any:
@@ -160,7 +161,7 @@ def test_graphs_that_pad_no_batch_verify_trees(models: DemoModels) -> None:
 def test_backends_that_need_large_pages_are_refused(
     models: DemoModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    monkeypatch.setattr(refusal, "_on_command_line", False)
     with cuda(100):
         for backend, size in (("trtllm_mha", 64), ("fa4", 128)):
             with pytest.raises(ConfigError, match=f"--page-size is {size}, but QSPEC supports"):
@@ -170,7 +171,7 @@ def test_backends_that_need_large_pages_are_refused(
 def test_a_backend_that_ignores_masks_is_refused_for_trees(
     models: DemoModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    monkeypatch.setattr(refusal, "_on_command_line", False)
     with cuda(100):
         view = server(models)
         monkeypatch.setattr(backends, "verify_backend", lambda _: "trtllm_mha")
@@ -183,7 +184,7 @@ def test_a_backend_that_ignores_masks_is_refused_for_trees(
 def test_the_setting_decides_on_ragged_chains_where_the_backend_has_graphs_for_them(
     models: DemoModels, monkeypatch: pytest.MonkeyPatch, sm: int, topk: int | None
 ) -> None:
-    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    monkeypatch.setattr(refusal, "_on_command_line", False)
     monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "static")
     monkeypatch.setenv(variable("verify"), "ragged")
     with cuda(sm):
@@ -229,25 +230,25 @@ def test_the_sidecar_captures_graphs_only_for_passes_that_it_runs(models: DemoMo
 def test_on_one_gpu_the_targets_fraction_falls_by_the_sidecars(models: DemoModels) -> None:
     with cuda():
         without = server(models, speculative_draft_model_path=None).mem_fraction_static
-        assert config.placement() is None
+        assert process_placement.read() is None
         shared = server(models).mem_fraction_static
     assert 0.15 <= without - shared <= 0.155
-    assert config.placement() == Placement("cuda:0", True, 0.15)
+    assert process_placement.read() == Placement("cuda:0", True, 0.15)
 
 
 def test_on_two_gpus_the_target_keeps_its_fraction(models: DemoModels) -> None:
     with cuda(gpus=2):
         without = server(models, speculative_draft_model_path=None).mem_fraction_static
         assert server(models).mem_fraction_static == without
-        assert config.placement() == Placement("cuda:1")
+        assert process_placement.read() == Placement("cuda:1")
         assert server(models, base_gpu_id=1).mem_fraction_static == without
-        assert config.placement() == Placement("cuda:0")
+        assert process_placement.read() == Placement("cuda:0")
 
 
 def test_a_given_fraction_of_the_target_is_kept_or_refused(
     models: DemoModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "_started_from_command_line", False)
+    monkeypatch.setattr(refusal, "_on_command_line", False)
     with cuda():
         assert server(models, mem_fraction_static=0.6).mem_fraction_static == 0.6
         with pytest.raises(ConfigError, match=r"--mem-fraction-static is 0\.9"):
@@ -266,11 +267,11 @@ def test_the_reserve_also_covers_a_kv_that_sglang_sizes_after_capture(
 def test_a_server_with_another_algorithm_has_no_placement_and_keeps_its_fraction(
     models: DemoModels,
 ) -> None:
-    config.place(Placement("cuda:7"))
+    process_placement.write(Placement("cuda:7"))
     with cuda():
         stock = server(models, speculative_algorithm=None, speculative_draft_model_path=None)
         qspec = server(models, speculative_draft_model_path=None)
-    assert config.placement() is None
+    assert process_placement.read() is None
     # SGLang reserves at least 10 GiB for more running requests too.
     assert stock.max_running_requests is None
     assert qspec.max_running_requests == 48

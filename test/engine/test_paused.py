@@ -71,8 +71,10 @@ def test_while_queue_drafts_are_paused_a_request_asks_for_steps_only(
 def test_while_all_its_drafts_are_paused_a_sidecar_has_no_submissions(
     active: Speculator, link: FakeSidecarLink, clock: Clock
 ) -> None:
+    assert active.sidecar.wanted
     pause(active, Source.QUEUE, Source.STEP)
     assert [close.submission for close in link.closes] == [1]
+    assert not active.sidecar.wanted
     enqueue(active, "b")
     decode(active, [8], [], 300)
     assert [submit.submission for submit in link.submits] == [1]
@@ -81,6 +83,7 @@ def test_while_all_its_drafts_are_paused_a_sidecar_has_no_submissions(
     poll(active)
     assert [submit.base_len for submit in link.submits[1:]] == [2, 0]
     assert len({submit.submission for submit in link.submits}) == 3
+    assert active.sidecar.wanted
     active.check_integrity()
 
 

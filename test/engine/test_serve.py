@@ -123,10 +123,16 @@ def test_target_and_sidecar_have_cores_of_their_own(server: Server, models: Demo
     given = set(sidecar.cpu_affinity())
     assert given < everything
     assert sidecar.nice() == 19
+    assert {os.sched_getscheduler(thread.id) for thread in sidecar.threads()} == {os.SCHED_IDLE}
     text = render(models.target, PROMPTS[:1])[0]
-    answers = [generate(server, text, max_new_tokens=64) for _ in range(2)]
-    assert answers[0]["output_ids"] == answers[1]["output_ids"]
-    assert state(server)["target_cpus"] == len(everything - given)
+    answer = generate(server, text, max_new_tokens=64)
+
+    def divided() -> bool:
+        """Whether the last pass left the sidecar its cores; a trial may have taken them."""
+        assert generate(server, text, max_new_tokens=64)["output_ids"] == answer["output_ids"]
+        return bool(state(server)["target_cpus"] == len(everything - given))
+
+    until(divided)
 
 
 def test_complete_joins_the_pieces(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

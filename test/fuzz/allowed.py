@@ -51,6 +51,7 @@ def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
         assert 0 <= message.completions < INT32
         assert message.temperature == 0 or MIN_TEMPERATURE <= message.temperature < math.inf
         assert 0 <= message.top_p <= 1
+        assert 0 <= message.scope < INT64
         if message.seeded is not None:
             _check_seeded(message.seeded)
     elif isinstance(message, Commits):

@@ -105,13 +105,15 @@ class Frames:
         if kind < 15:
             return Gap(self._submission(), rng.choice((None, 0, 1, rng.randrange(60))))
         if kind < 16:
-            return Declined(self._submission(), "by chance", rng.random() < 0.5)
+            wait_s = rng.choice((0.0, 0.0, 1e-9, 1e9))
+            return Declined(self._submission(), "by chance", rng.random() < 0.5, wait_s)
         if kind < 17:
             return Welcome(PROTOCOL, "any", self._vocab_size, 64, "s", number=rng.randrange(9))
         if kind < 18:
             return Refusal("by chance")
         times = [(1.0 + size, 0.01 * size) for size in range(rng.randrange(4))]
-        return Heartbeat(1, 1, 1, 0, rng.randrange(9), step_times=times)
+        level = rng.choice((0, 3, 5, 1 << 40))
+        return Heartbeat(1, 1, 1, 0, rng.randrange(9), step_times=times, overload=level)
 
     def mutate(self, frame: bytes) -> bytes:
         """The frame with one or several mutations."""
@@ -149,6 +151,7 @@ class Frames:
             greedy_first=rng.random() < 0.7,
             rank=rng.choice(((0, 0), (-3, 7), ((1 << 63) - 1, -(1 << 63)))),
             seeded=self._seeded_sampling() if rng.random() < 0.4 else None,
+            scope=rng.choice((0, 0, 1, 2, (1 << 63) - 1)),
         )
 
     def _seeded_sampling(self) -> SeededSampling:

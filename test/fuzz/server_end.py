@@ -166,7 +166,8 @@ class ServerEnd:
         described = chaos.active.describe()
         assert described["live_requests"] == described["trie_tokens"] == 0
         assert described["requests_in_flight"] == 0
-        sidecar_client = chaos.active.sidecar
+        (sidecar_client,) = chaos.active.sidecar._clients
+        assert not sidecar_client._live
         assert not sidecar_client._open
         assert not sidecar_client._rids
         assert not sidecar_client._unsent

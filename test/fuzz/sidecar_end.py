@@ -288,22 +288,23 @@ class SidecarEnd:
         if self.drafter.unexpected is not None:
             raise self.drafter.unexpected
         self.drafter.check_integrity()
-        if not self._share:
-            self._check_kv_apart()
+        self._check_kv_apart()
 
     def _check_kv_apart(self) -> None:
-        """Check that no KV slot is held for two servers."""
-        owners: dict[int, Peer] = {}
+        """Check that no KV slot is held for two servers or two scopes."""
+        owners: dict[int, tuple[Peer | None, int]] = {}
         for prompt in self.drafter._turns.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             for each in (prompt, *steps):
+                shared = self._share and not each.scope
+                owner = (None if shared else each.owner, each.scope)
                 rows = [each.row, *(completion.row for completion in each.completions)]
                 for row in rows:
                     if row is None:
                         continue
                     table, length = self._model._rows.table, self._model.length(row)
                     for slot in table[row, :length].tolist():
-                        assert owners.setdefault(slot, each.owner) == each.owner, "KV is shared"
+                        assert owners.setdefault(slot, owner) == owner, "KV is shared"
 
 
 def _continues(submit: Submit, output: list[int], drafted: Drafted) -> bool:

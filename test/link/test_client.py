@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import msgspec
 import pytest
+import zmq
 
 from sglang_qspec.link import Keys, LinkServer, LinkState, SidecarLink
 from sglang_qspec.link.dealer import Dealer
@@ -128,6 +130,23 @@ def test_a_pause_of_the_scheduler_does_not_make_the_sidecar_lost(wire: Wire) -> 
         # The link pings at its first poll after the pause, and the sidecar answers.
         until(partial(answered, heartbeat), link.receive, lambda: server.receive(0))
     assert link.session_count == 1
+
+
+def test_the_silence_of_a_starved_sidecar_does_not_count(wire: Wire) -> None:
+    server = wire.serve(forget_after_s=1e9)
+    link = wire.link(lost_after_s=3.0)
+    ready(link, server)
+
+    def silent_second() -> None:
+        wire.clock.ahead_s += 1.0
+        link.receive()
+
+    link.starved = True
+    for _ in range(1000):
+        silent_second()
+    assert link.send(SUBMIT), "the link is ready"
+    link.starved = False
+    until(lambda: link.state is LinkState.LOST, silent_second)
 
 
 def test_a_link_that_the_sidecar_forgot_gets_a_new_session(wire: Wire) -> None:
@@ -325,3 +344,22 @@ def test_a_new_connection_starts_with_an_empty_window(wire: Wire) -> None:
     server = wire.serve()
     until(lambda: link.session_count == 2, link.receive, lambda: server.receive(0))
     assert link.send(long)
+
+
+def test_a_close_does_not_wait_for_zmqs_thread_for_long(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZMQ's thread may wait for a name server that does not answer."""
+    answered = threading.Event()
+    term = zmq.Context.term
+
+    def end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        answered.wait()
+        term(context)
+
+    wire.serve().close()
+    link = wire.link()
+    monkeypatch.setattr(zmq.Context, "term", end)
+    link.close()
+    assert link.state is LinkState.CONNECTING
+    answered.set()

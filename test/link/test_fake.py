@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_qspec.link import FakeSidecarLink, LinkState
 from sglang_qspec.messages import Close, Drafted, Ping, Submit
 
@@ -14,7 +16,7 @@ def submit(number: int = 1, max_new_tokens: int = 100) -> Submit:
     return Submit(number, [7], 0, max_new_tokens, completions=1, temperature=0.5)
 
 
-def opened(**settings: int) -> FakeSidecarLink:
+def opened(**settings: Any) -> FakeSidecarLink:
     link = FakeSidecarLink(twelve, vocab_size=100, **settings)
     link.receive()
     assert link.state is LinkState.READY

@@ -97,6 +97,8 @@ def test_an_entry_that_is_no_commit_is_left_out_and_the_others_stay(bad: object)
     [
         ({"token_ids": []}, "Submit.token_ids"),
         ({"submission": 1 << 63}, "Submit.submission"),
+        ({"scope": -1}, "Submit.scope"),
+        ({"scope": 1 << 63}, "Submit.scope"),
         ({"stop_token_ids": [1] * (MAX_STOP_TOKENS + 1)}, "Submit.stop_token_ids"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -34,13 +35,49 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     assert keys.load(path) == first
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o666])
-def test_a_key_file_that_others_can_access_is_refused(tmp_path: Path, mode: int) -> None:
+def owned_by(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    """Let all files belong to this user."""
+    fstat = os.fstat
+
+    def of_user(descriptor: int) -> os.stat_result:
+        fields = list(fstat(descriptor))
+        fields[stat.ST_UID] = uid
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", of_user)
+
+
+@pytest.mark.parametrize(
+    ("uid", "mode"),
+    [
+        *((1000, mode) for mode in (0o640, 0o440, 0o604, 0o620, 0o610, 0o666)),
+        *((0, mode) for mode in (0o644, 0o444, 0o660, 0o650, 0o604)),
+    ],
+)
+def test_a_key_file_that_others_can_access_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, mode: int
+) -> None:
     path = tmp_path / "qspec.key"
     keys.create(path)
     path.chmod(mode)
-    with pytest.raises(LinkError, match="chmod 600"):
+    owned_by(monkeypatch, uid)
+    with pytest.raises(LinkError, match=f"mode {mode:04o}.*chmod 600.*defaultMode: 0400"):
         keys.load(path)
+
+
+@pytest.mark.parametrize(("uid", "mode"), [(0, 0o440), (0, 0o400), (0, 0o640), (1000, 0o400)])
+def test_a_key_file_that_kubernetes_mounts_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, mode: int
+) -> None:
+    """Kubernetes links the file to a folder that it replaces as a whole."""
+    version = tmp_path / "..2026_01_01_00_00_00.1"
+    version.mkdir()
+    created = keys.create(version / "qspec.key")
+    (version / "qspec.key").chmod(mode)
+    (tmp_path / "..data").symlink_to(version.name)
+    (tmp_path / "qspec.key").symlink_to("..data/qspec.key")
+    owned_by(monkeypatch, uid)
+    assert keys.load(tmp_path / "qspec.key") == created
 
 
 def test_a_file_that_is_no_key_file_is_refused_and_not_quoted(tmp_path: Path) -> None:

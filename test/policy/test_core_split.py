@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
-from sglang_qspec.policy.core_split import LONGEST_GAP, WARM_UP_S, WINDOW_S, CoreSplit
+from sglang_qspec.policy.core_split import (
+    LONGEST_GAP,
+    SETTLE_S,
+    WARM_UP_S,
+    WINDOW_S,
+    CoreSplit,
+)
 
 PASS_S = 0.1
 
@@ -17,7 +23,7 @@ def serve(
     rate: Callable[[bool], float],
     seconds: float,
     *,
-    requests: int = 4,
+    requests: int = 2,
     drafted: float = 0.0,
     plain_rate: float = 10.0,
 ) -> Iterator[bool]:
@@ -51,17 +57,46 @@ def test_the_target_takes_all_cores_where_drafts_do_not_pay() -> None:
 
 
 def test_few_requests_begin_with_cores_for_the_sidecar_and_many_with_all_cores() -> None:
-    assert share(serve(CoreSplit(2.0), lambda _: 100.0, WINDOW_S, requests=7)) == 1.0
+    assert share(serve(CoreSplit(2.0), lambda _: 100.0, WINDOW_S, requests=3)) == 1.0
     split = CoreSplit(2.0)
-    assert share(serve(split, lambda own: 150.0 if own else 100.0, WINDOW_S, requests=8)) < 0.5
-    list(serve(split, lambda own: 150.0 if own else 100.0, 30, requests=8))
-    assert share(serve(split, lambda own: 150.0 if own else 100.0, 100, requests=8)) > 0.9
+    assert share(serve(split, lambda own: 150.0 if own else 100.0, WINDOW_S, requests=4)) < 0.5
+    list(serve(split, lambda own: 150.0 if own else 100.0, 30, requests=4))
+    assert share(serve(split, lambda own: 150.0 if own else 100.0, 100, requests=4)) > 0.9
+
+
+def test_more_requests_begin_with_cores_for_the_sidecar_if_the_target_keeps_most_cores() -> None:
+    assert share(serve(CoreSplit(4 / 3), lambda _: 100.0, WINDOW_S, requests=8)) == 1.0
+    assert share(serve(CoreSplit(4 / 3), lambda _: 100.0, WINDOW_S, requests=16)) < 0.5
+
+
+@pytest.mark.parametrize(("measured", "begun", "own"), [(2, 8, False), (16, 8, True)])
+def test_batches_begin_with_the_decision_of_smaller_or_larger_ones(
+    measured: int, begun: int, own: bool
+) -> None:
+    def rate(division: bool) -> float:
+        return 150.0 if division == own else 100.0
+
+    split = CoreSplit(2.0)
+    list(serve(split, rate, 30, requests=measured))
+    assert share(serve(split, rate, WINDOW_S, requests=begun)) == own
+
+
+def test_a_clearly_slower_division_is_tried_for_a_third_of_a_window() -> None:
+    def tried(slow: float) -> float:
+        split = CoreSplit(2.0)
+        found = list(serve(split, lambda own: slow if own else 100.0, 60, requests=8))
+        lengths = [len(list(same)) for own, same in groupby(found) if own]
+        assert lengths
+        return max(lengths) * PASS_S
+
+    assert tried(90.0) == pytest.approx(WARM_UP_S[True] + WINDOW_S, abs=2 * PASS_S)
+    assert tried(50.0) == pytest.approx(WARM_UP_S[True] + WINDOW_S / 3, abs=2 * PASS_S)
 
 
 def test_a_change_of_the_load_is_noticed() -> None:
     split = CoreSplit(2.0)
     list(serve(split, lambda own: 50.0 if own else 100.0, 100))
-    longest = LONGEST_GAP * WINDOW_S + 2 * (WARM_UP_S + WINDOW_S)
+    longest = LONGEST_GAP * WINDOW_S + 2 * (WARM_UP_S[True] + WINDOW_S)
     list(serve(split, lambda own: 200.0 if own else 100.0, 2 * longest))
     assert share(serve(split, lambda own: 200.0 if own else 100.0, 100)) > 0.9
 
@@ -83,7 +118,7 @@ def test_small_and_large_batches_have_decisions_of_their_own() -> None:
     assert share(serve(split, lambda own: 50.0 if own else 100.0, 10, requests=32)) < 0.2
 
 
-def test_the_cores_do_not_change_hands_more_often_than_the_warm_up_allows() -> None:
+def test_the_cores_settle_before_they_change_hands_again() -> None:
     split = CoreSplit(2.0)
     list(serve(split, lambda own: 150.0 if own else 100.0, 60, requests=2))
     list(serve(split, lambda own: 50.0 if own else 100.0, 60, requests=32))
@@ -91,17 +126,17 @@ def test_the_cores_do_not_change_hands_more_often_than_the_warm_up_allows() -> N
     for number in range(200):
         divisions += serve(split, lambda _: 100.0, PASS_S, requests=(2, 32)[number % 2])
     changes = sum(a != b for a, b in pairwise(divisions))
-    assert changes <= len(divisions) * PASS_S / WARM_UP_S + 1
+    assert changes <= len(divisions) * PASS_S / SETTLE_S + 1
 
 
 def test_a_round_that_keeps_the_other_division_does_not_count() -> None:
     split = CoreSplit(2.0)
-    list(serve(split, lambda own: 150.0 if own else 100.0, 60, requests=2))
+    list(serve(split, lambda own: 150.0 if own else 100.0, 60, requests=3))
     list(serve(split, lambda own: 50.0 if own else 100.0, 60, requests=32))
     before = split._levels[2].rates[True]
-    seconds = 0.6 * WARM_UP_S
+    seconds = 0.6 * SETTLE_S
     for _ in range(100):
-        for requests in (32, 2, 2):
+        for requests in (32, 3, 3):
             if split.choose(requests):
                 split.observe(round(150 * seconds), 0, seconds, 10.0)
             else:  # a small batch is slow without drafts

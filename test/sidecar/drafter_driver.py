@@ -61,6 +61,7 @@ class DrafterDriver:
         greedy_first: bool = True,
         rank: tuple[int, int] = (0, 0),
         seeded: SeededSampling | None = None,
+        scope: int = 0,
     ) -> None:
         self.drafter.submit(
             peer,
@@ -76,6 +77,7 @@ class DrafterDriver:
                 greedy_first=greedy_first,
                 rank=rank,
                 seeded=seeded,
+                scope=scope,
             ),
         )
         self.collect()

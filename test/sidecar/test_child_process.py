@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import psutil
 import pytest
 import transformers
+from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
 from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Submit
 from sglang_qspec.models import DemoModels
+from sglang_qspec.ports import free_port
 from sglang_qspec.sidecar.child_process import SidecarProcess
 
 START_S = 240.0
@@ -38,6 +41,7 @@ class Served:
     endpoint: PrivateEndpoint
     hello: Hello
     link: SidecarLink
+    metrics_port: int
     told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     finished: set[tuple[int, int]] = field(default_factory=set)
     declined: dict[int, str] = field(default_factory=dict)
@@ -69,10 +73,12 @@ def served(models: DemoModels) -> Iterator[Served]:
             device="cpu",
             cores="0",
         )
+        port = free_port()
+        process.command.append(f"--metrics-port={port}")
         process.start()
         vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
         hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
-        served = Served(process, endpoint, hello, SidecarLink(endpoint.address, hello))
+        served = Served(process, endpoint, hello, SidecarLink(endpoint.address, hello), port)
         try:
             served.until(lambda: served.link.state is LinkState.READY, START_S)
             yield served
@@ -102,6 +108,26 @@ def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) 
     before = sum(process.cpu_times()[:2])
     time.sleep(2.0)
     assert sum(process.cpu_times()[:2]) - before < 0.2
+
+
+def test_prometheus_reads_the_figures_of_a_running_sidecar(served: Served) -> None:
+    url = f"http://127.0.0.1:{served.metrics_port}"
+
+    def series() -> dict[str, float]:
+        text = urllib.request.urlopen(f"{url}/metrics", timeout=30).read().decode()
+        families = text_string_to_metric_families(text)
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    before = series()
+    served.link.send(Submit(3, [5, 6, 8], 0, 20, 2, 0.5, ignore_eos=True))
+    served.until(lambda: {(3, 0), (3, 1)} <= served.finished)
+    drafted = "qspec_sidecar_drafted_tokens_total"
+    until(lambda: series()[drafted] == before[drafted] + 40, "the tokens were not counted")
+    now = series()
+    assert now["qspec_sidecar_servers"] == 1
+    assert now["qspec_sidecar_kv_tokens_available"] > now["qspec_sidecar_kv_tokens"]
+    assert urllib.request.urlopen(f"{url}/health", timeout=30).status == 200
+    served.link.send(Close(3))
 
 
 def test_a_server_with_another_tokenizer_is_refused_with_the_reason(served: Served) -> None:

@@ -35,7 +35,7 @@ def test_a_sidecar_survives_any_messages_at_length(
 def test_the_runs_reach_drafts_failures_and_refusals() -> None:
     """Otherwise the tests above would test little."""
     end = SidecarEnd()
-    for seed in range(20):
+    for seed in range(60):
         rng = random.Random(seed)
         frames = Frames(rng, VOCAB, CONTEXT - 10)
         end.run([(rng.randrange(256), frames.to_sidecar()) for _ in range(60)])

@@ -36,6 +36,9 @@ def refusal(capsys: pytest.CaptureFixture[str], option: str) -> str:
         ("--prefill-tokens", "-1", COUNT),
         ("--max-total-tokens", "0.5", COUNT),
         ("--max-server-tokens", "0", COUNT),
+        ("--max-backlog", "0", "a number from 0.1 to 86400"),
+        ("--metrics-port", "65536", "a whole number from 0 to 65535"),
+        ("--replicas", "0", "a whole number from 1 to 64"),
     ],
 )
 def test_an_option_out_of_range_is_named_with_its_value_and_what_is_allowed(

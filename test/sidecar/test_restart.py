@@ -9,10 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import LONGEST_BACKLOG_S, MAX_BACKLOG_S, QSpecConfig
+from sglang_qspec.sidecar.__main__ import _parser
 from sglang_qspec.sidecar.child_process import (
     BACKOFF_S,
     LOOK_S,
+    PROGRAM,
     SETTLED_S,
     UNUSABLE,
     SidecarProcess,
@@ -222,3 +224,19 @@ def test_the_sidecar_sees_all_gpus_of_the_server_although_the_scheduler_sees_one
     process.start()
     until(lambda: not process.alive)
     assert seen.read_text() == repr([visible, None])
+
+
+def test_a_sidecar_for_the_schedulers_of_one_server_leaves_out_nothing() -> None:
+    def backlog(shared: bool) -> float:
+        process = SidecarProcess(
+            QSpecConfig(),
+            model_path="m",
+            quantization=None,
+            endpoint="ipc:///nowhere",
+            device="cpu",
+            shared=shared,
+        )
+        return float(_parser().parse_args(process.command[len(PROGRAM) :]).max_backlog)
+
+    assert backlog(shared=False) == MAX_BACKLOG_S
+    assert backlog(shared=True) == LONGEST_BACKLOG_S

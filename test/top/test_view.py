@@ -41,6 +41,7 @@ def everything() -> Interval:
     now.update(live_requests=9999, waiting_requests=8888, drafting_requests=9999)
     now.update(drafting_rows=9999, sidecar_texts=9999, sidecar_rows=99_999)
     now.update(sidecar_kv_tokens=9_999_999, sidecar_restarts=99, declined_requests=999)
+    now.update(sidecar_backlog_seconds=86400.0, sidecar_overload=5)
     now.update(evictions=999, dropped_messages=dict.fromkeys(now["dropped_messages"], 999))
     now["queue_to_first_draft_seconds"].update(p50=999.0)
     return Interval(LOADED[0], Snapshot(LOADED[1].time, now))
@@ -64,6 +65,13 @@ def test_a_long_address_is_cut() -> None:
     assert lines[1].startswith("speculation")
 
 
+def test_a_server_with_several_sidecars_shows_how_many_are_ready() -> None:
+    listed = [{"state": "ready"}, {"state": "lost"}, {"state": "ready"}]
+    for sidecars, shown in ((listed, "sidecars 2/3 ready"), (listed[:1], "sidecar ready")):
+        lines = drawn(Interval(LOADED[0], later(LOADED[1], sidecars=sidecars)))
+        assert lines[1].endswith(shown)
+
+
 def test_a_busy_server_shows_its_state_and_its_rates() -> None:
     interval = Interval(*LOADED)
     lines = drawn(interval)
@@ -72,7 +80,9 @@ def test_a_busy_server_shows_its_state_and_its_rates() -> None:
     state = LOADED[1].state
     waiting = state["waiting_requests"]
     running = str(state["live_requests"] - waiting)
-    assert cells(lines, "requests") == [running, "running", str(waiting), "waiting"]
+    assert cells(lines, "requests")[:4] == [running, "running", str(waiting), "waiting"]
+    first = state["queue_to_first_draft_seconds"]["p50"]
+    assert cells(lines, "requests")[4:] == ["first", "draft", "after", f"{first:.2f}", "s"]
     assert f"{interval.token_rate:.1f} tokens/s" in " ".join(cells(lines, "decoding"))
     assert f"accept length {interval.accept_length:.2f}" in " ".join(lines)
     assert not [line for line in lines if line.startswith("since start")]
@@ -93,6 +103,14 @@ def test_a_lost_sidecar_is_shown_with_what_was_lost() -> None:
     assert lines[1].endswith("sidecar lost")
     assert cells(lines, "since start") == ["restarts:", "1", "lost", "messages:", "2"]
     assert cells(lines, "sidecar ")[0] == "0.0"
+
+
+def test_the_backlog_and_the_overload_of_the_sidecar_are_shown() -> None:
+    state = later(LOADED[1], sidecar_backlog_seconds=12.4, sidecar_overload=2)
+    (line,) = (line for line in drawn(Interval(LOADED[0], state)) if "backlog" in line)
+    assert line.endswith("backlog: 12 s   overload: 2")
+    (line,) = (line for line in drawn(Interval(*LOADED)) if "backlog" in line)
+    assert line.endswith("backlog: 1 s   overload: 0")
 
 
 def test_an_idle_server_shows_no_ratios_and_no_pipelines() -> None:

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 from sglang_qspec.compare import draft_reader, place
 from sglang_qspec.compare.answers import WIDTHS, Answer
 from sglang_qspec.compare.forecast import PassSeconds, forecast
+from sglang_qspec.compare.pass_timer import PASSES
 from sglang_qspec.compare.report import Candidate
-from sglang_qspec.compare.target_server import PASSES, TargetServer
+from sglang_qspec.compare.target_server import TargetServer
 from sglang_qspec.config import MAX_DRAFT_TOKENS
 from sglang_qspec.engine import compat
 from sglang_qspec.engine.sidecar import placement

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from sglang_qspec import config
 from sglang_qspec.config import AUTO_CORES, QSpecConfig
 from sglang_qspec.engine.sidecar import core_division, placement
 from sglang_qspec.errors import ConfigError
@@ -81,12 +80,6 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def server_environment(device: str) -> dict[str, str]:
-    """The environment of a server on `device`."""
-    environment = config.environment_with_gpus(config.visible_gpus())
-    return {**environment, "SGLANG_USE_CPU_ENGINE": "1"} if device == "cpu" else environment
 
 
 def _listed(cpus: frozenset[int]) -> str:

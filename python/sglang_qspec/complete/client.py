@@ -32,26 +32,28 @@ class Client:
         self.state()
 
     def state(self) -> dict[str, Any]:
-        """QSPEC's part of /server_info, which docs/observability.md describes."""
-        return self.info()[1]
+        """QSPEC's part of /server_info, for the first scheduler of the server."""
+        return self.info()[1][0]
 
-    def info(self) -> tuple[str, dict[str, Any]]:
-        """The name of the target model, and QSPEC's part of /server_info."""
+    def info(self) -> tuple[str, list[dict[str, Any]]]:
+        """The name of the target model, and QSPEC's part of /server_info for each scheduler.
+
+        docs/observability.md describes the part. The schedulers are in the order of `dp_rank`.
+        """
         info = self._read("/server_info")
         try:
-            internal = info["internal_states"][0]
-            speculates = "qspec" in internal
+            states = [part["qspec"] for part in info["internal_states"] if "qspec" in part]
         except (LookupError, TypeError):
             raise ClientError(
                 f"{self.url} is not an SGLang server; give the address of a server with --url"
             ) from None
-        if not speculates:
+        if not states:
             raise ClientError(
                 f"the server at {self.url} does not speculate with QSPEC; start it with "
                 "--speculative-algorithm QSPEC"
             )
-        state: dict[str, Any] = internal["qspec"]
-        return str(info.get("served_model_name") or info.get("model_path") or ""), state
+        states.sort(key=lambda state: state.get("dp_rank", 0))
+        return str(info.get("served_model_name") or info.get("model_path") or ""), states
 
     def generate(
         self,
@@ -132,7 +134,7 @@ class Client:
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             raise ClientError(
-                f"{self.url} refused the request (HTTP {error.code}): {_reason(text)}"
+                f"{self.url} refused the request (HTTP {error.code}): {reason_of(text)}"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
@@ -152,7 +154,7 @@ class Client:
             ) from None
 
 
-def _reason(text: str) -> str:
+def reason_of(text: str) -> str:
     """The message in the body of an HTTP error, or the body itself if it is not JSON."""
     try:
         return _message(json.loads(text))

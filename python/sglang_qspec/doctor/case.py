@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_qspec.config import Placement, QSpecConfig
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.process_placement import Placement
 
 if TYPE_CHECKING:
     from sglang_qspec.engine.compat import ModelDescription

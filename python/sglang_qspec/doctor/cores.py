@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from sglang_qspec import config, values
+from sglang_qspec import process_placement, values
 from sglang_qspec.config import AUTO_CORES, flag
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Verdict, failure, ok, warning
@@ -27,7 +27,7 @@ def cores(case: Case) -> Verdict:
     if len(physical) < len(cpus):
         found += f" on {_count(len(physical), 'core')}"
     found += f", in {_count(len(nodes), 'NUMA node')}"
-    variables = config.thread_variables()
+    variables = process_placement.thread_variables()
     found += "".join(f", {name}={text}" for name, text in variables.items())
     threads, bound = (variables.get(name) for name in ("OMP_NUM_THREADS", BIND))
     if threads is not None and not (threads.isdecimal() and int(threads) > 0):
@@ -95,7 +95,7 @@ def sidecar_cores(case: Case) -> Verdict:
         return warning(
             f"{shares}: {name} is {given}", f"Give {name} auto, with which it gets the CPUs {own}."
         )
-    variables = config.thread_variables()
+    variables = process_placement.thread_variables()
     if variables:
         return warning(
             f"{shares}: the CPUs are not divided, because {' and '.join(variables)} is set",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_qspec import config
+from sglang_qspec import process_placement
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Verdict, failure, ok
 
@@ -13,7 +13,7 @@ def start(case: Case) -> Verdict:
 
     arguments = preflight.resolved(**case.server_arguments())
     case.arguments = arguments
-    case.placement = config.placement()
+    case.placement = process_placement.read()
     return ok(
         f"SGLang and QSPEC accept the models and the settings (attention backend "
         f"{arguments.decode_attention_backend or arguments.attention_backend})"

@@ -45,19 +45,23 @@ def sockets(case: Case) -> Verdict:
 
 
 def endpoint(case: Case) -> Verdict:
-    """Whether a server may connect to the sidecar that the settings name; raises LinkError."""
+    """Whether a server may connect to the sidecars that the settings name; raises LinkError."""
     from sglang_qspec.link import keys
     from sglang_qspec.link.address import check_connect
 
     assert case.settings is not None
-    address = case.settings.endpoint
-    check_connect(address, keys.load(case.settings.key_file) if case.settings.key_file else None)
-    path = address.removeprefix("ipc://")
-    if path != address and not os.path.exists(path):
-        return warning(
-            f"no sidecar listens at {address}", f"Start it: qspec sidecar --endpoint {address} ..."
-        )
-    return ok(f"a server may connect to {address}")
+    addresses = case.settings.endpoints
+    key_pair = keys.load(case.settings.key_file) if case.settings.key_file else None
+    for address in addresses:
+        check_connect(address, key_pair)
+    for address in addresses:
+        path = address.removeprefix("ipc://")
+        if path != address and not os.path.exists(path):
+            return warning(
+                f"no sidecar listens at {address}",
+                f"Start it: qspec sidecar --endpoint {address} ...",
+            )
+    return ok(f"a server may connect to {', '.join(addresses)}")
 
 
 def port(case: Case) -> Verdict:

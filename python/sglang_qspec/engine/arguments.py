@@ -10,24 +10,18 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.arg_groups.overrides import (
-    attn_dp_enabled_of,
-    declare_resolution,
-    resolving_view,
-)
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.environ import envs
 
-from sglang_qspec import config
+from sglang_qspec import config, process_placement
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
-from sglang_qspec.engine import compat, hooks
+from sglang_qspec.engine import compat, hooks, lora, refusal, unsupported
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import kernels
 
@@ -44,8 +38,6 @@ of a pass, so wide passes need no lower default."""
 OVERLAPS = {"cuda"}
 """Devices on which SGLang's overlap scheduler stays on. On a CPU the host itself runs the passes,
 so nothing could overlap."""
-
-_started_from_command_line = False
 
 
 def add_flags(result: None, parser: argparse.ArgumentParser) -> None:
@@ -83,8 +75,7 @@ def _argument_type(name: str) -> Callable[[str], str]:
 
 def read_flags(from_cli_args: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
     """Around `ServerArgs.from_cli_args`: write the flags to the environment, for all processes."""
-    global _started_from_command_line
-    _started_from_command_line = True
+    refusal.note_command_line()
     given = {
         field.name: text
         for field in config.fields()
@@ -92,7 +83,7 @@ def read_flags(from_cli_args: Callable[..., Any], cls: type, args: argparse.Name
     }
     algorithm = getattr(args, "speculative_algorithm", None) or ""
     if given and algorithm.upper() != "QSPEC":
-        _stop(
+        refusal.refuse(
             ConfigError(
                 f"{config.flag(next(iter(given)))} is given, but --speculative-algorithm is "
                 f"{algorithm or 'not set'}: it must be QSPEC"
@@ -110,11 +101,11 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
             settings = check(view)
             _check_target(view, model_config_of(server_args), settings)
         except QSpecError as error:
-            _stop(error)
+            refusal.refuse(error)
     try:
         previous(server_args)
     except QSpecError as error:
-        _stop(error)
+        refusal.refuse(error)
 
 
 def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -124,7 +115,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
     its default first. If the sidecar shares the target's GPU, `mem_fraction_static` is lowered by
     the sidecar's share. SGLang sizes KV in two ways, and both read `mem_fraction_static`.
     """
-    config.place(None)
+    process_placement.write(None)
     view = resolving_view(server_args)
     if (view.speculative_algorithm or "").upper() != "QSPEC":
         previous(server_args)
@@ -136,7 +127,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
     try:
         fraction = _reserve(view, config.from_environment(), given=given)
     except QSpecError as error:
-        _stop(error)
+        refusal.refuse(error)
     else:
         if fraction != view.mem_fraction_static:
             declare_resolution(server_args, "qspec", mem_fraction_static=fraction)
@@ -163,13 +154,18 @@ def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     if _kind(view) == placed.device == "cpu":
         cores, shares = core_division.sidecar_cpus(settings), core_division.shares_cpus(settings)
         placed = replace(placed, cores=cores, shares_cpus=shares)
-        if settings.cores == config.AUTO_CORES and not cores:
+        if settings.cores == config.AUTO_CORES and view.tp_size * view.dp_size > 1:
+            pinned, shares = core_division.beside_ranks()
+            placed = replace(placed, cores="", pinned=pinned, shares_cpus=shares)
+        elif settings.cores == config.AUTO_CORES and not cores:
             logger.info(
                 "Target and sidecar share the CPUs: to divide them takes two cores or more, and "
                 "neither OMP_NUM_THREADS nor SGLANG_CPU_OMP_THREADS_BIND."
             )
     placement.check_sidecar(decision, weights)
-    config.place(placed)
+    if view.dp_size > 1:
+        placed = replace(placed, endpoint=placement.shared_endpoint())
+    process_placement.write(placed)
     if not placed.shared:
         return fraction
     target = placement.weight_bytes(view.model_path)
@@ -191,14 +187,6 @@ def _kind(args: Any) -> str:
     return str(args.device).split(":")[0]
 
 
-def _stop(error: QSpecError) -> None:
-    """Raise the error for a caller of `sgl.Engine`; on a command line print only its message."""
-    if _started_from_command_line:
-        sys.stderr.write(f"sglang-qspec: error: {error}\n")
-        raise SystemExit(2)
-    raise error
-
-
 def check(args: Any) -> QSpecConfig:
     """Check all settings before any process starts or any weight loads.
 
@@ -212,9 +200,8 @@ def check(args: Any) -> QSpecConfig:
     settings = config.from_environment()
     if _kind(args) == "cpu":
         verification_of(settings, "cpu", args.decode_attention_backend or args.attention_backend)
-    for refused, name, value, allowed in _unsupported(args):
-        if refused:
-            raise ConfigError(f"{name} is {value}, but QSPEC supports only {allowed}")
+    unsupported.check(args)
+    lora.check(args, settings)
     width = args.speculative_num_draft_tokens
     if width is not None and not 2 <= width <= MAX_DRAFT_TOKENS:
         raise ConfigError(
@@ -227,70 +214,17 @@ def check(args: Any) -> QSpecConfig:
                 f"--{name.replace('_', '-')} is {getattr(args, name)}, but QSPEC does not use it: "
                 "leave it out, and set the width with --speculative-num-draft-tokens"
             )
+    if settings.prefill_drafts == "on" and args.tp_size != 1:
+        raise ConfigError(
+            f"{config.flag('prefill_drafts')} is 'on', but must be 'off' with --tp-size "
+            f"{args.tp_size}: only passes that decode verify drafts on several ranks"
+        )
     if settings.key_file and not Path(settings.key_file).is_file():
         raise ConfigError(
             f"{config.flag('key_file')} is {settings.key_file!r}, but there is no such file"
         )
     _check_draft_model(args, settings)
     return settings
-
-
-def _unsupported(args: Any) -> list[tuple[bool, str, object, str]]:
-    """(refused, setting, value, allowed) for each setting of SGLang that QSPEC restricts."""
-    device = _kind(args)
-    return [
-        (device not in ("cpu", "cuda"), "--device", args.device, "cpu and cuda"),
-        (args.tp_size != 1, "--tp-size", args.tp_size, "1"),
-        (args.pp_size != 1, "--pp-size", args.pp_size, "1"),
-        (args.dp_size != 1, "--dp-size", args.dp_size, "1"),
-        (attn_dp_enabled_of(args), "--attn-dp-size", args.attn_dp_size, "1"),
-        (
-            args.disaggregation_mode != "null",
-            "--disaggregation-mode",
-            args.disaggregation_mode,
-            "null",
-        ),
-        (
-            args.page_size not in (None, 1) and args.attention_backend != "flashinfer",
-            "--page-size",
-            args.page_size,
-            "1 (or a larger page with --attention-backend flashinfer)",
-        ),
-        (args.tokenizer_worker_num != 1, "--tokenizer-worker-num", args.tokenizer_worker_num, "1"),
-        # SGLang's Rust server bypasses the hooks that check requests and read guesses.
-        (
-            bool(envs.SGLANG_RUST_SERVER.get()),
-            "SGLANG_RUST_SERVER",
-            envs.SGLANG_RUST_SERVER.get(),
-            "false",
-        ),
-        (bool(args.enable_lora), "--enable-lora", args.enable_lora, "models without LoRA adapters"),
-        (bool(args.is_embedding), "--is-embedding", args.is_embedding, "generation"),
-        (bool(args.enable_pdmux), "--enable-pdmux", args.enable_pdmux, "false"),
-        (
-            bool(args.speculative_adaptive),
-            "--speculative-adaptive",
-            args.speculative_adaptive,
-            "false",
-        ),
-        # Below 1 the target would accept draft tokens that it did not choose.
-        *(
-            (getattr(args, name) != 1.0, "--" + name.replace("_", "-"), getattr(args, name), "1.0")
-            for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-        ),
-        (
-            bool(args.enable_mixed_chunk),
-            "--enable-mixed-chunk",
-            args.enable_mixed_chunk,
-            "false",
-        ),
-        (
-            device == "cpu" and bool(args.enable_torch_compile),
-            "--enable-torch-compile",
-            args.enable_torch_compile,
-            "false on a cpu",
-        ),
-    ]
 
 
 def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
@@ -341,7 +275,7 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
     draft = compat.describe_given(
         flag, path, args.trust_remote_code, args.speculative_draft_model_revision
     )
-    placed = config.placement()
+    placed = process_placement.read()
     if placed is not None and placed.device != "cpu":
         quantization = getattr(args, "speculative_draft_model_quantization", None)
         kernels.check_checkpoint(Path(path).expanduser(), quantization=quantization)

@@ -35,15 +35,31 @@ def end_speculation(what: str) -> None:
     Closes the link to the sidecar. Ends a sidecar that this server started, to free its memory.
     Later errors may recur in every pass, so they are logged at level DEBUG.
     """
-    ended = speculator.deactivate()
-    if ended is None:
+    if speculator.failed():
         logger.debug("Another error after speculation ended, while %s", what, exc_info=True)
         return
     logger.exception(
         "Speculation failed while %s; decoding continues without drafts until the server restarts",
         what,
     )
+    _end()
+
+
+def follow(rank: int) -> None:
+    """End speculation because it has failed on this rank of the target."""
+    if not speculator.failed():
+        logger.error(
+            "Speculation failed on rank %d of the target; decoding continues without drafts until "
+            "the server restarts",
+            rank,
+        )
+        _end()
+
+
+def _end() -> None:
+    ended = speculator.deactivate()
     try:
-        ended.close()
+        if ended is not None:
+            ended.close()
     except Exception:
         logger.exception("The sidecar could not be stopped; it exits when the server exits")

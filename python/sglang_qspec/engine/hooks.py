@@ -60,7 +60,7 @@ def front() -> tuple[Hook, ...]:
     """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`."""
     from fastapi import HTTPException
 
-    from sglang_qspec.engine import arguments
+    from sglang_qspec.engine import arguments, lora
     from sglang_qspec.engine.frontend import chats, meta_info, prompts
     from sglang_qspec.engine.scheduler import internal_state
     from sglang_qspec.errors import RequestError
@@ -70,6 +70,12 @@ def front() -> tuple[Hook, ...]:
     return (
         Hook(_SERVER_ARGS + ".add_cli_args", arguments.add_flags, AFTER, OnError.STOP_START),
         Hook(_SERVER_ARGS + ".from_cli_args", arguments.read_flags, AROUND, OnError.STOP_START),
+        Hook(
+            "sglang.srt.arg_groups.lora_hook.check_lora_speculative_compatibility",
+            lora.allow,
+            AROUND,
+            OnError.STOP_START,
+        ),
         Hook(
             "sglang.srt.entrypoints.http_server.serve_generate_request",
             prompts.serve_generate,
@@ -138,6 +144,7 @@ def scheduler() -> tuple[Hook, ...]:
         kv_reserve,
         last_output,
         lifecycle,
+        lora_slots,
         publishing,
         results,
     )
@@ -181,6 +188,13 @@ def scheduler() -> tuple[Hook, ...]:
             "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
             kv_reserve.reserve_columns,
             AFTER,
+            OnError.STOP_START,
+        ),
+        # Without this an adapter could keep a part of the adapter that had its slot before.
+        Hook(
+            "sglang.srt.lora.mem_pool.LoRAMemoryPool.load_lora_weight_to_buffer",
+            lora_slots.clear,
+            BEFORE,
             OnError.STOP_START,
         ),
         # Without these classes the graphs of ragged passes would be wrong.

@@ -36,8 +36,9 @@ def load() -> None:
 def _hook_front() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    from sglang_qspec.engine import arguments, hooks
+    from sglang_qspec.engine import arguments, hooks, lora
 
+    register_resolution_hook("handle_cuda_graph_config")(lora.resolve_graphs)
     register_resolution_hook("handle_gpu_memory_settings")(arguments.resolve_memory)
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
     _register(hooks.front())

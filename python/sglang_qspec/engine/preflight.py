@@ -69,9 +69,9 @@ def check_family(given_as: str, path: str) -> None:
 def resolved(**arguments: Any) -> Any:
     """SGLang's arguments after the checks of a start: the view that the hooks get, too.
 
-    `arguments` are fields of SGLang's ServerArgs. The placement of the sidecar is in
-    `config.placement` afterwards. Raises QSpecError for what QSPEC does not support, and SGLang's
-    own exceptions.
+    `arguments` are fields of SGLang's ServerArgs. Afterwards `process_placement.read` returns the
+    placement of the sidecar. Raises QSpecError for what QSPEC does not support, and SGLang's own
+    exceptions.
     """
     from sglang_qspec.engine.sidecar import placement
 
@@ -80,5 +80,5 @@ def resolved(**arguments: Any) -> Any:
     try:
         args.resolve_once()
     finally:
-        placement.release_claims()
+        placement.release()
     return resolving_view(args)

@@ -1,14 +1,14 @@
 """Owns the live requests and their drafts.
 
 A scheduler's process has one `Speculator`, which only the scheduler's thread uses. The scheduler
-reports the events of a request (`enqueue`, `admit`, `end`), polls for messages of the sidecar
+reports the events of a request (`enqueue`, `admit`, `end`), polls for messages of the sidecars
 (`poll`), and asks for draft trees (`propose`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,12 @@ from sglang_qspec.engine.requests.live_request import LiveRequest, Tally, source
 from sglang_qspec.engine.requests.options import read_controls, read_guesses
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.step_proposals import StepProposals
-from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION, SidecarClient, is_step
+from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION, is_step
+from sglang_qspec.engine.sidecar.pool import Opened, SidecarPool
 from sglang_qspec.engine.telemetry.first_drafts import FirstDrafts
 from sglang_qspec.engine.telemetry.totals import Totals
-from sglang_qspec.link import Link
 from sglang_qspec.messages import Drafted, SeededSampling
 from sglang_qspec.policy import FirstTokens, Sources
-from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
 POLL_S = 0.0002
@@ -34,21 +33,16 @@ POLL_S = 0.0002
 
 
 class Speculator:
-    """Owns the live requests and their drafts.
-
-    `link` is None for a server with neither a draft model nor an endpoint. `sidecar` is the process
-    that this server started, or None.
-    """
+    """Owns the live requests and their drafts; `opened` are the sidecars at the start."""
 
     def __init__(
         self,
         settings: QSpecConfig,
         vocab_size: int,
         tries: TrieStore,
-        link: Link | None,
+        opened: Opened = Opened(),  # noqa: B008 - it is immutable
         clock: Callable[[], float] = time.monotonic,
         *,
-        sidecar: SidecarProcess | None = None,
         runtime_settings: RuntimeSettings | None = None,
     ) -> None:
         self.settings = settings
@@ -65,9 +59,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._tries = tries
         self._live: dict[str, LiveRequest] = {}
-        self.sidecar = SidecarClient(
-            settings, self._live, link, sidecar, self.sources, vocab_size, clock
-        )
+        self.sidecar = SidecarPool(settings, self._live, opened, self.sources, vocab_size, clock)
         self._steps_taken = 0
 
     def enqueue(
@@ -82,12 +74,13 @@ class Speculator:
         custom_params: Mapping[str, Any] | None = None,
         rank: tuple[int, int] = (0, 0),
         seeded: SeededSampling | None = None,
+        scope: Hashable = None,
     ) -> None:
         """Start a request that joined the waiting queue.
 
         A retracted request comes again with its `output_ids`. It keeps its trie, and its longer
         text is submitted again. SGLang serves requests by ascending `rank`, then by arrival.
-        `seeded` is None for a greedy request.
+        `seeded` is None for a greedy request, and `scope` as `scope_of` describes.
         """
         wanted = self.runtime_settings.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
@@ -111,6 +104,7 @@ class Speculator:
                 ignore_eos,
                 self._clock(),
                 seeded=seeded,
+                scope=scope,
             )
             self._live[rid] = live
             self._insert_guesses(rid, live, custom_params)
@@ -153,7 +147,7 @@ class Speculator:
             return None
         self._tries.close(rid)
         self.step_proposals.end(rid)
-        self.sidecar.forget(live)
+        self.sidecar.end(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
         return live.tally
@@ -355,7 +349,7 @@ class Speculator:
         }
 
     def close(self) -> None:
-        """Close the link and stop the server's own sidecar, without waiting for its exit."""
+        """Close the links and stop the server's own sidecar, without waiting for its exit."""
         self.sidecar.close()
 
     def check_integrity(self) -> None:
@@ -371,13 +365,21 @@ _failed = False
 
 
 def active() -> Speculator | None:
-    """The speculator of this process; None before its worker exists, and after a failure."""
+    """The speculator of this process; None before its worker exists, and after a failure.
+
+    Ranks of the target after rank 0 never have one.
+    """
     return None if _failed else _latest
 
 
 def latest() -> Speculator | None:
     """The speculator of this process, also after a failure."""
     return _latest
+
+
+def failed() -> bool:
+    """Whether speculation has failed in this process."""
+    return _failed
 
 
 def activate(speculator: Speculator) -> None:

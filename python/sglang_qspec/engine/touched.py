@@ -20,7 +20,12 @@ _IMPORTED = {
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     "sglang.srt.configs.model_config": ("ModelConfig",),
-    "sglang.srt.distributed": ("bootstrap",),
+    "sglang.srt.distributed": (
+        "bootstrap._bind_threads_if_cpu",
+        "bootstrap.init_layer_runtime",
+        "bootstrap.init_parallel_runtime",
+        "parallel_state.init_model_parallel_group",
+    ),
     "sglang.srt.distributed.parallel_state": (
         "destroy_distributed_environment",
         "destroy_model_parallel",
@@ -31,6 +36,7 @@ _IMPORTED = {
         "OpenAIServingResponses.create_error_response",
     ),
     "sglang.srt.environ": (
+        "envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
         "envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
         "envs.SGLANG_PLUGINS",
         "envs.SGLANG_RAGGED_VERIFY_MODE",
@@ -73,8 +79,18 @@ _IMPORTED = {
     "sglang.srt.layers.vocab_parallel_embedding": ("ParallelLMHead", "VocabParallelEmbedding"),
     "sglang.srt.layers.sampler": (
         "Sampler._sample_from_probs",
+        "Sampler._sync_token_ids_across_tp",
         "apply_custom_logit_processor",
     ),
+    "sglang.srt.lora.backend.lora_registry": ("register_lora_backend",),
+    "sglang.srt.lora.backend.torch_backend": (
+        "TorchNativeLoRABackend._get_lm_head_pass_segments",
+        "TorchNativeLoRABatchInfo",
+    ),
+    "sglang.srt.lora.layers": ("BaseLayerWithLoRA",),
+    "sglang.srt.lora.lora_manager": ("LoRAManager.init_state",),
+    "sglang.srt.lora.torch_ops": ("sgemm_lora_a_fwd", "sgemm_lora_b_fwd"),
+    "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
     "sglang.srt.managers.schedule_batch": ("ScheduleBatch",),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),
@@ -95,6 +111,7 @@ _IMPORTED = {
     ),
     "sglang.srt.mem_cache.kv_cache_configurator": ("KVCacheConfigurator._profile_available_bytes",),
     "sglang.srt.mem_cache.memory_pool": ("KVWriteLoc", "MHATokenToKVPool"),
+    "sglang.srt.model_executor.cuda_graph_config": ("Backend.DISABLED",),
     "sglang.srt.model_executor.forward_batch_info": (
         "CaptureHiddenMode",
         "ForwardBatch",
@@ -126,6 +143,7 @@ _IMPORTED = {
         "attention_backends",
         "get_device",
         "get_exec",
+        "get_lora",
         "get_model",
         "get_parallel",
         "get_platform",
@@ -151,6 +169,7 @@ _IMPORTED = {
     ),
     "sglang.srt.utils": ("get_available_gpu_memory",),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
+    "sglang.srt.utils.numa_utils": ("get_cpu_ids_by_node",),
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)

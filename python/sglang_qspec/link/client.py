@@ -82,16 +82,18 @@ class SidecarLink:
 
         `hello` describes the target. Times are in seconds. `window_bytes` limits the bytes that
         wait for a sidecar that does not read.
-        Raises LinkError if `endpoint` is not allowed.
+        Raises LinkError if `endpoint` is not allowed, or if no socket can be opened.
         """
         check_connect(endpoint, keys)
+        self._endpoint = endpoint
         self._hello = hello
         self._lost_after_s = lost_after_s
         self._ping_interval_s = ping_interval_s
         self._turn_interval_s = turn_interval_s
         self._reopen_after_s = reopen_after_s
         self._clock = clock
-        self._faults = Faults(logger, clock)
+        self.starved = False
+        self._faults = Faults(logger, clock, owner=f"link to {endpoint}")
         self._listening = Listening(min(ping_interval_s, lost_after_s / 3), clock)
         self._window = Window(window_bytes)
         self._pings = 0
@@ -112,6 +114,10 @@ class SidecarLink:
         self._next_hello = 0.0
         self._hello_wait_s = HELLO_BACKOFF_S[0]
         self._dealer: Dealer | None = Dealer(endpoint, keys)
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
 
     @property
     def state(self) -> LinkState:
@@ -267,7 +273,8 @@ class SidecarLink:
             self._session_count += 1
             if self._faults.is_due("ready"):
                 logger.info(
-                    "sidecar ready: draft model %s, context %d, session %d",
+                    "sidecar ready at %s: draft model %s, context %d, session %d",
+                    self._endpoint,
                     quote(welcome.model),
                     welcome.context_len,
                     self._session_count,
@@ -275,7 +282,9 @@ class SidecarLink:
 
     def _refuse(self, reason: str) -> None:
         if self._faults.is_due("refusal"):
-            logger.error("the sidecar refuses to draft for this server: %s", reason)
+            logger.error(
+                "the sidecar at %s refuses to draft for this server: %s", self._endpoint, reason
+            )
         self._refusal = reason
         self._session = None
 
@@ -288,7 +297,7 @@ class SidecarLink:
         self._next_turn = now + self._turn_interval_s
         away_s = now - self._turned_at
         self._turned_at = now
-        listened_s = self._listening.look()
+        listened_s = self._listening.look(counts=not self.starved)
         was_ready = self.state is LinkState.READY
 
         change = dealer.watch()
@@ -297,7 +306,9 @@ class SidecarLink:
         if change.lost:
             if self._session is not None and self._faults.is_due("lost connection"):
                 logger.warning(
-                    "the connection to the sidecar is lost; decoding continues without its drafts"
+                    "the connection to the sidecar at %s is lost; decoding continues without its "
+                    "drafts",
+                    self._endpoint,
                 )
             self._session = None
         if change.made:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from sglang_qspec.errors import LinkError
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.messages import MAX_FROM_SIDECAR_BYTES
 
@@ -21,6 +23,8 @@ RECONNECT_MS = (50, 1000)
 PULSE_MS = (2000, 15000)
 """Interval of ZMQ's own heartbeat, and the silence after which ZMQ closes the connection, in ms. It
 detects vanished hosts. The peer's io thread answers it even while its process is busy."""
+CLOSE_S = 0.1
+"""Maximum wait for ZMQ's thread to end, in seconds."""
 
 # Plain integers, because arithmetic on ZMQ's enums takes the same time as a poll of the socket.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -51,11 +55,17 @@ class Dealer:
     """Owns the socket, its context and its monitor."""
 
     def __init__(self, endpoint: str, keys: Keys | None) -> None:
+        """Begin to connect. Raises LinkError if the system has no room for the socket."""
         self._endpoint = endpoint
         self._keys = keys
-        self._context = zmq.Context()
         self.connected = False
-        self._open()
+        try:
+            self._context = zmq.Context()
+            self._open()
+        except zmq.ZMQError as error:
+            raise LinkError(
+                f"cannot open a socket for the endpoint {endpoint!r}: {error}"
+            ) from None
 
     def send(self, frame: bytes) -> bool:
         """Queue a frame; False if the queue is full or there is no connection."""
@@ -97,8 +107,11 @@ class Dealer:
         self._open()
 
     def close(self) -> None:
+        """Close the socket. ZMQ's thread may end later, because it may wait for a name server."""
         self._shut()
-        self._context.term()
+        ending = threading.Thread(target=self._context.term, daemon=True)
+        ending.start()
+        ending.join(CLOSE_S)
 
     def _open(self) -> None:
         self.connected = False

@@ -75,11 +75,14 @@ class FakeSidecarLink:
         interval: int = 0,
         delay: int = 0,
         context_len: int = 1 << 20,
+        endpoint: str = "fake",
     ) -> None:
+        self.endpoint = endpoint
         self.script = script
         self.chunk = chunk
         self.interval = interval
         self.delay = delay
+        self.starved = False
         self.drop_all = False
         """While set, all messages from the sidecar are lost."""
         self.queue_full = False

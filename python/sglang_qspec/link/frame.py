@@ -111,6 +111,7 @@ def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
         case Declined():
             _check_number("Declined.submission", message.submission)
             _check_text("Declined.reason", message.reason)
+            _check_range("Declined.retry_after_s", message.retry_after_s, 0)
         case Welcome():
             _check_text("Welcome.model", message.model)
             _check_text("Welcome.session", message.session)
@@ -186,6 +187,7 @@ def _check_submit(submit: Submit, vocab_size: int) -> None:
     _check_length("Submit.base_len", submit.base_len)
     _check_length("Submit.max_new_tokens", submit.max_new_tokens)
     _check_length("Submit.completions", submit.completions)
+    _check_number("Submit.scope", submit.scope)
     _check_range("the length of Submit.token_ids", len(submit.token_ids), 1)
     _check_token_ids("Submit.token_ids", submit.token_ids, vocab_size)
     _check_range(

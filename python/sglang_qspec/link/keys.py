@@ -17,6 +17,7 @@ import zmq
 from sglang_qspec.errors import LinkError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ALL_BUT_GROUP_READ = _OTHERS & ~stat.S_IRGRP
 _KEY_CHARS = 40
 """Length of a CURVE key, 32 bytes, in Z85."""
 _MAX_FILE_BYTES = 4096
@@ -52,10 +53,11 @@ def create(path: str | os.PathLike[str]) -> Keys:
 
 
 def load(path: str | os.PathLike[str]) -> Keys:
-    """Read a key file.
+    """Read a key file; `path` may be a symbolic link.
 
     Raises LinkError if the file cannot be read, is accessible to other users, or is not a valid key
-    file.
+    file. The group may read a file of root, as PostgreSQL allows too: root gave it this access, for
+    example Kubernetes to the `fsGroup` of a pod.
     """
     name = repr(os.fspath(path))
     try:
@@ -64,10 +66,13 @@ def load(path: str | os.PathLike[str]) -> Keys:
             text = file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise LinkError(f"the key file {name} cannot be read: {error}") from None
-    if status.st_mode & _OTHERS:
+    forbidden = _OTHERS if status.st_uid else _ALL_BUT_GROUP_READ
+    if status.st_mode & forbidden:
+        readers = "" if status.st_uid else ", and its group read it"
         raise LinkError(
             f"the key file {name} has the mode {stat.S_IMODE(status.st_mode):04o}, but only its "
-            f"owner may have access: run `chmod 600 {shlex.quote(os.fspath(path))}`"
+            f"owner may have access{readers}: run `chmod 600 {shlex.quote(os.fspath(path))}`; "
+            "for a secret of Kubernetes set `defaultMode: 0400`"
         )
     try:
         keys = msgspec.json.decode(text, type=Keys)

@@ -47,6 +47,14 @@ class Link(Protocol):
     submits its live requests again.
     """
 
+    starved: bool
+    """Set by the caller while the sidecar gets hardly any CPU time, so that silence is no sign."""
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the sidecar."""
+        ...
+
     @property
     def state(self) -> LinkState: ...
 

@@ -2,7 +2,7 @@
 
 A scheduler that was busy for ten seconds has read nothing in this time, so the silence does not
 mean that the peer is gone. Time spent waiting at the socket therefore counts in full, and time
-between two polls counts up to a limit.
+between two polls counts up to a limit. Time in which the peer gets no CPU does not count.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ class Listening:
         self._clock = clock
         self._looked_at = clock()
 
-    def look(self, waited_s: float = 0.0) -> float:
-        """Record a poll that waited `waited_s` seconds; return the listened time so far."""
+    def look(self, waited_s: float = 0.0, *, counts: bool = True) -> float:
+        """Record a poll that waited `waited_s` seconds; return the listened time so far.
+
+        The time since the last poll is left out unless it `counts`.
+        """
         now = self._clock()
-        between = max(0.0, now - self._looked_at - waited_s)
-        self.seconds += waited_s + min(between, self._longest_gap_s)
+        if counts:
+            between = max(0.0, now - self._looked_at - waited_s)
+            self.seconds += waited_s + min(between, self._longest_gap_s)
         self._looked_at = now
         return self.seconds

@@ -1,16 +1,19 @@
-"""Decisions on each pass: width, draft sources, pipeline, and how long it waits for drafts."""
+"""Decisions on each pass: width, draft sources, pipeline and waits; the sidecar of a request."""
 
 from sglang_qspec.policy.core_split import CoreSplit
 from sglang_qspec.policy.credit import Credit, FirstTokens
-from sglang_qspec.policy.pass_times import PassCost, PassTimes
+from sglang_qspec.policy.pass_times import GPU_COST, PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.policy.prefill_rows import PrefillRows
+from sglang_qspec.policy.routing import Route
 from sglang_qspec.policy.row_budget import RowBudget, RowChoice, spend
+from sglang_qspec.policy.sidecar_load import SidecarLoad
 from sglang_qspec.policy.sources import Sources
 from sglang_qspec.policy.waiting import DraftDeadline, WaitBudget, with_next_steps
 from sglang_qspec.policy.width import LADDER, PASS_ROWS, Choice, WidthPolicy, most_width
 
 __all__ = [
+    "GPU_COST",
     "LADDER",
     "PASS_ROWS",
     "Choice",
@@ -23,8 +26,10 @@ __all__ = [
     "PipelinePlan",
     "PipelineSelector",
     "PrefillRows",
+    "Route",
     "RowBudget",
     "RowChoice",
+    "SidecarLoad",
     "Sources",
     "WaitBudget",
     "WidthPolicy",

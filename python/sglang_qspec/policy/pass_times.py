@@ -55,6 +55,15 @@ class PassCost:
         return 1.0 + self.cheap_row * cheap + self.row * (rows - cheap)
 
 
+GPU_COST = PassCost(cheap_rows=192, cheap_row=0.0005, row=0.003)
+"""Relative time of a pass on a GPU by its number of rows.
+
+It is a prediction for an 8B model in bfloat16 on an H100. A pass with 512 rows takes about twice as
+long as a pass with one row. Up to about 200 rows, reading the weights takes longer than the matrix
+products.
+"""
+
+
 class _Size(NamedTuple):
     """Passes that share a level."""
 
@@ -78,7 +87,7 @@ class _Level:
 
 @dataclass
 class _Turn:
-    """When the next plain pass is due at one batch size and context length."""
+    """When the next plain pass is due at one number of cores, batch size and context length."""
 
     wider: int = 0
     """Passes since the last plain one."""
@@ -107,7 +116,10 @@ class PassTimes:
         """Units of sizes without a level, since the latest pass."""
         self._pace = 1.0
         """Factor on all levels."""
-        self._turns: dict[tuple[int, int], _Turn] = {}
+        self._cores = 0
+        """Number of cores that `_levels` belong to."""
+        self._turns: dict[tuple[int, int, int], _Turn] = {}
+        """By number of cores, order of magnitude of the batch size, and context."""
         self._context = 0
         """Average context length of the present batch in powers of four."""
 
@@ -121,6 +133,7 @@ class PassTimes:
         A target that shares its device with a sidecar has the number 0 while the sidecar drafts for
         running requests, and ALONE while it does not.
         """
+        self._cores = count
         self._levels = self._others.setdefault(count, {})
         self._units.clear()
 
@@ -141,7 +154,7 @@ class PassTimes:
     def observe(self, requests: int, width: float, seconds: float) -> None:
         """Record the measured seconds of a pass over `width` tokens of each request on average."""
         key = self._size(requests, width)
-        turn = self._turns.setdefault((key.requests, key.context), _Turn())
+        turn = self._turns.setdefault((self._cores, key.requests, key.context), _Turn())
         turn.wider += 1
         if width == 1:
             turn.wider, turn.gap = 0, min(2 * turn.gap, LONGEST_GAP)
@@ -166,7 +179,7 @@ class PassTimes:
 
     def plain_is_due(self, requests: int) -> bool:
         """Whether a plain pass is due at this batch size, after enough wider ones."""
-        turn = self._turns.get((requests.bit_length(), self._context))
+        turn = self._turns.get((self._cores, requests.bit_length(), self._context))
         return turn is not None and turn.wider >= turn.gap
 
     def _size(self, requests: int, width: float) -> _Size:

@@ -14,13 +14,27 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from sglang_qspec import config, values
-from sglang_qspec.config import MAX_SERVER_TOKENS, SHARED_FRACTION, QSpecConfig
+from sglang_qspec.config import (
+    LONGEST_BACKLOG_S,
+    MAX_BACKLOG_S,
+    MAX_SERVER_TOKENS,
+    SHARED_FRACTION,
+    QSpecConfig,
+)
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
+from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
 from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.values import option
+
+if TYPE_CHECKING:
+    from sglang_qspec.link import LinkServer
+    from sglang_qspec.sidecar.draft_model import DraftModel
+    from sglang_qspec.sidecar.drafter import Drafter
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 
@@ -38,15 +52,19 @@ def main(argv: list[str]) -> int:
     logging.getLogger("sglang_qspec").setLevel(logging.INFO)
     logging.getLogger("sglang").setLevel(logging.ERROR)
     descriptors.raise_limit()
-    if options.parent_pid is not None:
+    for pid in filter(None, (options.parent_pid, options.supervisor_pid)):
         from sglang_qspec.sidecar.parent_watch import end_with_parent
 
-        end_with_parent(options.parent_pid)
+        end_with_parent(pid)
     try:
+        if options.replicas > 1:
+            from sglang_qspec.sidecar import replicas
+
+            return replicas.run(options, argv, _stop_signal())
         kind = settle_device(options.device)
         settle_cores(options.cores)
         if options.background:
-            os.nice(19)
+            run_in_background()
         elif kind == "cpu" and options.parent_pid is not None and not options.cores:
             yield_cores()
         if kind != "cpu" and options.parent_pid is not None:
@@ -55,6 +73,14 @@ def main(argv: list[str]) -> int:
     except QSpecError as error:
         logger.error("%s", error)
         return UNUSABLE if _is_final(error) else 1
+
+
+def _stop_signal() -> threading.Event:
+    """An event that SIGTERM and SIGINT set from now on."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 def _is_final(error: QSpecError) -> bool:
@@ -67,15 +93,52 @@ def _is_final(error: QSpecError) -> bool:
 def _run(options: argparse.Namespace, kind: str | None) -> int:
     # These import torch, so they follow the settings of CPUs and device.
     from sglang_qspec.link import LinkServer, keys
-    from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
-    from sglang_qspec.sidecar.draft_model import DraftModel
-    from sglang_qspec.sidecar.drafter import Drafter
-    from sglang_qspec.sidecar.loading import DraftModelOptions
     from sglang_qspec.sidecar.loop import serve
 
     began = time.monotonic()
     key_pair = keys.load(options.key_file) if options.key_file else None
-    model = DraftModel(
+    metrics = None
+    if options.metrics_port:
+        from sglang_qspec.sidecar.metrics import SidecarMetrics
+
+        metrics = SidecarMetrics(options.metrics_host, options.metrics_port)
+    model = _load(options, kind)
+    stopping = _stop_signal()
+    drafter = _drafter(options, model)
+    server = LinkServer(
+        options.endpoint,
+        _welcome(options, model),
+        model.fingerprint(),
+        lambda: _heartbeat(drafter, model, server),
+        key_pair,
+    )
+    logger.info(
+        "loaded %s (%s, %s) on %s with %d KV slots in %.0f ms; listening at %s",
+        model.name,
+        model.quantization or "not quantized",
+        model.dtype,
+        model.device,
+        model.total_tokens,
+        (time.monotonic() - began) * 1e3,
+        server.endpoint,
+    )
+    try:
+        publish = None if metrics is None else partial(metrics.publish, drafter, model, server)
+        serve(drafter, server, stopping.is_set, publish)
+    finally:
+        server.close()
+        _clear_socket(server.endpoint, options.parent_pid)
+        model.unload()
+    logger.info("stopped after %d drafted tokens", drafter.drafted_tokens)
+    return 0
+
+
+def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
+    """Load the draft model on a device of this kind; None lets SGLang choose."""
+    from sglang_qspec.sidecar.draft_model import DraftModel
+    from sglang_qspec.sidecar.loading import DraftModelOptions
+
+    return DraftModel(
         DraftModelOptions(
             model_path=options.model_path,
             revision=options.revision,
@@ -91,10 +154,12 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
             trust_remote_code=options.trust_remote_code,
         )
     )
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    drafter = Drafter(
+
+
+def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
+    from sglang_qspec.sidecar.drafter import Drafter
+
+    return Drafter(
         model,
         slots=options.slots,
         max_completion_tokens=options.max_completion_tokens,
@@ -102,8 +167,13 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         apart=model.device.startswith("cpu"),
         share=options.share_between_servers,
         max_server_tokens=options.max_server_tokens,
+        max_backlog_s=options.max_backlog,
     )
-    welcome = Welcome(
+
+
+def _welcome(options: argparse.Namespace, model: DraftModel) -> Welcome:
+    """The answer to a server's Hello."""
+    return Welcome(
         PROTOCOL,
         model.name,
         model.vocab_size,
@@ -111,43 +181,25 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         # The other half is for the outputs that follow these texts.
         max_text_tokens=options.max_server_tokens // 2,
     )
-    server = LinkServer(
-        options.endpoint,
-        welcome,
-        model.fingerprint(),
-        lambda: Heartbeat(
-            drafter.requests,
-            drafter.rows,
-            drafter.drafted_tokens,
-            server.dropped,
-            step_passes=drafter.step_times.passes,
-            step_tokens=drafter.step_times.tokens,
-            step_seconds=drafter.step_times.seconds,
-            step_times=drafter.step_times.by_size,
-            texts=drafter.texts,
-            kv_rows=model.open_rows,
-            kv_tokens=model.total_tokens - model.free_tokens,
-        ),
-        key_pair,
+
+
+def _heartbeat(drafter: Drafter, model: DraftModel, server: LinkServer) -> Heartbeat:
+    """The present load and counters of the sidecar."""
+    return Heartbeat(
+        drafter.requests,
+        drafter.rows,
+        drafter.drafted_tokens,
+        server.dropped,
+        step_passes=drafter.step_times.passes,
+        step_tokens=drafter.step_times.tokens,
+        step_seconds=drafter.step_times.seconds,
+        step_times=drafter.step_times.by_size,
+        texts=drafter.texts,
+        kv_rows=model.open_rows,
+        kv_tokens=model.total_tokens - model.free_tokens,
+        backlog_s=drafter.backlog_s,
+        overload=drafter.overload,
     )
-    logger.info(
-        "loaded %s (%s, %s) on %s with %d KV slots in %.0f ms; listening at %s",
-        model.name,
-        model.quantization or "not quantized",
-        model.dtype,
-        model.device,
-        model.total_tokens,
-        (time.monotonic() - began) * 1e3,
-        server.endpoint,
-    )
-    try:
-        serve(drafter, server, stopping.is_set)
-    finally:
-        server.close()
-        _clear_socket(server.endpoint, options.parent_pid)
-        model.unload()
-    logger.info("stopped after %d drafted tokens", drafter.drafted_tokens)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--device", default="", help="cpu, cuda or cuda:N (default: SGLang's choice)")
     add("--cores", default="", help="CPUs to run on, such as 1 or 2-5 (default: all)")
-    add("--background", action="store_true", help="run at the lowest priority")
+    add("--background", action="store_true", help="run while nothing else wants the CPUs")
     add(
         "--mem-fraction",
         type=option(config.parser("mem_fraction")),
@@ -215,9 +267,40 @@ def _parser() -> argparse.ArgumentParser:
         help="maximum number of text tokens, and of draft tokens, kept for one server "
         "(default: %(default)s)",
     )
+    add(
+        "--max-backlog",
+        type=option(values.number(0.1, LONGEST_BACKLOG_S)),
+        default=MAX_BACKLOG_S,
+        metavar="SECONDS",
+        help="backlog of one of several servers above which the sidecar skips the least valuable "
+        "drafts (default: %(default)g)",
+    )
+    add(
+        "--metrics-port",
+        type=option(values.whole(0, 65535)),
+        default=0,
+        metavar="PORT",
+        help="port of /metrics for Prometheus and of /health; 0, the default, opens none",
+    )
+    add(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address that --metrics-port listens at (default: %(default)s)",
+    )
+    add(
+        "--replicas",
+        type=option(values.whole(1, 64)),
+        default=1,
+        metavar="N",
+        help="run N sidecars, on cuda:0 to cuda:N-1 with --device cuda. Replica 0 listens at "
+        "PATH-0 or at the port of --endpoint, replica 1 at PATH-1 or at the next port, and so on; "
+        "their metrics have consecutive ports too (default: 1)",
+    )
     add("--key-file", default="", help="key file for a tcp endpoint (see qspec keys)")
     add("--attention-backend", help="SGLang's backend (default: one for pages of one token)")
     add("--trust-remote-code", action="store_true", help="run code that is part of the checkpoint")
+    add("--supervisor-pid", type=int, help=argparse.SUPPRESS)
     add("--parent-pid", type=int, help="PID of the parent process; the sidecar stops when it ends")
     return parser
 
@@ -264,6 +347,20 @@ def settle_cores(text: str) -> None:
         raise ConfigError(f"--cores is {text!r}: {error}") from None
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+
+
+def run_in_background() -> None:
+    """Run only while nothing else wants this process's CPUs.
+
+    At the lowest priority alone, Linux lets a process end its time slice of some milliseconds
+    before a thread of the target that wakes up gets the CPU. A process of the idle class gives way
+    at once. Where that class is not allowed, the lowest priority remains. Both belong to a thread,
+    and new threads take over those of the thread that starts them.
+    """
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, 19)
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def yield_cores() -> None:

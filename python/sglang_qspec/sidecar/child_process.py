@@ -1,4 +1,4 @@
-"""Runs the sidecar as a child process of a server."""
+"""Runs sidecars as child processes, and restarts them when they fail."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from sglang_qspec.config import QSpecConfig, environment_with_gpus
+from sglang_qspec.config import LONGEST_BACKLOG_S, QSpecConfig, environment_with_gpus
 
 logger = logging.getLogger(__name__)
 
+PROGRAM = (sys.executable, "-m", "sglang_qspec.sidecar")
+"""Command that starts a sidecar, without its options."""
 GRACE_S = 5.0
 """Time, in seconds, to exit after SIGTERM before the sidecar is killed."""
 LOOK_S = 0.25
@@ -28,68 +30,31 @@ SETTLED_S = 120.0
 """Run time, in seconds, after which a failure no longer counts as consecutive."""
 
 
-class SidecarProcess:
-    """Starts `python -m sglang_qspec.sidecar`, restarts it when it fails, and ends it.
+class Supervised:
+    """Starts a sidecar process, restarts it when it fails, and ends it.
 
-    The sidecar logs to this process's standard error, and ends by itself when this process is
-    gone. It has its own process group, so a terminal's Ctrl-C reaches only the server. It stays in
-    the server's session, because the kernel divides CPU time between sessions before it considers
-    niceness.
+    The sidecar logs to this process's standard error. It has its own process group, so a terminal's
+    Ctrl-C reaches only this process. It stays in the session of this process, because the kernel
+    divides CPU time between sessions before it considers niceness.
     """
 
     def __init__(
         self,
-        settings: QSpecConfig,
+        command: Sequence[str],
         *,
-        model_path: str,
-        quantization: str | None,
-        endpoint: str,
-        device: str,
-        mem_fraction: float | None = None,
-        visible: str | None = None,
-        revision: str | None = None,
-        attention_backend: str | None = None,
-        trust_remote_code: bool = False,
-        cores: str = "",
-        background: bool = False,
+        visible: str | None,
+        name: str = "the sidecar",
+        consequence: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
+        """`visible` is the process's CUDA_VISIBLE_DEVICES; None leaves it unset.
 
-        `visible` is the sidecar's CUDA_VISIBLE_DEVICES; None leaves it unset. `mem_fraction` is the
-        sidecar's fraction of the device's memory; 0 stands for the default, and None for the
-        fraction in `settings`. `revision` is the branch, tag or commit of a model on a hub; None is
-        the hub's default. `attention_backend` names a backend of SGLang; None lets the sidecar
-        choose. `cores` are the CPUs that the sidecar is pinned to; empty for all. In the
-        `background` it has the lowest priority.
+        The log calls the process `name`, and states the `consequence` of giving it up.
         """
-        self.command = [
-            sys.executable,
-            "-m",
-            "sglang_qspec.sidecar",
-            f"--model-path={model_path}",
-            f"--endpoint={endpoint}",
-            f"--device={device}",
-            f"--dtype={settings.dtype}",
-            f"--cores={cores}",
-            f"--mem-fraction={settings.mem_fraction if mem_fraction is None else mem_fraction}",
-            f"--slots={settings.draft_slots}",
-            f"--max-completion-tokens={settings.max_completion_tokens}",
-            f"--parent-pid={os.getpid()}",
-        ]
-        if quantization is not None:
-            self.command.append(f"--quantization={quantization}")
-        if revision is not None:
-            self.command.append(f"--revision={revision}")
-        if attention_backend is not None:
-            self.command.append(f"--attention-backend={attention_backend}")
-        if settings.key_file:
-            self.command.append(f"--key-file={settings.key_file}")
-        if background:
-            self.command.append("--background")
-        if trust_remote_code:
-            self.command.append("--trust-remote-code")
+        self.command = list(command)
         self._visible = visible
+        self._name = name
+        self._consequence = consequence
         self.restarts = 0
         """Number of restarts after the sidecar had died or could not be started."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,6 +83,11 @@ class SidecarProcess:
         """Return code of `subprocess`; None while the sidecar runs or was never started."""
         return self._process.poll() if self._process is not None else None
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the sidecar has ended and will not be started again."""
+        return not self.alive and (not self._wanted or self._failures > len(BACKOFF_S))
+
     def start(self) -> None:
         """Start the sidecar unless it is alive, without waiting for its model to load.
 
@@ -145,7 +115,7 @@ class SidecarProcess:
         except OSError as error:
             self._start_error = error
         else:
-            logger.info("started the sidecar as process %d", self._process.pid)
+            logger.info("started %s as process %d", self._name, self._process.pid)
 
     def keep_alive(self) -> None:
         """Restart the sidecar if it has died or could not be started.
@@ -169,21 +139,23 @@ class SidecarProcess:
             if self.exit_code == UNUSABLE:
                 self._wanted = False
                 logger.error(
-                    "the sidecar cannot run with these settings and this draft model, as its last "
-                    "message says, and will not be started again; the server runs without its "
-                    "drafts"
+                    "%s cannot run with these settings and this draft model, as its last message "
+                    "says, and will not be started again%s",
+                    self._name,
+                    self._consequence,
                 )
                 return
             if self._failures > len(BACKOFF_S):
                 logger.error(
-                    "the sidecar %s %d times in a row and will not be started again",
+                    "%s %s %d times in a row and will not be started again",
+                    self._name,
                     self._failure,
                     self._failures,
                 )
                 return
             wait_s = BACKOFF_S[self._failures - 1]
             self._restart_at = now + wait_s
-            logger.warning("the sidecar %s; restarting it in %g s", self._failure, wait_s)
+            logger.warning("%s %s; restarting it in %g s", self._name, self._failure, wait_s)
 
     @property
     def _failure(self) -> str:
@@ -206,6 +178,79 @@ class SidecarProcess:
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            logger.warning("the sidecar did not exit within %g s of SIGTERM: killing it", grace_s)
+            logger.warning(
+                "%s did not exit within %g s of SIGTERM: killing it", self._name, grace_s
+            )
             self._process.kill()
             self._process.wait()
+
+
+class SidecarProcess(Supervised):
+    """The sidecar of one server.
+
+    It ends by itself when this process is gone.
+    """
+
+    def __init__(
+        self,
+        settings: QSpecConfig,
+        *,
+        model_path: str,
+        quantization: str | None,
+        endpoint: str,
+        device: str,
+        mem_fraction: float | None = None,
+        visible: str | None = None,
+        revision: str | None = None,
+        attention_backend: str | None = None,
+        trust_remote_code: bool = False,
+        cores: str = "",
+        background: bool = False,
+        shared: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
+
+        `visible` is the sidecar's CUDA_VISIBLE_DEVICES; None leaves it unset. `mem_fraction` is the
+        sidecar's fraction of the device's memory; 0 stands for the default, and None for the
+        fraction in `settings`. `revision` is the branch, tag or commit of a model on a hub; None is
+        the hub's default. `attention_backend` names a backend of SGLang; None lets the sidecar
+        choose. `cores` are the CPUs that the sidecar is pinned to; empty for all. In the
+        `background` it runs while nothing else wants its CPUs. A `shared` sidecar serves several
+        schedulers of one server, whose equal prompts share their drafts.
+        """
+        command = [
+            *PROGRAM,
+            f"--model-path={model_path}",
+            f"--endpoint={endpoint}",
+            f"--device={device}",
+            f"--dtype={settings.dtype}",
+            f"--cores={cores}",
+            f"--mem-fraction={settings.mem_fraction if mem_fraction is None else mem_fraction}",
+            f"--slots={settings.draft_slots}",
+            f"--max-completion-tokens={settings.max_completion_tokens}",
+            f"--parent-pid={os.getpid()}",
+        ]
+        if quantization is not None:
+            command.append(f"--quantization={quantization}")
+        if revision is not None:
+            command.append(f"--revision={revision}")
+        if attention_backend is not None:
+            command.append(f"--attention-backend={attention_backend}")
+        if settings.key_file:
+            command.append(f"--key-file={settings.key_file}")
+        if background:
+            command.append("--background")
+        if shared:
+            command.append("--share-between-servers")
+            # The schedulers of one server are no tenants that take work from each other.
+            command.append(f"--max-backlog={LONGEST_BACKLOG_S}")
+        if trust_remote_code:
+            command.append("--trust-remote-code")
+        super().__init__(
+            command,
+            visible=visible,
+            consequence="; the server runs without its drafts",
+            clock=clock,
+        )
+        self.shared = shared

@@ -106,6 +106,27 @@ class DraftQueue:
             return (1, number, completion.index)
         return (2, number - PROMPTS_AHEAD, 1, completion.index)
 
+    def urgent_tokens(self, typical: float) -> float:
+        """Number of tokens that the unfinished step drafts and first completions still need.
+
+        `typical` is the expected length of a first completion. The prompts behind the next
+        PROMPTS_AHEAD count as much as these on average, so a long queue costs no time.
+        """
+        steps = sum(step.limit - len(step.completions[0].token_ids) for step in self._steps)
+        ahead = self._waiting[:PROMPTS_AHEAD]
+        firsts = sum(
+            max(1.0, min(completion.prompt.limit, typical) - len(completion.token_ids))
+            for prompt in ahead
+            for completion in _first(prompt)
+        )
+        return steps + firsts * len(self._waiting) / max(1, len(ahead))
+
+    def is_far_back(self, place: Place) -> bool:
+        """Whether PROMPTS_AHEAD waiting prompts come before this place."""
+        if len(self._waiting) < PROMPTS_AHEAD:
+            return False
+        return self._places[self._waiting[PROMPTS_AHEAD - 1]] < place
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless the queue is in order and has each completion once."""
         urgent = list(self.urgent())

@@ -7,8 +7,10 @@ new completion can displace a less urgent one, which pauses, keeps its KV row, a
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 
-from sglang_qspec.config import MAX_COMPLETIONS, MAX_SERVER_TOKENS
+from sglang_qspec.config import MAX_BACKLOG_S, MAX_COMPLETIONS, MAX_SERVER_TOKENS
 from sglang_qspec.errors import PromptError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
@@ -20,12 +22,14 @@ from sglang_qspec.messages import (
     Drafted,
     FromSidecar,
     Gap,
+    OverloadLevel,
     Submit,
     ToSidecar,
 )
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.outbox import Outbox
+from sglang_qspec.sidecar.overload import Overload
 from sglang_qspec.sidecar.pass_runner import PassRunner
 from sglang_qspec.sidecar.prompt import Prompt, prompt_key
 from sglang_qspec.sidecar.quota import Quota
@@ -35,6 +39,9 @@ from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.subscription import Subscriber
 from sglang_qspec.sidecar.suspects import Suspects
 from sglang_qspec.sidecar.turns import Turns
+
+MOST_LEFT_OUT = 1024
+"""Maximum number of completions that one step examines and may skip in overload."""
 
 
 class Drafter:
@@ -50,6 +57,8 @@ class Drafter:
         apart: bool = False,
         share: bool = False,
         max_server_tokens: int = MAX_SERVER_TOKENS,
+        max_backlog_s: float = MAX_BACKLOG_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set the limits of a pass, and choose what passes and servers share.
 
@@ -57,9 +66,12 @@ class Drafter:
         number of prompt tokens. With `apart`, step drafts, first completions, other completions and
         servers do not share passes, because a larger pass is slower on a CPU. With `share`, equal
         prompts of several servers are drafted once and share their KV. `max_server_tokens` limits
-        the text tokens, and separately the draft tokens, kept for one server.
+        the text tokens, and separately the draft tokens, kept for one server. If one of several
+        servers has a backlog of more than `max_backlog_s` seconds, the drafter may skip work
+        (`Overload`).
         """
         self._model = model
+        self._slots = slots
         self._max_completion_tokens = max_completion_tokens
         self._share = share
         self._quota = Quota(min(model.context_len, model.total_tokens), max_server_tokens)
@@ -82,6 +94,9 @@ class Drafter:
             model, self._turns, self._allocator, scheduler, self._quota, self._outbox
         )
         self._suspects = Suspects(model, self._turns, self._allocator)
+        self._overload = Overload(self._turns, self._passes.pace, max_backlog_s, clock)
+        self.declined = 0
+        """Number of submissions declined since the start."""
 
     @property
     def requests(self) -> int:
@@ -107,6 +122,21 @@ class Drafter:
     def step_times(self) -> StepTimes:
         """Durations of the passes that advanced step drafts."""
         return self._passes.step_times
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds until all step drafts and first completions are drafted, at the recent speed."""
+        return self._overload.backlog_s
+
+    @property
+    def overload(self) -> OverloadLevel:
+        """The level of overload, which says what work the drafter skips."""
+        return self._overload.level
+
+    @property
+    def left_out(self) -> int:
+        """Number of completions that overload ended early, since the start."""
+        return self._overload.left_out
 
     @property
     def suspects(self) -> int:
@@ -137,25 +167,31 @@ class Drafter:
         """
         subscriber = (peer, message.submission)
         self._leave(subscriber)
-        objection = self._quota.objection(peer, message)
-        if objection is not None:
-            self._outbox.add(peer, objection)
-            return
         limit = self._limit(message)
         # Servers that share completions must have the same ids, which the completions consist of.
         vocab_size = min(peer.vocab_size, self._model.vocab_size)
-        key = prompt_key(message, limit, vocab_size if self._share else peer)
+        # Numbers of scopes mean something only to the server that assigned them.
+        shares = self._share and not message.scope
+        key = prompt_key(message, limit, vocab_size if shares else peer)
         prompt = self._turns.prompts.get(key)
+        place = (message.rank, next(self._arrivals))
+        objection = self._quota.objection(peer, message)
+        if objection is None and prompt is None:
+            objection = self._overload.objection(peer, message, place)
+        if objection is not None:
+            self.declined += 1
+            self._outbox.add(peer, objection)
+            return
         if prompt is None:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
             stops = eos.union(message.stop_token_ids)
             prompt = Prompt.submitted(key, message, stops, limit, peer)
             self._turns.add(prompt)
-        place = (message.rank, next(self._arrivals))
         prompt.subscribe(subscriber, message.base_len, place, message.seeded)
         self._turns.arrange(prompt)
         self._wanted[subscriber] = prompt
         self._quota.open(peer, len(message.token_ids))
+        self._overload.enter(peer)
         for share in prompt.subscriptions[subscriber].shares:
             self._outbox.extend(prompt.news_for(subscriber, share))
 
@@ -164,7 +200,10 @@ class Drafter:
         subscriber = (peer, message.submission)
         prompt = self._wanted.get(subscriber)
         if prompt is not None:
-            prompt.subscriptions[subscriber].place = None
+            subscription = prompt.subscriptions[subscriber]
+            if subscription.place is not None:
+                self._overload.leave(peer)
+            subscription.place = None
             self._turns.arrange(prompt)
 
     def follow(self, peer: Peer, message: Commits) -> None:
@@ -217,6 +256,11 @@ class Drafter:
             self._leave(subscriber)
         self._turns.drop(peer)
         self._quota.drop(peer)
+        self._overload.drop(peer)
+
+    def look(self) -> None:
+        """Update the level of overload. Call this often, also while the drafter is idle."""
+        self._overload.look()
 
     def take(self) -> list[tuple[Peer, FromSidecar]]:
         """Return pending messages with their receivers, each once."""
@@ -246,6 +290,7 @@ class Drafter:
         Raises PromptError if a prompt fails alone while the model works for another text.
         """
         self._passes.begin()
+        self._leave_out()
         suspect = self._suspects.next()
         plan = self._passes.plan(suspect)
         if plan is None:
@@ -265,6 +310,22 @@ class Drafter:
             self._suspects.acquit(suspect)
         self._passes.charge()
 
+    def _leave_out(self) -> None:
+        """In overload, end the completions next in turn that `Overload` skips."""
+        if not self._overload.level:
+            return
+        kept, ended = 0, []
+        for completion in itertools.islice(self._turns.urgent(), MOST_LEFT_OUT):
+            if self._overload.leaves_out(completion):
+                ended.append(completion)
+            else:
+                kept += 1
+                if kept == self._slots:
+                    break
+        self._overload.left_out += len(ended)
+        for completion in ended:
+            self._passes.finish(completion)
+
     def expel(self, peer: Peer, message: ToSidecar) -> None:
         """Decline the requests of a message that could not be handled."""
         requests = message.requests if isinstance(message, Commits) else [message]
@@ -274,6 +335,7 @@ class Drafter:
 
     def _decline(self, subscriber: Subscriber, reason: str, *, retry: bool = False) -> None:
         self._leave(subscriber)
+        self.declined += 1
         peer, submission = subscriber
         self._outbox.add(peer, Declined(submission, reason, retry))
 
@@ -282,6 +344,7 @@ class Drafter:
         self._turns.check_integrity()
         self._allocator.check_integrity()
         self._quota.check_integrity()
+        self._overload.check_integrity()
         prompts = self._turns.prompts.values()
         assert set(self._wanted.values()) == set(prompts)
         subscribers = [s for p in prompts for s in p.subscriptions]
@@ -299,6 +362,8 @@ class Drafter:
         if prompt is None:
             return
         subscription, dropped = prompt.unsubscribe(subscriber)
+        if subscription.place is not None:
+            self._overload.leave(subscriber[0])
         self._steps.withdraw(subscription)
         text_tokens = len(prompt.token_ids) + len(subscription.output_ids)
         self._quota.close(subscriber[0], text_tokens)

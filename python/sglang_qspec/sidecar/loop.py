@@ -34,8 +34,15 @@ class Wire(Protocol):
     def send(self, peer: Peer, message: FromSidecar) -> bool: ...
 
 
-def serve(drafter: Drafter, wire: Wire, stopping: Callable[[], bool]) -> None:
+def serve(
+    drafter: Drafter,
+    wire: Wire,
+    stopping: Callable[[], bool],
+    publish: Callable[[], None] | None = None,
+) -> None:
     """Run the loop until `stopping()`; wait for messages only if there is nothing to draft.
+
+    Each round calls `publish`, which publishes figures now and then.
 
     All exceptions of the sidecar are handled here. If a message raises, the sidecar declines the
     requests in it. If a pass raises, the sidecar declines the prompt that also fails alone.
@@ -55,6 +62,9 @@ def serve(drafter: Drafter, wire: Wire, stopping: Callable[[], bool]) -> None:
         for peer in wire.departed():
             inbox = deque(item for item in inbox if item[0] != peer)
             drafter.drop(peer)
+        drafter.look()
+        if publish is not None:
+            publish()
         if not drafter.idle:
             alone = drafter.suspects > 0  # its success does not show that other passes work
             try:

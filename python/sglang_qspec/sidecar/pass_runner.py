@@ -13,6 +13,7 @@ from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
 from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.outbox import Outbox
+from sglang_qspec.sidecar.pace import Pace
 from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
@@ -46,20 +47,24 @@ class PassRunner:
         self.drafted_tokens = 0
         """Number of tokens drafted since the start."""
         self.step_times = StepTimes()
+        self.pace = Pace()
         self.advanced = 0
         """Number of completions that the latest pass advanced."""
         self._began = 0.0
         """Clock time of the start of the pass, in seconds."""
         self._computed: Counter[Peer] = Counter()
         """Number of tokens that the pass computed for each server."""
+        self._tokens = 0
+        """Number of tokens that the pass drafted."""
         self._step_tokens = 0
-        """Number of step draft tokens that the pass produced."""
+        """Number of step draft tokens among them."""
         self._read = 0
         """Number of tokens that the pass computes KV for."""
 
     def begin(self) -> None:
         """Start the clock and the counters of a pass."""
-        self._began, self._step_tokens, self.advanced = time.monotonic(), 0, 0
+        self._began, self.advanced = time.monotonic(), 0
+        self._tokens = self._step_tokens = 0
         self._computed.clear()
 
     def plan(self, suspect: Prompt | None) -> Plan | None:
@@ -91,6 +96,7 @@ class PassRunner:
         """Charge the servers for the time of a pass that succeeded, and record it."""
         seconds = time.monotonic() - self._began
         self._turns.charge(self._computed, seconds)
+        self.pace.observe_pass(self._tokens, seconds)
         if self._step_tokens:
             self.step_times.observe(self.advanced, self._step_tokens, self._read, seconds)
 
@@ -167,6 +173,7 @@ class PassRunner:
             [completion.prompt.owner.vocab_size for completion in completions],
         )
         self.drafted_tokens += len(completions)
+        self._tokens += len(completions)
         for place, completion in enumerate(completions):
             prompt, token = completion.prompt, chosen.token_ids[place]
             is_step = completion.kind is Kind.STEP
@@ -179,6 +186,8 @@ class PassRunner:
                 self._quota.add_drafts(prompt.owner, 1)
             full = not is_step and not self._quota.has_room_for_drafts(prompt.owner)
             if token in prompt.stops or size >= prompt.limit or full:
+                if completion.kind is Kind.FIRST:
+                    self.pace.observe_length(size)
                 self.finish(completion)
             elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
                 self._outbox.extend(prompt.news(completion))

@@ -57,6 +57,7 @@ class Prompt:
         samplings: Sequence[Sampling | SeededSampling],
         *,
         owner: Peer,
+        scope: int = 0,
         parent: Prompt | None = None,
         number: int = 0,
     ) -> None:
@@ -64,13 +65,15 @@ class Prompt:
 
         A completion ends after a token in `stops` or after `limit` tokens. `number` is the number
         of the first completion in messages. The drafting time and memory count for the server
-        `owner`. For a step draft, `parent` is the prompt that it continues.
+        `owner`, and `scope` is its number of the request's scope. For a step draft, `parent` is the
+        prompt that it continues.
         """
         self.key = key
         self.token_ids = token_ids
         self.stops = stops
         self.limit = limit
         self.owner = owner
+        self.scope = scope
         self.parent = parent
         self.number = number
         self.row: int | None = None
@@ -104,7 +107,8 @@ class Prompt:
         ] * count
         if submit.greedy_first:
             samplings[:1] = [_likely(submit)] * len(samplings[:1])
-        return cls(key, tokens_of(submit.token_ids), stops, limit, samplings, owner=owner)
+        token_ids = tokens_of(submit.token_ids)
+        return cls(key, token_ids, stops, limit, samplings, owner=owner, scope=submit.scope)
 
     @property
     def finished(self) -> bool:
@@ -267,10 +271,12 @@ def prompt_key(submit: Submit, limit: int, sharers: Hashable) -> PromptKey:
     """Key that is equal for requests that can share their completions.
 
     `sharers` is equal for servers that may share: one server, or all servers whose targets have the
-    same token ids in common with the draft model.
+    same token ids in common with the draft model. Requests of different scopes never
+    share, although the draft model drafts the same tokens for equal texts.
     """
     return (
         sharers,
+        submit.scope,
         tokens_of(submit.token_ids).tobytes(),
         submit.completions,
         submit.temperature,

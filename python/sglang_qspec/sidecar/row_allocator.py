@@ -34,7 +34,8 @@ class RowAllocator:
     again. A server's rows are evicted only for its own completions, or while it holds more KV than
     the server that needs a row.
 
-    Prompts of one server share KV; with `share`, prompts of all servers do.
+    Prompts of one server and one scope share KV; with `share`, prompts of all servers do unless
+    they have a scope.
     """
 
     def __init__(self, model: DraftKV, turns: Turns, *, share: bool = False) -> None:
@@ -227,8 +228,10 @@ class RowAllocator:
         """Whether two prompts may share KV.
 
         Draft latency reveals whether KV was shared. It would reveal the prompts of one server to
-        another.
+        another, or those of one scope to the requests of another scope.
         """
+        if prompt.scope or other.scope:
+            return (prompt.owner, prompt.scope) == (other.owner, other.scope)
         return self._share or prompt.owner == other.owner
 
     def _forget_spare(self, peer: Peer, keep: Prompt) -> bool:

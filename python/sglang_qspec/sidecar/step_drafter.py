@@ -114,6 +114,7 @@ class StepDrafter:
             wanted,
             [subscription.seeded or GREEDY],
             owner=subscriber[0],
+            scope=prompt.scope,
             parent=prompt,
             number=MAX_COMPLETIONS + subscription.step_drafts,
         )

@@ -10,6 +10,7 @@ from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
 from sglang_qspec.sidecar.prompt import Prompt, PromptKey
+from sglang_qspec.sidecar.subscription import Place
 
 
 class Turns:
@@ -93,6 +94,24 @@ class Turns:
     def urgency(self, completion: Completion) -> Urgency:
         """Sort key of an unfinished completion in the queue of its server."""
         return self._queues[completion.prompt.owner].urgency(completion)
+
+    @property
+    def busy(self) -> list[Peer]:
+        """Servers with unfinished completions."""
+        return [peer for peer, queue in self._queues.items() if queue]
+
+    def urgent_tokens(self, peer: Peer, typical: float) -> float:
+        """Number of tokens that a server's unfinished step drafts and first completions need.
+
+        `typical` is the expected length of a first completion.
+        """
+        queue = self._queues.get(peer)
+        return queue.urgent_tokens(typical) if queue is not None else 0.0
+
+    def is_far_back(self, peer: Peer, place: Place) -> bool:
+        """Whether the next prompts of the server, which come first, are before this place."""
+        queue = self._queues.get(peer)
+        return queue is not None and queue.is_far_back(place)
 
     def charge(self, tokens: Counter[Peer], seconds: float) -> None:
         """Divide the `seconds` of a pass among the servers by the tokens computed for each."""

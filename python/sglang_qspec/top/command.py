@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sglang_qspec.complete.client import Client
+from sglang_qspec.errors import ClientError
 from sglang_qspec.top.interval import Interval, Snapshot
-from sglang_qspec.values import number, option
+from sglang_qspec.values import number, option, whole
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,6 +38,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between two frames, 0.1 to 3600 (default: 2)",
     )
+    add(
+        "--dp-rank",
+        type=option(whole(0, 10**6)),
+        default=0,
+        metavar="N",
+        help="scheduler of a server with --dp-size, from 0 (default: 0)",
+    )
     add("--once", action="store_true", help="print one frame after one interval, and end")
 
 
@@ -49,7 +57,8 @@ def run(options: argparse.Namespace) -> None:
     from rich.live import Live
 
     console = Console()
-    shown = frames(Client(options.url, TIMEOUT_S), options.interval)
+    client = Client(options.url, TIMEOUT_S)
+    shown = frames(client, options.interval, dp_rank=options.dp_rank)
     try:
         if options.once:
             console.print(next(shown))
@@ -65,20 +74,34 @@ def run(options: argparse.Namespace) -> None:
 
 
 def frames(
-    client: Client, seconds: float, sleep: Callable[[float], None] = time.sleep
+    client: Client,
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    dp_rank: int = 0,
 ) -> Iterator[RenderableType]:
-    """Draw a frame every `seconds`; the first one after `seconds`. Raises ClientError."""
+    """Draw a frame of a scheduler every `seconds`; the first one after `seconds`.
+
+    Raises ClientError.
+    """
     from sglang_qspec.top import view
 
+    before, schedulers = _snapshot(client, dp_rank)
     title = f"qspec top   {client.url}"
-    before = _snapshot(client)
+    if schedulers > 1:
+        title += f"   scheduler {dp_rank} of 0 to {schedulers - 1}"
     while True:
         sleep(seconds)
-        now = _snapshot(client)
+        now, _ = _snapshot(client, dp_rank)
         yield view.frame(Interval(before, now), title)
         before = now
 
 
-def _snapshot(client: Client) -> Snapshot:
-    state = client.state()
-    return Snapshot(time.monotonic(), state)
+def _snapshot(client: Client, dp_rank: int) -> tuple[Snapshot, int]:
+    """The state of a scheduler now, and the number of schedulers. Raises ClientError."""
+    _, states = client.info()
+    if dp_rank >= len(states):
+        raise ClientError(
+            f"--dp-rank is {dp_rank}, but the last scheduler of the server is {len(states) - 1}"
+        )
+    return Snapshot(time.monotonic(), states[dp_rank]), len(states)

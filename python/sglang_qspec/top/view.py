@@ -37,14 +37,24 @@ def _states(interval: Interval) -> Text:
     line.append(speculation, STYLES.get(speculation, BAD))
     line.append(f"   pipeline {now.value('pipeline')} (mode {now.value('settings', 'mode')})")
     sidecar = now.value("sidecar")
+    listed = now.state.get("sidecars", ())
+    if len(listed) > 1:
+        ready = sum(each["state"] == "ready" for each in listed)
+        style = STYLES["ready"] if ready == len(listed) else BAD
+        return line.append("   sidecars ").append(f"{ready}/{len(listed)} ready", style)
     return line.append("   sidecar ").append(sidecar, STYLES.get(sidecar, BAD))
 
 
 def _summary(interval: Interval) -> Table:
     now, seconds = interval.now, interval.seconds
     waiting = now.value("waiting_requests")
+    first = _number(now.value("queue_to_first_draft_seconds", "p50"))
     lines = _lines()
-    lines.add_row("requests", f"{now.value('live_requests') - waiting} running   {waiting} waiting")
+    lines.add_row(
+        "requests",
+        f"{now.value('live_requests') - waiting} running   {waiting} waiting   "
+        f"first draft after {first} s",
+    )
     lines.add_row(
         "decoding",
         f"{interval.token_rate:.1f} tokens/s   accept length {_number(interval.accept_length)}   "
@@ -112,12 +122,13 @@ def _sidecar(interval: Interval) -> Table:
         f"requests: {now.value('drafting_requests')}   "
         f"completions in a pass: {now.value('drafting_rows')}",
     )
-    first = now.value("queue_to_first_draft_seconds", "p50")
-    lines.add_row(
-        "",
+    load = Text(
         f"prompts: {now.value('sidecar_texts')}   KV slots: {now.value('sidecar_kv_tokens')}   "
-        f"first draft after {_number(first)} s",
+        f"backlog: {now.value('sidecar_backlog_seconds'):.0f} s   "
     )
+    overload = now.value("sidecar_overload")
+    load.append(f"overload: {overload}", FAIR if overload else "")
+    lines.add_row("", load)
     losses = {
         "restarts": now.value("sidecar_restarts"),
         "declined": now.value("declined_requests"),

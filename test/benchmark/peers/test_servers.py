@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.bench_peers import parse, prompts_of
 from benchmark.harness.configuration import Settings
-from benchmark.peers.load import Cell, cells_of
+from benchmark.peers.load import Cell, cells_of, lengths_of
 from benchmark.peers.servers import NAMES, OWN, PINNED, QSPEC, SGLANG, Programs, configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
@@ -50,9 +50,25 @@ def test_rounds_reverse_and_no_prompt_comes_twice() -> None:
     assert len(served) == len(set(served)) == 2 * (24 + 1 + 24 + 4)
 
 
+def test_lengths_of_answers_depend_on_the_prompt_and_keep_to_the_spread() -> None:
+    prompts = [[number] for number in range(500)]
+    assert lengths_of(prompts, 128, 0.0) == [128] * 500
+    lengths = lengths_of(prompts, 128, 0.5)
+    assert lengths[100:] == lengths_of(prompts[100:], 128, 0.5)
+    assert min(lengths) in range(64, 70)
+    assert max(lengths) in range(186, 193)
+    assert sum(lengths) / 500 == pytest.approx(128, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["--llama-server", "path"], ["--configs", "vllm"], ["--levels", "0"], ["--prompts", "0"]],
+    [
+        ["--llama-server", "path"],
+        ["--configs", "vllm"],
+        ["--levels", "0"],
+        ["--prompts", "0"],
+        ["--spread", "1.5"],
+    ],
 )
 def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

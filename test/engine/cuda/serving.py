@@ -126,7 +126,7 @@ class Serving:
     @torch.inference_mode()
     def serve(self, params: Sequence[dict[str, Any]], guesses: Sequence[list[int]] = ()) -> Record:
         """Serve `PROMPTS`, one for each of `params`, with a guess for each if there are any."""
-        totals = self.worker._speculator.totals
+        totals = self.worker._lead.speculator.totals
         before = totals.eager_passes, sum(totals.accepted.values())
         self._passes.clear()
         for row, own in enumerate(params):
@@ -264,7 +264,7 @@ def cases(serving: Serving) -> dict[str, Record]:
             records[f"one request at width {width}"] = serving.serve([{}], guesses)
     records["adaptive"] = serving.serve([{}] * 5, guesses)
     with serving.settings(mode="halves"):
-        serving.worker._speculator.sidecar.stepping = len
+        serving.worker._lead.speculator.sidecar.stepping = len
         records["halves"] = serving.serve([{}] * 5, guesses)
     penalties = {"frequency_penalty": 0.6, "repetition_penalty": 1.1}
     records["penalised"] = serving.serve([penalties] * 5, guesses)

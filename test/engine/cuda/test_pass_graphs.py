@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, PhaseConfig
-from sglang.srt.runtime_context import get_context, get_exec, get_spec
+from sglang.srt.runtime_context import get_context, get_exec, get_parallel, get_spec
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.algorithm import QSpecAlgorithm
@@ -58,13 +58,16 @@ def runner(model_runner: Any, backend: Any, width: int) -> Any:
 def configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A server with graphs for 8 draft tokens and 10 GiB of free memory."""
     monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "static")
-    monkeypatch.setattr(pass_graphs, "get_available_gpu_memory", lambda *_: 10.0)
+    monkeypatch.setattr(pass_graphs, "get_available_gpu_memory", lambda *_, **__: 10.0)
     monkeypatch.setattr(capture, "capture_width", runner)
     decode = PhaseConfig(backend="full", bs=SIZES, max_bs=max(SIZES))
-    with get_context().override_server_args(
-        cuda_graph_config=CudaGraphConfig(decode=decode),
-        speculative_num_draft_tokens=8,
-        speculative_eagle_topk=8,
+    with (
+        get_context().override_server_args(
+            cuda_graph_config=CudaGraphConfig(decode=decode),
+            speculative_num_draft_tokens=8,
+            speculative_eagle_topk=8,
+        ),
+        get_parallel().override(tp_group=SimpleNamespace(world_size=1)),
     ):
         yield
 
@@ -118,7 +121,9 @@ def test_widths_without_room_are_left_out_and_plain_passes_come_first(
     assert "No CUDA graphs for width 4: they would take more than 25 MiB" in caplog.text
     assert "eager" not in caplog.text
     caplog.clear()
-    monkeypatch.setattr(pass_graphs, "get_available_gpu_memory", lambda *_: 0.02)  # half is 10 MiB
+    monkeypatch.setattr(
+        pass_graphs, "get_available_gpu_memory", lambda *_, **__: 0.02
+    )  # half is 10 MiB
     target = ModelRunner()
     assert captured(target).widths(1) == (1, 8)
     assert "No CUDA graphs for width 1, 2, 4" in caplog.text
@@ -129,7 +134,7 @@ def test_widths_without_room_are_left_out_and_plain_passes_come_first(
 
 def test_what_was_captured_counts_against_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = iter([10.0, 10.0, 9.0, 9.0, 9.0])
-    monkeypatch.setattr(pass_graphs, "get_available_gpu_memory", lambda *_: next(free))
+    monkeypatch.setattr(pass_graphs, "get_available_gpu_memory", lambda *_, **__: next(free))
     assert captured(ModelRunner(), graph_memory=500).widths(1) == (1, 8)
 
 

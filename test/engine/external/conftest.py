@@ -11,10 +11,9 @@ from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.models import DemoModels
+from test.engine.external.load import PLAINLY, SLOTS
 from test.engine.external.sidecars import Sidecars
 from test.engine.server.running import cores, state, until
-
-SLOTS = 4
 
 
 @pytest.fixture(scope="package")
@@ -45,3 +44,17 @@ def server(models: DemoModels, sidecars: Sidecars) -> Iterator[Server]:
 @pytest.fixture(scope="package")
 def prompts(models: DemoModels) -> list[str]:
     return render(models.target, PROMPTS)
+
+
+@pytest.fixture(scope="package")
+def few(prompts: list[str]) -> list[str]:
+    """The prompts of `loaded`."""
+    return prompts[:8]
+
+
+@pytest.fixture(scope="package")
+def plain(server: Server, few: list[str]) -> list[list[int]]:
+    """Output ids of plain decoding, with all prompts of `few` in one call."""
+    answers = server.post("/generate", {"text": few, "sampling_params": PLAINLY})
+    assert not any("qspec" in answer["meta_info"] for answer in answers)
+    return [answer["output_ids"] for answer in answers]

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.config import Placement
 from sglang_qspec.engine.passes import core_use
-from sglang_qspec.engine.passes.core_use import DRAFTED, LONG, CoreUse
+from sglang_qspec.engine.passes.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.policy import PassCost, PassTimes
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
-REQUESTS = 4
+REQUESTS = 2
 PASS_S = 0.5
 RUNTIME = RuntimeSettings("auto", 8, 8, fixed_width=False)
 
@@ -34,13 +34,10 @@ class Cores:
         return self.count
 
 
-def speculator(*, ready: bool = True, paused: frozenset[Source] = frozenset()) -> Any:
-    """A speculator with a sidecar that is `ready` or not, and with `paused` sources."""
-    return SimpleNamespace(
-        totals=Totals(),
-        sidecar=SimpleNamespace(ready=ready),
-        sources=SimpleNamespace(paused=paused),
-    )
+def speculator(*, ready: bool = True, wanted: bool = True) -> Any:
+    """A speculator; `wanted` says whether any request asks for drafts of its sidecar."""
+    sidecar = SimpleNamespace(ready=ready, wanted=wanted, may_come=False, starved=False)
+    return SimpleNamespace(totals=Totals(), sidecar=sidecar)
 
 
 @pytest.fixture
@@ -62,7 +59,7 @@ def trees_of(source: Source) -> DraftTrees:
 
 def test_without_a_division_the_sidecar_always_drafts() -> None:
     for placed in (None, Placement("cpu"), Placement("cuda:1")):
-        use = CoreUse(placed, PassTimes(), speculator(paused=DRAFTED))
+        use = CoreUse(placed, PassTimes(), speculator(wanted=False))
         assert use.enter(REQUESTS, RUNTIME)
         use.enter_prefill(1000)
         use.observe(trees_of(Source.STEP), [[1]] * REQUESTS, 8, 0.1)
@@ -80,13 +77,38 @@ def test_a_long_prompt_takes_all_cpus_and_a_short_one_those_of_the_round(divided
 
 
 def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUse) -> None:
-    divided._speculator = speculator(paused=DRAFTED)
+    divided._speculator = speculator(wanted=False)
     assert not divided.enter(REQUESTS, RUNTIME)
     assert count(divided) == 2
-    divided._speculator = speculator(paused=frozenset([Source.STEP]))
+    divided._speculator = speculator()
     assert divided.enter(REQUESTS, RUNTIME)
     divided._speculator = speculator(ready=False)
     assert not divided.enter(REQUESTS, RUNTIME)
+
+
+def test_a_sidecar_that_is_not_connected_keeps_its_cpus_for_a_while(divided: CoreUse) -> None:
+    absent = divided._speculator = speculator(ready=False)
+    assert not divided.enter(REQUESTS, RUNTIME)
+    absent.sidecar.may_come = True
+    kept = 0
+    while divided.enter(64, RUNTIME):
+        divided.observe(trees_of(Source.STEP), [[]] * 64, 64, PASS_S)
+        kept += 1
+    assert kept == pytest.approx(ABSENT_S / PASS_S, abs=1)
+    divided._speculator = speculator()
+    assert divided.enter(REQUESTS, RUNTIME), "it has connected"
+    divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
+    divided._speculator = absent
+    assert divided.enter(64, RUNTIME), "it has been lost"
+
+
+def test_the_silence_of_a_sidecar_without_cpus_does_not_count(divided: CoreUse) -> None:
+    sidecar = divided._speculator.sidecar
+    assert divided.enter(REQUESTS, RUNTIME)
+    assert not sidecar.starved
+    divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
+    assert not divided.enter(64, RUNTIME)
+    assert sidecar.starved
 
 
 def test_pass_times_are_learnt_for_each_number_of_cpus(divided: CoreUse) -> None:

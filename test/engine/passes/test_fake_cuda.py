@@ -34,6 +34,7 @@ from sglang_qspec.engine.passes import (
     worker,
 )
 from sglang_qspec.engine.passes.accounting import Proposal
+from sglang_qspec.engine.passes.lead import Decision, Lead
 from sglang_qspec.engine.passes.outcome import ComingOutcome
 from sglang_qspec.engine.passes.penalties import read_outputs
 from sglang_qspec.engine.passes.prefill import _drafts_of, with_drafts
@@ -41,6 +42,7 @@ from sglang_qspec.engine.passes.relay import relayed
 from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.settle import PendingPass
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
+from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import DraftTrees, Source
@@ -264,10 +266,13 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
     speculates._draft_token_num = WIDTH
     speculates._target_worker = Target()
     speculates._graphs = PassGraphs(None, QSpecConfig())
-    speculates._speculator = active
+    speculates._ranks = RankGroup()
     speculates.token_to_kv_pool_allocator = None
-    speculates._accounting = SimpleNamespace(begin=lambda _: None)
-    speculates._proposer = SimpleNamespace(propose=lambda *_: Proposal(trees, trees))
+    lead: Any = object.__new__(Lead)
+    lead.speculator = active
+    lead.accounting = SimpleNamespace(begin=lambda _: None)
+    lead._proposer = SimpleNamespace(propose=lambda *_: Proposal(trees, trees))
+    speculates._lead = lead
     launched: list[PendingPass] = []
     speculates._settlement = SimpleNamespace(add=launched.append)
     count = len(reqs)
@@ -290,7 +295,10 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
             has_grammar=False,
             spec_info=relayed(lens, ones, lens, WIDTH),
         )
-        speculates._pass(batch, PipelinePlan("queue", WIDTH))
+        traced = tracing.PassTrace.of(reqs)
+        proposal = lead._propose(batch, PipelinePlan("queue", WIDTH), traced)
+        order = PassOrder(trees if trees.width > 1 else None)
+        speculates._pass(Decision(batch, order, "queue", proposal, traced), None)
     assert speculator.active() is active
     return costs, launched[0]
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, Submit
@@ -61,7 +62,7 @@ class Requests:
             vocab_size=VOCAB, max_request_tokens=64, max_total_tokens=max_total_tokens
         )
         config = QSpecConfig(completions=3)
-        self.active = Speculator(config, VOCAB, TrieStore(limits), self.link)
+        self.active = Speculator(config, VOCAB, TrieStore(limits), Opened((self.link,)))
         self.requests = 0
         self.prompts: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}

@@ -97,3 +97,9 @@ def test_an_unknown_setting_is_refused_and_settings_of_sglang_pass() -> None:
     check({"pp_max_micro_batch_size": 8})
     with pytest.raises(RequestError, match="qspec_temprature is not .*; allowed are qspec_"):
         check({"qspec_temprature": 1})
+
+
+def test_drafts_of_prefills_may_be_ruled_out() -> None:
+    runtime_settings.check({"qspec_prefill_drafts": 0}, SETTINGS, 8, prefill_drafts=False)
+    with pytest.raises(RequestError, match="qspec_prefill_drafts is 1, but must be .* 0 to 0"):
+        runtime_settings.check({"qspec_prefill_drafts": 1}, SETTINGS, 8, prefill_drafts=False)

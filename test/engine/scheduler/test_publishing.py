@@ -14,7 +14,7 @@ from test.engine.simulation import Clock
 
 def test_speculation_is_on_off_or_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, registry = Clock(), CollectorRegistry()
-    active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), None)
+    active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)))
     series = DraftMetrics({"model_name": "m"}, registry, clock)
     monkeypatch.setattr(publishing, "_published", (series, active))
     monkeypatch.setattr(speculator, "_latest", active)

@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from sglang_qspec.engine import speculator
+from sglang_qspec.engine.passes.worker import QSpecWorker
 from sglang_qspec.engine.scheduler import results
 from sglang_qspec.engine.speculator import Speculator
 
@@ -14,7 +13,9 @@ def test_the_worker_settles_the_pass_of_a_result_also_after_speculation_has_ende
     active: Speculator,
 ) -> None:
     settled: list[object] = []
-    scheduler: Any = SimpleNamespace(model_worker=SimpleNamespace(settle=settled.append))
+    worker: Any = object.__new__(QSpecWorker)
+    worker.settle = settled.append
+    scheduler = SimpleNamespace(model_worker=worker)
     speculator.activate(active)
     results.settle(scheduler, None, "first")
     speculator.deactivate()
@@ -22,6 +23,5 @@ def test_the_worker_settles_the_pass_of_a_result_also_after_speculation_has_ende
     assert settled == ["first", "second"]
 
 
-def test_a_worker_of_another_algorithm_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculator, "_latest", None)
+def test_a_worker_of_another_algorithm_is_not_asked() -> None:
     results.settle(SimpleNamespace(model_worker=object()), None, None)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server, free_port
+from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import DemoModels
+from sglang_qspec.ports import free_port
 from test.engine.server.running import COMMON, GREEDY, PENALIZED, Plain, cores, state, until
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server, ServerError
-from test.engine.server.running import GREEDY, generate, state, turn
+from test.engine.server.running import GREEDY, generate, state, turn, until
 
 pytestmark = pytest.mark.server
 
@@ -66,14 +66,19 @@ def test_a_request_may_have_narrower_passes_or_no_drafts(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     ids = expected[0]["output_ids"]
-    for most in (1, 3):
+
+    def accepted(most: int) -> int:
         custom = {"qspec_guess_ids": ids, "qspec_draft_token_num": most}
         answer = generate(server, prompts[0], custom_params=custom)
         assert answer["output_ids"] == ids
         record = answer["meta_info"]["qspec"]
         assert record["proposed_tokens"] <= (most - 1) * record["passes"]
         assert record["accepted_tokens"] <= record["proposed_tokens"]
-        assert (record["accepted_tokens"] > 0) == (most > 1)
+        return int(record["accepted_tokens"])
+
+    assert accepted(1) == 0
+    # On a busy machine a pass may take so long that guesses are paused for a while.
+    until(lambda: accepted(3) > 0)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ def test_the_passes_of_a_batch_agree_with_its_tokens_and_labels(
     answers = server.post("/generate", body_of(prompts))
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
     passes = [one for answer in answers for one in check_trace(answer)]
-    assert {one["batch_requests"] for one in passes} == {1, 2}
+    # Two slots: a request is alone only where its neighbour ended earlier.
+    assert {2} <= {one["batch_requests"] for one in passes} <= {1, 2}
     assert any(len(one["tree"]["ids"]) > 2 for one in passes)
 
 
@@ -30,6 +31,7 @@ def test_texts_are_those_of_the_single_tokens_and_of_the_context(
     drafted = [one for one in check_trace(answer) if one["tree"]["ids"]]
     assert drafted
     for one in drafted:
+        assert one["batch_requests"] == 1
         ids, texts = one["tree"]["ids"], one["tree"]["texts"]
         assert texts == [server.post("/detokenize", {"tokens": [i]})["text"] for i in ids]
         before = server.post("/detokenize", {"tokens": answer["output_ids"][: one["start"]]})

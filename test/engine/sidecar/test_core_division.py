@@ -110,3 +110,15 @@ def test_target_and_sidecar_share_cpus_unless_they_are_divided_or_pinned_apart(
     assert not shares_cpus(QSpecConfig(cores="auto"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert shares_cpus(QSpecConfig(cores="auto"))
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [("0|1", ("2,3", False)), ("0-1|2-3", ("3", True)), ("0,1|2", ("3", False))],
+)
+def test_a_sidecar_beside_several_ranks_gets_what_they_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: str, expected: tuple[str, bool]
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (cpu,)) for cpu in range(4)])
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", groups)
+    assert core_division.beside_ranks() == expected

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.config import Placement, QSpecConfig
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.sidecar import placement
 from sglang_qspec.engine.sidecar.placement import Decision, Gpu, decide
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.memory import GIB
 
 DRAFT = 57 * GIB // 10
@@ -210,7 +211,7 @@ def own_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(placement, "_claims", {})
     yield
-    placement.release_claims()
+    placement.release()
 
 
 @pytest.mark.usefixtures("own_directory")
@@ -224,9 +225,9 @@ def test_a_claimed_gpu_is_refused_to_other_processes_until_the_claim_ends(
     monkeypatch.setattr(placement, "_claims", {})  # as in another process
     assert not placement.claim(gpu)
     assert placement.claim(replace(gpu, uuid="GPU-other"))
-    placement.release_claims()
+    placement.release()
     monkeypatch.setattr(placement, "_claims", ours)
-    placement.release_claims()
+    placement.release()
     assert placement.claim(gpu)
 
 

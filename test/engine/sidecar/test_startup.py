@@ -6,11 +6,12 @@ from unittest import mock
 
 import pytest
 
-from sglang_qspec import config
-from sglang_qspec.config import Placement, QSpecConfig
+from sglang_qspec import process_placement
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink
 from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.__main__ import _parser
 from sglang_qspec.sidecar.child_process import SidecarProcess
 
@@ -47,7 +48,7 @@ def test_a_sidecar_on_the_targets_gpu_starts_after_the_target_has_sized_its_kv(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")  # restored at the end
-    config.place(Placement("cuda:0", True, 0.2))
+    process_placement.write(Placement("cuda:0", True, 0.2))
     start().close()
     assert not started
     startup.start_waiting(None)
@@ -73,7 +74,7 @@ def test_a_sidecar_on_a_device_of_its_own_starts_at_once(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")
-    config.place(Placement("cuda:1"))
+    process_placement.write(Placement("cuda:1"))
     start().close()
     assert {"--device=cuda:1", "--mem-fraction=0.0"} <= set(started[0])
 

@@ -1,5 +1,6 @@
 """The metrics follow the speculator, at most once a second, and count only output."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.first_drafts import WINDOW, FirstDrafts
 from sglang_qspec.engine.telemetry.metrics import PUBLISH_INTERVAL_S, DraftMetrics
@@ -28,7 +30,9 @@ class Watched:
         self.clock = Clock()
         self.link = FakeSidecarLink(counting, vocab_size=1000, **link)
         limits = TrieLimits(vocab_size=1000, max_request_tokens=256, max_total_tokens=4096)
-        self.active = Speculator(QSpecConfig(), 1000, TrieStore(limits), self.link, self.clock)
+        self.active = Speculator(
+            QSpecConfig(), 1000, TrieStore(limits), Opened((self.link,)), self.clock
+        )
         self.registry = CollectorRegistry()
         self.metrics = DraftMetrics(LABELS, self.registry, self.clock)
         self.active.first_drafts.observer = self.metrics.first_draft.observe
@@ -201,12 +205,57 @@ def test_series_change_at_most_once_a_second() -> None:
     assert watched.shown("live_requests") == 1
 
 
+def sidecar(number: int, **changes: object) -> dict[str, object]:
+    """An entry of the list `sidecars`."""
+    entry = {"number": number, "endpoint": f"ipc:///{number}", "state": "ready", "requests": 0}
+    return {**entry, "drafted_tokens": 0, "dropped_messages": 0, **changes}
+
+
+def publish(watched: Watched, *sidecars: dict[str, object]) -> None:
+    watched.metrics.publish({**watched.described(), "sidecars": sidecars})
+
+
 def test_a_new_sidecars_smaller_total_counts_from_zero() -> None:
     watched = Watched()
     for total, expected in ((50, 50), (70, 70), (20, 90)):
-        described = {**watched.described(), "drafted_tokens": total}
-        watched.metrics.publish(described)
+        publish(watched, sidecar(0, drafted_tokens=total))
         assert watched.shown("drafted_tokens_total") == expected
+
+
+def test_a_restart_of_one_of_several_sidecars_counts_only_its_new_tokens() -> None:
+    watched = Watched()
+    for one, other, expected in ((50, 10, 60), (70, 30, 100), (5, 30, 105), (6, 31, 107)):
+        publish(
+            watched,
+            sidecar(0, drafted_tokens=one, dropped_messages=one),
+            sidecar(1, drafted_tokens=other, dropped_messages=other),
+        )
+        assert watched.shown("drafted_tokens_total") == expected
+        assert watched.shown("dropped_messages_total", kind="from_sidecar") == expected
+    publish(watched, sidecar(1, drafted_tokens=40))
+    assert watched.shown("drafted_tokens_total") == 116
+
+
+def test_tokens_of_a_sidecar_that_is_removed_and_added_again_count_once() -> None:
+    watched = Watched()
+    for sidecars in ([40], [], [0], [45]):
+        publish(watched, *(sidecar(0, drafted_tokens=count) for count in sidecars))
+    assert watched.shown("drafted_tokens_total") == 45
+
+
+def test_each_sidecar_has_its_own_series_until_it_is_removed() -> None:
+    watched = Watched()
+    publish(watched, sidecar(0, requests=3), sidecar(1, requests=4, state="lost"))
+    assert watched.shown("sidecar_ready", sidecar="0") == 1
+    assert watched.shown("sidecar_ready", sidecar="1") == 0
+    assert watched.shown("sidecar_requests", sidecar="1") == 4
+    publish(watched, sidecar(1, requests=7))
+    shown = watched.shown("sidecar_ready", sidecar="0")
+    assert shown is not None
+    assert math.isnan(shown)
+    assert watched.shown("sidecar_requests", sidecar="0") == 0
+    assert watched.shown("sidecar_requests", sidecar="1") == 7
+    assert watched.shown("sidecar_requests", sidecar="2") is None
 
 
 def test_a_pass_without_drafts_proposes_nothing() -> None:
@@ -222,3 +271,12 @@ def test_percentiles_cover_the_latest_requests() -> None:
     for seconds in [1000.0] * WINDOW + [float(second) for second in range(WINDOW)]:
         times.observe(seconds)
     assert times.describe() == {"count": 2 * WINDOW, "p50": WINDOW / 2, "p99": 0.99 * WINDOW}
+
+
+def test_the_backlog_and_the_overload_of_the_sidecar_are_shown() -> None:
+    watched = Watched()
+    watched.metrics.publish(
+        {**watched.described(), "sidecar_backlog_seconds": 12.5, "sidecar_overload": 3}
+    )
+    assert watched.shown("sidecar_backlog_seconds") == 12.5
+    assert watched.shown("sidecar_overload") == 3

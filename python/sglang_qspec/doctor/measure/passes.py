@@ -148,12 +148,12 @@ def _answer(answers: TextIO, content: dict[str, Any]) -> None:
 
 
 def _load(options: argparse.Namespace) -> Passes:
-    from sglang_qspec.sidecar.__main__ import settle_cores, settle_device
+    from sglang_qspec.sidecar.__main__ import run_in_background, settle_cores, settle_device
 
     kind = settle_device(options.device)
     settle_cores(options.cores)
     if options.background:
-        os.nice(19)
+        run_in_background()
     # These import torch, so they follow the settings of CPUs and device.
     from sglang_qspec.engine.cpu.target_cores import TargetCores
     from sglang_qspec.sidecar.draft_model import DraftModel
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens", type=int, default=16384, help="maximum number of KV slots")
     add("--cores", default="", help="CPUs to run on; default: all")
     add("--shared", default="", help="CPUs of the sidecar, which a target can also use")
-    add("--background", action="store_true", help="run at the lowest priority")
+    add("--background", action="store_true", help="run while nothing else wants the CPUs")
     add("--target", action="store_true", help="compute as a target does")
     return parser
 

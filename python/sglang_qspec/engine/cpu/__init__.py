@@ -11,10 +11,20 @@ def activate() -> None:
     """
     if not install_kernels():
         return
-    from sglang_qspec.engine.cpu import attention, defaults, dense_linear, llama, quantization
+    from sglang_qspec.engine.cpu import (
+        attention,
+        defaults,
+        dense_linear,
+        llama,
+        lora,
+        quantization,
+        ranks,
+    )
 
     attention.register()
     defaults.register()
     dense_linear.install()
     llama.install()
+    lora.install()
     quantization.register()
+    ranks.install()

@@ -1,20 +1,31 @@
-"""The default attention backend of a CPU server."""
+"""The default backends of a CPU server, and the CPUs and the idle state of its ranks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
+from sglang_qspec import config
+from sglang_qspec.engine.cpu import lora, ranks
 from sglang_qspec.engine.cpu.attention import NAME
+from sglang_qspec.engine.refusal import refuse
+from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.values import parse_cores
 
 _registered = False
 
 
 def register() -> None:
-    """Make `qspec_cpu` the default instead of torch_native; repeated calls change nothing."""
+    """Make `qspec_cpu` the default for attention and `torch_native` for LoRA; give each rank CPUs.
+
+    Several ranks sleep while they are idle, because each would take a whole CPU of this machine.
+    Repeated calls change nothing.
+    """
     global _registered
     if not _registered:
         _registered = True
@@ -27,3 +38,17 @@ def _choose(server_args: Any, previous: Callable[[Any], None]) -> None:
     previous(server_args)
     if unset:
         declare_resolution(server_args, "sglang_qspec.engine.cpu", attention_backend=NAME)
+    if view.device == "cpu" and view.lora_backend == lora.GPU_DEFAULT:
+        declare_resolution(server_args, "sglang_qspec.engine.cpu", lora_backend=lora.NAME)
+    if view.device == "cpu":
+        ranks_here = view.tp_size * view.dp_size * view.pp_size
+        if ranks_here > 1:
+            declare_resolution(server_args, "sglang_qspec.engine.cpu", sleep_on_idle=True)
+        pinned = parse_cores(core_division.pinned_cpus(config.from_environment()))
+        cores = core_division.cores_of(os.sched_getaffinity(0) - pinned)
+        drafts = view.speculative_draft_model_path is not None
+        spare = core_division.share_of(cores) if drafts and not pinned else 0
+        try:
+            ranks.place(ranks_here, cores, spare=spare)
+        except ConfigError as error:
+            refuse(error)

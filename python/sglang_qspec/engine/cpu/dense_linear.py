@@ -22,6 +22,9 @@ _stock_apply = UnquantizedLinearMethod.apply
 _stock_lm_head = LogitsProcessor._compute_lm_head
 _stock_postprocess = DefaultModelLoader.postprocess_weights
 
+WRAPPER = "_qspec_lora_wrapper"
+"""Attribute of a layer that holds SGLang's LoRA wrapper around it, which has the same weight."""
+
 _load_count = 0
 
 
@@ -45,20 +48,26 @@ def _finish(method: UnquantizedLinearMethod, layer: Any) -> None:
     """Replace the loaded weight by its packed form, with the attributes that its loader needs."""
     _stock_finish(method, layer)
     if can_pack(layer.weight):
-        layer.weight = _like(layer.weight, pack(layer.weight.data))
+        _replace(layer, pack(layer.weight.data))
 
 
 def _restore(method: UnquantizedLinearMethod, layer: Any) -> None:
     """Unpack the weight before a new load, because a packed weight cannot be written to."""
     if layer.weight.is_mkldnn:
-        layer.weight = _like(layer.weight, layer.weight.data.to_dense())
+        _replace(layer, layer.weight.data.to_dense())
 
 
-def _like(weight: Parameter, data: Tensor) -> Parameter:
-    """Return a parameter with new data and the attributes that SGLang's loader reads."""
+def _replace(layer: Any, data: Tensor) -> None:
+    """Give the layer, and its LoRA wrapper if it has one, a weight with new data.
+
+    The new parameter has the attributes that SGLang's loader reads.
+    """
     parameter = Parameter(data, requires_grad=False)
-    vars(parameter).update(vars(weight))
-    return parameter
+    vars(parameter).update(vars(layer.weight))
+    layer.weight = parameter
+    wrapper = vars(layer).get(WRAPPER)
+    if wrapper is not None:
+        wrapper.weight = parameter
 
 
 def _apply(

@@ -11,8 +11,8 @@ import torch
 class TargetCores:
     """Runs this process on all CPUs of the server, or on those that the sidecar leaves.
 
-    `shared` are the sidecar's CPUs. The sidecar has the lowest priority, so while the target uses
-    all CPUs the sidecar hardly runs.
+    `shared` are the sidecar's CPUs. The sidecar belongs to Linux's idle class, so it hardly runs
+    while the target uses all CPUs.
     """
 
     def __init__(self, shared: frozenset[int]) -> None:

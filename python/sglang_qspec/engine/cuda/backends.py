@@ -14,17 +14,10 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_platform, get_spec
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.policy import PassCost
+from sglang_qspec.policy import GPU_COST, PassCost
 
 MOST_CHILDREN = 10
 """Largest `speculative_eagle_topk` for trees. It only tells SGLang that drafts branch."""
-GPU_COST = PassCost(cheap_rows=192, cheap_row=0.0005, row=0.003)
-"""Relative time of a pass on a GPU by its number of rows.
-
-It is a prediction for an 8B model in bfloat16 on an H100. A pass with 512 rows takes about twice as
-long as a pass with one row. Up to about 200 rows, reading the weights takes longer than the matrix
-products.
-"""
 _XQA = (9, 12)
 """Major compute capabilities on which trtllm_mha uses its XQA kernels, which need equal lengths."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_qspec.config import QSpecConfig
@@ -171,8 +171,14 @@ class PassGraphs:
         return (taken + len(sizes) * widths.GRAPH_BYTES) / MIB
 
     def _free_mib(self) -> float:
-        runner = self._model_runner
-        gib: float = get_available_gpu_memory(runner.device, runner.gpu_id)
+        """Free memory of the fullest GPU of the target, so that all ranks capture equal widths."""
+        runner, group = self._model_runner, get_parallel().tp_group
+        gib: float = get_available_gpu_memory(
+            runner.device,
+            runner.gpu_id,
+            distributed=group.world_size > 1,
+            cpu_group=group.cpu_group if group.world_size > 1 else None,
+        )
         return gib * 1024
 
     def _make(self, width: int, *, graphs: bool = False) -> _Passes:

@@ -15,15 +15,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_qspec.config import PIPELINES, Placement
+from sglang_qspec.config import PIPELINES
 from sglang_qspec.engine.cpu.target_cores import TargetCores
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import CoreSplit, PassTimes
 from sglang_qspec.policy.pass_times import ALONE
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.values import parse_cores
 
+ABSENT_S = 20.0
+"""Decoding time, in seconds, for which a sidecar that is not connected has its CPUs, whatever the
+batch size. A sidecar needs some ten seconds to start, and on CPUs that the target uses it would
+take minutes."""
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
 DRAFTED = frozenset((Source.STEP, Source.QUEUE))
@@ -42,9 +47,11 @@ class CoreUse:
         self._cores: TargetCores | None = None
         self._split: CoreSplit | None = None
         self._decides = False
-        """Whether `_split` has decided on the present round."""
+        """Whether the present round is measured for `_split`."""
         self._drafts = False
         """Whether the sidecar drafts for running requests in the present round."""
+        self._absent_s = 0.0
+        """Seconds of decoding for which a sidecar that is not connected has kept its CPUs."""
         if placed is not None and (placed.shared or placed.shares_cpus):
             self._split = CoreSplit(math.inf, shared=True)
         if placed is not None and placed.cores:
@@ -58,21 +65,27 @@ class CoreUse:
         """
         if self._split is None:
             return True
-        uses_sidecar = (
-            settings.enabled
-            and self._speculator.sidecar.ready
-            and not self._speculator.sources.paused >= DRAFTED
-        )
-        self._decides = uses_sidecar and settings.mode not in PIPELINES
+        sidecar = self._speculator.sidecar
+        if sidecar.ready:
+            self._absent_s = 0.0
+        uses_sidecar = settings.enabled and sidecar.wanted and (sidecar.ready or self._waits)
+        self._decides = uses_sidecar and sidecar.ready and settings.mode not in PIPELINES
         split = self._split.choose(requests) if self._decides else uses_sidecar
         self._drafts = split
         if self._cores is None:
             self._times.enter_cores(0 if split else ALONE)
             return split or not uses_sidecar
+        sidecar.starved = not split
         cpus = self._cores.use(everything=not split)
         self._times.enter_cores(cpus)
         self._speculator.totals.target_cpus = cpus
         return split
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a sidecar that is not connected keeps its CPUs, so that it can connect."""
+        may_come = self._speculator.sidecar.may_come
+        return self._cores is not None and may_come and self._absent_s < ABSENT_S
 
     def enter_prefill(self, tokens: int) -> None:
         """Take the CPUs for a pass over this number of prompt tokens."""
@@ -83,7 +96,12 @@ class CoreUse:
         self, trees: DraftTrees, accepted: Sequence[Sequence[int]], tokens: int, seconds: float
     ) -> None:
         """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`."""
-        if self._split is None or not self._decides:
+        if self._split is None:
+            return
+        if not self._decides:
+            self._split.skip(seconds)
+            if self._drafts:
+                self._absent_s += seconds
             return
         drafted = sum(
             int(np.isin(trees.sources[row, list(nodes)], list(DRAFTED)).sum())

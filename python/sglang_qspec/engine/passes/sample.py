@@ -45,7 +45,8 @@ def sample_and_accept(
     Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`. Returns three
     int32 tensors: `predict` [bs * D] has the token after each accepted row, `accept_lens` [bs] the
     number of accepted nodes with the root, and `accept_index` [bs, D] the accepted rows, then -1.
-    Penalties, bias and grammar change the logits in place.
+    All ranks of the target get those of rank 0. Penalties, bias and grammar change the logits in
+    place.
     """
     info = batch.sampling_info
     width = verify_input.draft_token_num
@@ -79,8 +80,10 @@ def sample_and_accept(
     )
     group = get_parallel().tp_group
     if group.world_size > 1:
-        for tensor in (predict, accept_index, correct):
-            group.broadcast(tensor, src=0)
+        parts = (predict, correct, accept_index.flatten())
+        chosen = group.broadcast(torch.cat(parts), src=0)
+        predict, correct, accepted = chosen.split([len(part) for part in parts])
+        accept_index = accepted.view(accept_index.shape)
     return predict, correct + 1, accept_index
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
@@ -65,6 +66,18 @@ def install(*, reject: bool = False) -> None:
         return sample_probs(probs.float(), draws_of(info, positions)).int(), None
 
     Sampler._sample_from_probs = sample
+    Sampler._sync_token_ids_across_tp = _take_tokens_of_rank_0
+
+
+def _take_tokens_of_rank_0(sampler: Any, token_ids: torch.Tensor, info: SamplingBatchInfo) -> None:
+    """In place of `Sampler._sync_token_ids_across_tp`: all ranks take the tokens of rank 0.
+
+    Secret seeds and proposals for rejection sampling exist on rank 0 only. SGLang's own function
+    takes the smallest token id of all ranks, which would change the distribution.
+    """
+    group = get_parallel().tp_group
+    if group.world_size > 1:
+        group.broadcast(token_ids, src=0)
 
 
 def seeded_of(req: Any) -> SeededSampling | None:

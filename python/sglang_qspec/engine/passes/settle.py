@@ -54,8 +54,11 @@ class PendingPass:
 class Settlement:
     """Owns the passes that are not settled, in the order in which they were launched."""
 
-    def __init__(self, accounting: PassAccounting, *, overlap: bool) -> None:
-        """With `overlap` SGLang adds the tokens of a pass to the outputs one pass late."""
+    def __init__(self, accounting: PassAccounting | None, *, overlap: bool) -> None:
+        """`accounting` is None on ranks after rank 0.
+
+        With `overlap` SGLang adds the tokens of a pass to the outputs one pass late.
+        """
         self._accounting = accounting
         self._overlap = overlap
         self._pending: list[PendingPass] = []
@@ -111,7 +114,7 @@ class Settlement:
             reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
             accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
             proposal = None if proposal is None else proposal.take(rows)
-        if proposal is not None and speculator.active() is not None:
+        if proposal is not None and self._accounting and speculator.active() is not None:
             rids = [req.rid for req in reqs]
             with guarded("updating acceptance statistics"):
                 if launched.is_prefill:

@@ -2,13 +2,14 @@
 
 SGLang's scheduler calls `forward_batch_generation` once per iteration, with a batch to prefill or
 to decode. A decode batch takes one target pass, or one pass for each half. The pass verifies draft
-trees if the policy chooses drafts; otherwise it is an ordinary decode pass.
+trees if the policy chooses drafts; otherwise it is an ordinary decode pass. Every rank of the
+target has a worker; `passes.lead` decides the passes on rank 0.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,14 +18,19 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import attention_backends, get_device, get_schedule, get_spec
+from sglang.srt.runtime_context import (
+    attention_backends,
+    get_device,
+    get_parallel,
+    get_schedule,
+    get_spec,
+)
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from sglang_qspec import config
-from sglang_qspec.engine import compat, hooks, speculator
+from sglang_qspec.engine import compat, failsafe, hooks, speculator
 from sglang_qspec.engine.cuda import ragged
-from sglang_qspec.engine.cuda.backends import pass_cost
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
@@ -36,32 +42,27 @@ from sglang_qspec.engine.passes import (
     tracing,
     tree_attention,
 )
-from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
-from sglang_qspec.engine.passes.core_use import CoreUse
 from sglang_qspec.engine.passes.grammar import grammar_mask
-from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.lead import Decision, Lead
 from sglang_qspec.engine.passes.opening import speculator_of
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import check_lengths, last_ids_of, outputs_of
 from sglang_qspec.engine.passes.penalties import read_outputs
-from sglang_qspec.engine.passes.proposer import Proposer
 from sglang_qspec.engine.passes.sample import sample_and_accept
 from sglang_qspec.engine.passes.settle import PendingPass, Settlement
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, total_len_of, verify_input_of
+from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector, PrefillRows
 from sglang_qspec.trie import DraftTrees
 from sglang_qspec.verify.rejection import Proposals
-
-logger = logging.getLogger(__name__)
 
 Publish = Callable[[torch.Tensor], None]
 """Takes the new lengths of a batch."""
 
 
 class QSpecWorker(BaseSpecWorker):
-    """Owns the process's `Speculator`; SGLang owns the target model and its memory."""
+    """Runs the passes of one rank; SGLang owns the target model and its memory."""
 
     def __init__(
         self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
@@ -73,27 +74,27 @@ class QSpecWorker(BaseSpecWorker):
         widest: int = get_spec().speculative_num_draft_tokens
         self._draft_token_num = self.speculative_num_draft_tokens = widest
         settings = config.from_environment()
+        self.endpoints = settings.endpoints
+        """Addresses of the sidecars that others run; equal on all ranks."""
         backend = attention_backends()[1]
         verification = tree_attention.verification_of(settings, self._device, backend)
+        self._ranks = RankGroup(get_parallel().tp_group)
         self._runtime = RuntimeSettings.of(settings, widest, ragged=verification.ragged)
         self._graphs = PassGraphs(target_worker.model_runner, settings)
-        self._speculator = speculator_of(settings, self._runtime, gpu_id, target_worker)
         self._overlap = not get_schedule().disable_overlap_schedule
-        times = PassTimes(pass_cost(self._device))
-        rows = PrefillRows(times)
-        self._core_use = CoreUse(config.placement(), times, self._speculator)
-        self._accounting = PassAccounting(
-            self._speculator, self._runtime, times=times, rows=rows, core_use=self._core_use
-        )
-        self._settlement = Settlement(self._accounting, overlap=self._overlap)
-        chains = verification.chains
-        self._proposer = Proposer(
-            self._speculator, self._runtime, times, chains=chains, shapes=self._graphs
-        )
-        self._prefills = prefill.PrefillProposer(self._speculator, self._runtime, rows)
-        self._selector = PipelineSelector(times)
-        self._halves = Halves()
-        speculator.activate(self._speculator)
+        self._lead: Lead | None = None
+        """Decides the passes; None on ranks after rank 0."""
+        if self._ranks.rank == 0:
+            self._lead = Lead(
+                speculator_of(settings, self._runtime, gpu_id, target_worker),
+                self._runtime,
+                self._graphs,
+                self._device,
+                chains=verification.chains,
+                overlap=self._overlap,
+            )
+        accounting = None if self._lead is None else self._lead.accounting
+        self._settlement = Settlement(accounting, overlap=self._overlap)
         sampling_seeds.install(reject=settings.acceptance == "reject")
 
     # The methods that SGLang calls on its NGRAM worker.
@@ -114,9 +115,8 @@ class QSpecWorker(BaseSpecWorker):
 
     def clear_cache_pool(self) -> None:
         """Drop all drafts. SGLang calls this for /flush_cache and after weight updates."""
-        if self._speculates:
-            with guarded("dropping drafts"):
-                self._speculator.drop_drafts()
+        if self._lead is not None:
+            self._lead.drop_drafts()
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
@@ -134,127 +134,101 @@ class QSpecWorker(BaseSpecWorker):
             return self._extend(batch, on_publish)
         self._settlement.settle()
         prefill.recover(batch.reqs)
-        plan, halves = self._plan(batch)
-        if not halves:
-            return self._pass(batch, plan, on_publish)
-        results = [self._pass(batch_split.take(batch, half), plan) for half in halves]
-        return batch_split.join(halves, results)
+        rows: list[Sequence[int]] = []
+        results = []
+        for decision in self._decisions(batch):
+            results.append(self._pass(decision, on_publish))
+            rows.append(decision.order.rows or ())
+        return results[0] if len(results) == 1 else batch_split.join(rows, results)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether speculation goes on; equal on all ranks between two rounds."""
+        return self._ranks.speculates if self._ranks.size > 1 else not speculator.failed()
+
+    def change_endpoints(self, endpoints: tuple[str, ...]) -> None:
+        """Use the sidecars at these addresses, and no others, from now on."""
+        self.endpoints = endpoints
+        if self._lead is not None:
+            self._lead.change_endpoints(endpoints)
 
     def settle(self, result: GenerationBatchResult) -> None:
         """Settle the pass with this result, which the scheduler is about to process."""
         self._settlement.settle_through(result)
 
-    @property
-    def _speculates(self) -> bool:
-        """Whether speculation is on; an error turns it off."""
-        return speculator.active() is not None
+    def _decisions(self, batch: ScheduleBatch) -> Iterator[Decision]:
+        """The passes of a decode round, the same ones on all ranks."""
+        ordered = self._ranks.begin_round()
+        if self._lead is not None:
+            for decision in self._lead.decisions(batch):
+                self._ranks.send(decision.order)
+                yield decision
+            return
+        order = PassOrder(last=False)
+        while not order.last:
+            order = self._ranks.receive() if ordered else PassOrder()
+            part = batch if order.rows is None else batch_split.take(batch, order.rows)
+            yield Decision(part, order)
 
-    def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
-        """The plan of this round, and the requests of each half; empty unless it is `halves`."""
-        plan = PipelinePlan("queue", self._runtime.draft_token_num)
-        halves: Sequence[Sequence[int]] = ()
-        if self._speculates:
-            with guarded("planning a decoding round"):
-                self._speculator.poll()
-                rids = [req.rid for req in batch.reqs]
-                if self._core_use.enter(len(rids), self._runtime):
-                    plan = self._choose_plan(batch, rids)
-                self._speculator.totals.pipeline = plan.pipeline
-                self._speculator.sidecar.lookahead = self._runtime.lookahead(
-                    plan.pipeline, plan.width
-                )
-                if plan.pipeline == "halves":
-                    halves = self._halves.split(rids)
-        return plan, halves
-
-    def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
-        """Choose the pipeline and the width of this round.
-
-        `halves` needs a batch that can be split, and step drafts for at least half of the requests.
-        It also needs a server without the overlap scheduler, because it reads the tokens of the
-        first half in the middle of a round. Otherwise the round uses `ahead`.
-        """
-        widest = self._runtime.draft_token_num
-        plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
-        if plan.pipeline == "auto":
-            plan = self._selector.choose(
-                len(rids),
-                widest=widest,
-                fixed=self._runtime.fixed_width,
-                lookahead=self._runtime.step_tokens,
-                agreement=self._speculator.totals.agreement,
-                step_times=self._speculator.sidecar.step_times,
-            )
-        if plan.pipeline == "halves" and not (
-            not self._overlap
-            and len(rids) > 1
-            and batch_split.can_split(batch)
-            and 2 * self._speculator.sidecar.stepping(rids) >= len(rids)
-        ):
-            return PipelinePlan("ahead", widest)
-        return plan
-
-    def _pass(
-        self, batch: ScheduleBatch, plan: PipelinePlan, on_publish: Publish | None = None
-    ) -> GenerationBatchResult:
+    def _pass(self, decision: Decision, on_publish: Publish | None) -> GenerationBatchResult:
         """Run one pass of the target over a decode batch. Without overlap, also settle the pass."""
-        traced = tracing.PassTrace.of(batch.reqs)
+        batch, trees = decision.batch, decision.order.trees
         lens = list(map(len, outputs_of(batch.reqs)))
-        proposal: Proposal | None = None
-        verify_input: TreeVerifyInput | None = None
-        if self._speculates:
-            with guarded("proposing drafts"):
-                total_len = total_len_of(batch)
-                self._accounting.begin(None if total_len is None else total_len / len(batch.reqs))
-                if self._overlap:
-                    check_lengths(batch.reqs, lens, batch.seq_lens_cpu)
-                proposal = self._proposer.propose(batch, plan)
-                if proposal.trees.width > 1:
-                    verify_input = verify_input_of(
-                        proposal.trees,
-                        batch.seq_lens,
-                        batch.device,
-                        full_mask=tree_attention.reads_full_mask(self._device),
-                        total_len=total_len,
-                    )
-                if traced is not None and proposal.candidates is not None:
-                    traced.look_up(self._speculator)
-        trees = proposal.trees if proposal is not None else None
+        if self._overlap or self._ranks.size > 1:
+            with guarded("comparing the lengths of outputs"):
+                check_lengths(batch.reqs, lens, batch.seq_lens_cpu)
+        verify_input = None if trees is None else self._verify_input(batch, trees)
         if trees is None or verify_input is None:
             result = self._decode(batch)
-            outcome: ComingOutcome | ComingTokens | None = None
+            outcome: ComingOutcome | ComingTokens = ComingTokens(result.next_token_ids)
         else:
             result, outcome = self._verify(batch, trees, verify_input)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
-        outcome = outcome or ComingTokens(result.next_token_ids)
         self._settlement.add(
-            PendingPass(batch.reqs, lens, outcome, result, plan.pipeline, proposal, traced)
+            PendingPass(
+                batch.reqs,
+                lens,
+                outcome,
+                result,
+                decision.pipeline,
+                decision.proposal,
+                decision.traced,
+            )
         )
         if not self._overlap:
             self._settlement.settle()
         return result
 
+    def _verify_input(self, batch: ScheduleBatch, trees: DraftTrees) -> TreeVerifyInput | None:
+        """Build the input of a pass with drafts; None on all ranks if speculation failed on one."""
+        built = None
+        with guarded("preparing a pass with drafts"):
+            built = verify_input_of(
+                trees,
+                batch.seq_lens,
+                batch.device,
+                full_mask=tree_attention.reads_full_mask(self._device),
+                total_len=total_len_of(batch),
+            )
+        dissenter = self._ranks.dissenter(agrees=not speculator.failed())
+        if dissenter is None:
+            return built
+        failsafe.follow(dissenter)
+        return None
+
     def _extend(
         self, batch: ScheduleBatch, on_publish: Publish | None = None
     ) -> GenerationBatchResult:
         """Run a prefill, which may verify drafts, or an idle batch."""
-        drafts: prefill.PrefillDrafts | None = None
         prefill.forget(batch.reqs)
-        if self._speculates:
-            with guarded("admitting requests"):
-                self._speculator.poll()
-                self._accounting.interrupt()
-                self._core_use.enter_prefill(batch.extend_num_tokens or 0)
-                for req in batch.reqs:
-                    self._speculator.admit(req.rid)
-                drafts = self._prefills.propose(batch)
+        drafts = None if self._lead is None else self._lead.prepare_prefill(batch)
         lens = list(map(len, outputs_of(batch.reqs)))
         verified = None if drafts is None else self._verify_prefill(batch, drafts)
         if verified is None:
             read_outputs(batch)
             draws = sampling_seeds.seeded_draws(batch, self._proposals(batch))
-            with draws, self._prefills.timed(batch):
+            with draws, self._timed(batch):
                 result = self._target_worker.forward_batch_generation(batch)
             with guarded("recording token provenance"):
                 provenance.extend(batch.reqs)
@@ -280,7 +254,7 @@ class QSpecWorker(BaseSpecWorker):
         """Run a prefill that verifies drafts; None if the prefill gave no logits for the drafts."""
         trees, verify_input = drafts.proposal.trees, drafts.verify_input
         whole = prefill.with_drafts(batch, drafts)
-        with prefill.logits_at(drafts.rows), self._prefills.timed(whole):
+        with prefill.logits_at(drafts.rows), self._timed(whole):
             result = self._target_worker.forward_batch_generation(whole, is_verify=True)
         if len(result.logits_output.next_token_logits) != verify_input.rows:
             return None
@@ -328,7 +302,8 @@ class QSpecWorker(BaseSpecWorker):
         with self._graphs.at(width), ragged.padded(batch, self._graphs.tiers):
             result = self._target_worker.forward_batch_generation(batch, is_verify=width > 1)
         ragged.cut(result.logits_output, rows)
-        self._speculator.totals.eager_passes += not result.can_run_cuda_graph
+        if self._lead is not None:
+            self._lead.note_eager(eager=not result.can_run_cuda_graph)
         return result
 
     def _verify(
@@ -382,14 +357,12 @@ class QSpecWorker(BaseSpecWorker):
         )
 
     def _proposals(self, batch: ScheduleBatch, trees: DraftTrees | None = None) -> Proposals | None:
-        """Proposals at the nodes of a pass for rejection sampling; at the roots without `trees`."""
-        proposals = None
-        if self._speculates:
-            with guarded("looking up draft probabilities"):
-                rids = [req.rid for req in batch.reqs]
-                outputs = outputs_of(batch.reqs)
-                proposals = self._speculator.step_proposals.proposals(rids, outputs, trees)
-        return proposals
+        """Proposals for rejection sampling; None on other ranks, which get the tokens of rank 0."""
+        return None if self._lead is None else self._lead.proposals(batch, trees)
+
+    def _timed(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
+        """A context that measures a prefill on rank 0."""
+        return nullcontext() if self._lead is None else self._lead.timed(batch)
 
 
 def _ones(batch: ScheduleBatch) -> torch.Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sglang_qspec.policy import Route
+
 
 @dataclass
 class Drafting:
-    """State of a request at the sidecar. `SidecarClient` alone changes it."""
+    """State of a request at its sidecar. The clients in `engine.sidecar` alone change it."""
 
     submission: int | None = None
     """Number of the open submission; None while there is none."""
@@ -22,6 +24,8 @@ class Drafting:
     complete_at: int | None = None
     """Committed output length, in tokens, at which the sidecar finished its step draft. The draft
     does not grow before the target commits more."""
+    route: Route | None = None
+    """Digests of prompt and scope; None while a server with one sidecar needs none."""
 
     def end_submission(self) -> None:
         """Forget the open submission."""

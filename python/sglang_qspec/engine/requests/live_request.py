@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,8 @@ class LiveRequest:
     """State of the request at the sidecar."""
     seeded: SeededSampling | None = None
     """Sampling seed and filters of the request; None for a greedy request."""
+    scope: Hashable = None
+    """LoRA adapter and cache keys of the request (`scopes.scope_of`); None without them."""
     credit: Credit = field(default_factory=Credit)
     """Reliability of the request's draft scores."""
     tally: Tally = field(default_factory=Tally)
@@ -124,9 +126,10 @@ class LiveRequest:
         length = self.trie.longest_match(paused)
         return (self.prompt_ids[-length:] + self.output_ids[-length:])[-length:] if length else []
 
-    def submit(self, number: int, *, completions: bool, vocab_size: int) -> Submit:
-        """The message that asks for drafts; without `completions` it asks only for step drafts.
+    def submit(self, number: int, *, completions: int, vocab_size: int, scope: int = 0) -> Submit:
+        """The message that asks for this number of completions, and for step drafts.
 
+        `scope` is the number of the request's scope (`Scopes`).
         `vocab_size` is the number of token ids that can be drafted. Stop tokens beyond it cannot
         occur in a draft, so the message omits them.
         """
@@ -137,7 +140,7 @@ class LiveRequest:
             token_ids=self.prompt_ids + self.output_ids,
             base_len=len(self.output_ids),
             max_new_tokens=self.longest_draft,
-            completions=self.controls.completions if completions else 0,
+            completions=completions,
             temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
             stop_token_ids=stops[:MAX_STOP_TOKENS],
             ignore_eos=self.ignore_eos,
@@ -145,6 +148,7 @@ class LiveRequest:
             greedy_first=self.controls.greedy_first,
             rank=self.rank,
             seeded=self.seeded,
+            scope=scope,
         )
 
     def commit_since(self, number: int, output_len: int, wanted: int) -> Commit:

@@ -105,12 +105,14 @@ def check(
     draft_token_num: int,
     *,
     ragged: tuple[int, int] = (0, 0),
+    prefill_drafts: bool = True,
 ) -> None:
     """Check the settings of QSPEC among `given`.
 
     `settings` and `draft_token_num` are the values at the start of the server; they bound the new
-    values. `ragged` has the smallest and the largest value of the setting `ragged`. Raises
-    RequestError for an unknown setting or a value that is not allowed.
+    values. `ragged` has the smallest and the largest value of the setting `ragged`, and
+    `prefill_drafts` says whether that setting may be 1. Raises RequestError for an unknown setting
+    or a value that is not allowed.
     """
     switch = (0, 1)
     allowed: dict[str, tuple[int, int]] = {
@@ -119,13 +121,13 @@ def check(
         "draft_token_num": (1, draft_token_num),
         "fixed_width": switch,
         "ragged": ragged,
-        "prefill_drafts": switch,
+        "prefill_drafts": (0, int(prefill_drafts)),
         "enabled": switch,
         "completions": (1, settings.completions),
         **{f"source_{source}": switch for source in SOURCES},
     }
     for name, value in given.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(PREFIX) or ":" in name:  # `sidecar.endpoints` checks the latter
             continue
         bounds = allowed.get(name.removeprefix(PREFIX))
         if bounds is None:

@@ -17,6 +17,7 @@ from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.sampling_seeds import seeded_of
 from sglang_qspec.engine.requests.live_request import Tally
+from sglang_qspec.engine.requests.scopes import scope_of
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -45,6 +46,7 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
             custom_params=params.custom_params,
             rank=rank(scheduler, req),
             seeded=seeded_of(req),
+            scope=scope_of(req),
         )
 
 

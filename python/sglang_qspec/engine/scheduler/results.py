@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine.passes.worker import QSpecWorker
 
 
 def settle(scheduler: Any, batch: Any, result: Any) -> None:
     """Before `Scheduler.process_batch_result`: settle the passes up to the one of `result`."""
-    if speculator.latest() is not None:
+    if isinstance(scheduler.model_worker, QSpecWorker):
         scheduler.model_worker.settle(result)

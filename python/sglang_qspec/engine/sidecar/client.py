@@ -1,19 +1,21 @@
-"""The server's client of the sidecar: submits requests, reports commits, closes submissions.
+"""The server's client of one sidecar: submits requests, reports commits, closes submissions.
 
 It never waits: a message that the link does not take is sent at a later poll.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
 from sglang_qspec.engine.sidecar.limits import SidecarLimits
+from sglang_qspec.engine.sidecar.pacing import Pacing, completions_of
+from sglang_qspec.engine.sidecar.terms import Terms
+from sglang_qspec.engine.sidecar.unsent import Unsent
 from sglang_qspec.link import Delivery, Faults, Link, LinkState
 from sglang_qspec.messages import (
     Admit,
@@ -24,14 +26,11 @@ from sglang_qspec.messages import (
     Heartbeat,
     Submit,
 )
-from sglang_qspec.policy import Sources
-from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.policy import Route, SidecarLoad
 from sglang_qspec.trie import Source
 
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission have numbers below this."""
-MESSAGES_PER_POLL = 64
-"""Maximum number of messages that one poll reads; a message takes about 10 us."""
 SUBMIT_BUDGET_S = 0.002
 """Seconds after which a poll submits and closes nothing more. Without this limit, the first poll
 after the start of a sidecar would submit all live requests at once."""
@@ -47,41 +46,27 @@ def is_step(drafted: Drafted) -> bool:
 
 
 class SidecarClient:
-    """Submits live requests to the sidecar and reports their commits.
+    """Submits the live requests of one sidecar to it, and reports their commits.
 
-    `link` is None for a server with neither a draft model nor an endpoint. `sidecar` is the process
-    that this server started, or None. The speculator owns the `live` requests; the client changes
-    only their `drafting`. The client asks for no drafts of paused `sources`. `vocab_size` is the
-    target's number of token ids.
-
-    The client numbers the submissions. It opens no more submissions than the sidecar accepts from
-    one server, and submits further requests when others have ended.
+    The client opens no more submissions than the sidecar accepts from one server, and submits
+    further requests when others have ended. It asks for no drafts of paused sources.
     """
 
-    def __init__(
-        self,
-        settings: QSpecConfig,
-        live: Mapping[str, LiveRequest],
-        link: Link | None,
-        sidecar: SidecarProcess | None,
-        sources: Sources,
-        vocab_size: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.lookahead = settings.step_tokens if settings.mode != "queue" else 0
-        """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
+    def __init__(self, link: Link, terms: Terms, number: int = 0) -> None:
+        """`number` distinguishes the sidecars of a server in metrics."""
+        self.number = number
+        self.load = SidecarLoad()
         self.session_count = 0
         """The link's `session_count` at the last `catch_up`."""
-        self._on_admission = settings.on_admission
-        self._live = live
+        self.declined = 0
+        """Number of times that this client stopped asking for drafts of a request."""
+        self._live: dict[str, LiveRequest] = {}
+        """The requests that this sidecar drafts for; the client changes only their `drafting`."""
+        self._prompts: Counter[Route] = Counter()
+        """Number of `_live` for each prompt and scope; requests without a route do not count."""
         self._link = link
-        self._sidecar = sidecar
-        self._sources = sources
-        self._paused: frozenset[Source] = frozenset()
-        """Sources that were paused at the last `catch_up`."""
-        self._clock = clock
-        self._numbers = itertools.count(1)
-        self._unsent: dict[str, None] = {}
+        self._terms = terms
+        self._unsent = Unsent()
         self._open: dict[int, int] = {}
         """Number of tokens that the sidecar keeps for each open submission."""
         self._rids: dict[int, str] = {}
@@ -90,32 +75,63 @@ class SidecarClient:
         """Sum of `_open`."""
         self._unclosed: dict[int, None] = {}
         """Numbers of ended submissions; the link has not taken their Close yet."""
-        self._declined = 0
-        self._faults = Faults(logger, clock, owner="sidecar")
+        self._faults = Faults(logger, terms.clock, owner=f"sidecar {link.endpoint}")
         self._reporter = CommitReporter()
-        self._limits = SidecarLimits(link, vocab_size)
-        self._stopped = False
+        self._limits = SidecarLimits(link, terms.vocab_size)
+        self._pacing = Pacing(terms.clock)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._live
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the sidecar."""
+        return self._link.endpoint
+
+    @property
+    def state(self) -> LinkState:
+        """State of the link to the sidecar."""
+        return self._link.state
 
     @property
     def ready(self) -> bool:
-        """Whether a sidecar is connected."""
-        return self._link is not None and self._link.state is LinkState.READY
+        """Whether the sidecar is connected."""
+        return self._link.state is LinkState.READY
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any of its requests asks for the sidecar's drafts."""
+        return bool(self._open or self._unsent)
 
     @property
     def heartbeat(self) -> Heartbeat | None:
         """The latest heartbeat; None before the first."""
-        return self._link.heartbeat if self._link is not None else None
+        return self._link.heartbeat
 
-    def keep_alive(self) -> None:
-        """Restart the server's own sidecar if it has ended."""
-        if self._sidecar is not None:
-            self._sidecar.keep_alive()
+    @property
+    def overload(self) -> int:
+        """The `OverloadLevel` of the connected sidecar."""
+        return self.heartbeat.overload if self.heartbeat is not None and self.ready else 0
 
-    def receive(self) -> list[tuple[LiveRequest, Drafted]]:
-        """The received drafts, each with its request. Drafts of closed submissions are dropped."""
-        messages = self._link.receive(MESSAGES_PER_POLL) if self._link is not None else ()
+    @property
+    def requests(self) -> tuple[LiveRequest, ...]:
+        """The live requests that this sidecar drafts for."""
+        return tuple(self._live.values())
+
+    @property
+    def request_count(self) -> int:
+        """Number of `requests`."""
+        return len(self._live)
+
+    def receive(self, limit: int) -> list[tuple[LiveRequest, Drafted]]:
+        """Drafts among at most `limit` messages, each with its request.
+
+        Drafts of closed submissions are dropped.
+        """
+        # Without live requests the target's CPUs are idle.
+        self._link.starved = self._terms.starved and bool(self._live)
         drafted = []
-        for message in messages:
+        for message in self._link.receive(limit):
             if not isinstance(message, Drafted | Gap | Declined):
                 continue
             live = self._live_of(message.submission)
@@ -126,6 +142,9 @@ class SidecarClient:
                     drafted.append((live, message))
             elif isinstance(message, Gap):
                 self._repair(live, message)
+            elif message.retry and message.retry_after_s > 0 and live.waits:
+                self._ask_anew(live)
+                self._pacing.note_declined(len(self._open), message.retry_after_s)
             elif message.retry and live.drafting.repairs < MAX_REPAIRS:
                 live.drafting.repairs += 1
                 self._ask_anew(live)
@@ -154,90 +173,100 @@ class SidecarClient:
     def _repair(self, live: LiveRequest, gap: Gap) -> None:
         """Let the next report, or a new submission, send the tokens that the sidecar lacks."""
         if gap.known_len is not None and not self._reporter.rewind(gap.submission, gap.known_len):
-            return  # a report has sent them since
+            return  # a later report has sent the tokens
         live.drafting.repairs += 1
         if live.drafting.repairs > MAX_REPAIRS:
-            self._decline(live, "the sidecar keeps asking for tokens that it was sent")
+            self._decline(live, "the sidecar keeps asking for tokens that the server has sent")
         elif gap.known_len is None:
             self._ask_anew(live)
 
     def _decline(self, live: LiveRequest, reason: str) -> None:
         """Serve the request without this sidecar's drafts; a new sidecar is asked again."""
         live.drafting.declined = True
-        self._declined += 1
+        self.declined += 1
         self._faults.note("no drafts for a request", reason)
         self.forget(live)
 
-    def catch_up(self) -> None:
-        """Send pending messages. A new sidecar gets all live requests."""
-        if self._link is None or not self.ready:
+    def catch_up(self, budget_s: float = SUBMIT_BUDGET_S) -> None:
+        """Send pending messages for about `budget_s`. A new sidecar gets all its live requests."""
+        if not self.ready:
             return
         if self._link.session_count != self.session_count:
             self.session_count = self._link.session_count
             self._unclosed.clear()
-            self._begin_anew()
-        if self._sources.paused != self._paused:
-            self._pause(self._sources.paused)
-        self._close_unclosed()
-        self._submit_unsent()
+            self.begin_anew()
+        self._close_unclosed(budget_s)
+        self._submit_unsent(budget_s)
 
-    def _begin_anew(self) -> None:
-        """Submit all live requests: the sidecar is new, or has forgotten them."""
+    def begin_anew(self) -> None:
+        """Submit all its live requests: the sidecar is new, or has forgotten them."""
+        self._pacing = Pacing(self._terms.clock)
         for live in self._live.values():
             self._part(live)
             live.drafting.declined, live.drafting.repairs = False, 0
             self._ask_anew(live)
 
-    def _pause(self, paused: frozenset[Source]) -> None:
-        """Close the submissions of requests that use only paused sources, and submit the others."""
-        self._paused = paused
+    def reconsider(self) -> None:
+        """After the terms have changed, close submissions that ask for nothing; submit others."""
         for live in self._live.values():
-            if not self._asks(live):
+            if not self._terms.asks(live):
                 self.forget(live)
             elif live.drafting.submission is None:
                 self._ask_anew(live)
 
     def _ask_anew(self, live: LiveRequest) -> None:
         self.forget(live)
-        if live.waits or self._on_admission != "stop":
+        if live.waits or self._terms.on_admission != "stop":
             self._want(live)
+
+    def take_over(self, live: LiveRequest) -> None:
+        """Draft for a request that another sidecar has drafted for, from its present text on."""
+        self._keep(live)
+        live.drafting.declined, live.drafting.repairs = False, 0
+        self._ask_anew(live)
 
     def submit(self, live: LiveRequest) -> None:
         """Ask for drafts of the request as soon as the link takes the message."""
+        if self._live.pop(live.rid, None) is not None:
+            self._live[live.rid] = live  # at the end of the order
+        else:
+            self._keep(live)
         self._want(live)
         self._submit_unsent()
 
+    def _keep(self, live: LiveRequest) -> None:
+        """Begin to draft for a request; its route does not change before its release."""
+        self._live[live.rid] = live
+        if live.drafting.route is not None:
+            self._prompts[live.drafting.route] += 1
+
+    def has_prompt(self, route: Route) -> bool:
+        """Whether the sidecar drafts for a request with this prompt and scope."""
+        return route in self._prompts
+
     def _want(self, live: LiveRequest) -> None:
-        if self._asks(live):
-            self._unsent[live.rid] = None
+        if self._terms.asks(live):
+            self._unsent.add(live)
 
-    def _asks(self, live: LiveRequest) -> bool:
-        """Whether the request may use any of the sidecar's drafts."""
-        if self._stopped or live.drafting.declined or live.controls.draft_token_num < 2:
-            return False
-        steps = self.lookahead > 0 and self._may(live, Source.STEP)
-        return steps or self._may(live, Source.QUEUE)
-
-    def _may(self, live: LiveRequest, source: Source) -> bool:
-        return source.name.lower() in live.controls.sources and source not in self._paused
-
-    def _submit_unsent(self) -> None:
-        """Submit waiting requests, oldest first, until the link or the sidecar is full."""
-        if self._link is None or not self.ready:
+    def _submit_unsent(self, budget_s: float = SUBMIT_BUDGET_S) -> None:
+        """Submit served requests, then waiting ones, until the link or the sidecar is full."""
+        if not self.ready:
             return
-        until = self._clock() + SUBMIT_BUDGET_S
-        while self._unsent and self._clock() <= until:
-            live = self._live[next(iter(self._unsent))]
+        until = self._terms.clock() + budget_s
+        while self._unsent and self._terms.clock() <= until:
+            live = self._live[self._unsent.first]
             if (objection := self._limits.objection(live)) is not None:
                 self._decline(live, objection)
                 continue
             if not self._has_room(live):
                 return
-            number = next(self._numbers)
+            if live.waits and not self._pacing.allow(len(self._open), self.overload):
+                return
             message = live.submit(
-                number,
-                completions=self._may(live, Source.QUEUE),
+                next(self._terms.numbers),
+                completions=completions_of(live, self._terms, self.overload),
                 vocab_size=self._limits.shared_ids,
+                scope=self._terms.scopes.number_of(live.scope),
             )
             match self._link.send(message):
                 case Delivery.LATER:
@@ -260,7 +289,7 @@ class SidecarClient:
         self._open_tokens += self._open[number]
         self._reporter.begin(number, message.base_len)
         live.drafting.unfinished = set(range(message.completions))
-        del self._unsent[live.rid]
+        self._unsent.drop(live.rid)
         if not live.waits:
             self.admit(live)
 
@@ -269,10 +298,12 @@ class SidecarClient:
 
         Best effort: a lost message only changes the order of drafting.
         """
-        if self._on_admission == "stop":
+        on_admission = self._terms.on_admission
+        if on_admission == "stop":
             self.forget(live)
-        elif self._on_admission == "defer" and live.drafting.submission is not None and self.ready:
-            assert self._link is not None
+        elif self._unsent.admit(live):
+            pass  # its Submit will show that the request is served
+        elif on_admission == "defer" and live.drafting.submission is not None and self.ready:
             self._link.send(Admit(live.drafting.submission))
 
     def follow(self, live: LiveRequest, token_ids: Sequence[int]) -> None:
@@ -283,11 +314,20 @@ class SidecarClient:
 
     def forget(self, live: LiveRequest) -> None:
         """End the request's submission. A Close that the link does not take is sent later."""
-        self._unsent.pop(live.rid, None)
+        self._unsent.drop(live.rid)
         if live.drafting.submission is not None:
             self._unclosed[live.drafting.submission] = None
         self._part(live)
         self._close_unclosed()
+
+    def release(self, live: LiveRequest) -> None:
+        """Draft no more for the request: it has ended, or another sidecar takes it over."""
+        self.forget(live)
+        del self._live[live.rid]
+        if live.drafting.route is not None:
+            self._prompts[live.drafting.route] -= 1
+            if not self._prompts[live.drafting.route]:
+                del self._prompts[live.drafting.route]
 
     def _part(self, live: LiveRequest) -> None:
         """Forget the request's open submission, if there is one."""
@@ -297,36 +337,20 @@ class SidecarClient:
             self._reporter.end(live.drafting.submission)
         live.drafting.end_submission()
 
-    def _close_unclosed(self) -> None:
-        until = self._clock() + SUBMIT_BUDGET_S
-        while self._unclosed and self._link is not None and self._clock() <= until:
+    def _close_unclosed(self, budget_s: float = SUBMIT_BUDGET_S) -> None:
+        until = self._terms.clock() + budget_s
+        while self._unclosed and self._terms.clock() <= until:
             number = next(iter(self._unclosed))
             if self._link.send(Close(number)) is Delivery.LATER:
                 return
             del self._unclosed[number]
 
-    def stop(self) -> None:
-        """End all submissions, and open none before `resume`."""
-        self._stopped = True
-        for live in self._live.values():
-            self.forget(live)
-
-    def resume(self) -> None:
-        """Submit all live requests again."""
-        self._stopped = False
-        self._begin_anew()
-        self._submit_unsent()
-
     def report(self, rids: Iterable[str]) -> None:
-        """Report the committed output of these requests to the sidecar."""
-        if (
-            self._link is not None
-            and self.ready
-            and self.lookahead
-            and Source.STEP not in self._paused
-        ):
+        """Report the committed output of its requests among `rids` to the sidecar."""
+        lookahead = self._terms.lookahead
+        if self.ready and lookahead and Source.STEP not in self._terms.paused:
             requests = [live for rid in rids if (live := self._live.get(rid)) is not None]
-            for commit in self._reporter.report(requests, self._link, self.lookahead):
+            for commit in self._reporter.report(requests, self._link, lookahead):
                 # The sidecar keeps outputs too. A token sent twice counts twice, so the count is
                 # never too low.
                 self._open[commit.submission] += len(commit.token_ids)
@@ -338,59 +362,39 @@ class SidecarClient:
 
     def awaits(self, live: LiveRequest) -> bool:
         """Whether the sidecar is about to send more of the request's step draft."""
-        return self._reporter.awaits(live)
+        return self.ready and self._reporter.awaits(live)
 
     def stepping(self, rids: Iterable[str]) -> int:
-        """Number of these requests that get step drafts while they are served."""
-        if not self.ready or Source.STEP in self._sources.paused:
+        """Number of its requests among `rids` that get step drafts while they are served."""
+        if not self.ready:
             return 0
         lives = (self._live.get(rid) for rid in rids)
         return sum(live is not None and live.drafting.has_steps for live in lives)
 
     @property
-    def step_times(self) -> list[tuple[float, float]]:
-        """Mean seconds of a step pass by its size: (completions, seconds), smallest size first."""
-        return self.heartbeat.step_times if self.heartbeat is not None else []
+    def dropped(self) -> int:
+        """Number of messages that the link did not take."""
+        return self._link.dropped
 
-    def describe(self) -> dict[str, object]:
-        """State for /server_info and /metrics. Without a connected sidecar, its activity is 0."""
-        link, heartbeat, ready = self._link, self.heartbeat, self.ready
-        in_flight = sum(bool(live.drafting.unfinished) for live in self._live.values())
-        return {
-            "sidecar": "none" if link is None else link.state.value,
-            "sidecar_restarts": self._sidecar.restarts if self._sidecar is not None else 0,
-            "requests_in_flight": in_flight if ready else 0,
-            "drafting_requests": heartbeat.requests if heartbeat and ready else 0,
-            "drafting_rows": heartbeat.rows if heartbeat and ready else 0,
-            "declined_requests": self._declined,
-            "sidecar_texts": heartbeat.texts if heartbeat and ready else 0,
-            "sidecar_rows": heartbeat.kv_rows if heartbeat and ready else 0,
-            "sidecar_kv_tokens": heartbeat.kv_tokens if heartbeat and ready else 0,
-            "drafted_tokens": heartbeat.drafted_tokens if heartbeat else 0,
-            "step_passes": heartbeat.step_passes if heartbeat else 0,
-            "step_tokens": heartbeat.step_tokens if heartbeat else 0,
-            "step_seconds": heartbeat.step_seconds if heartbeat else 0.0,
-            "dropped_messages": {
-                "to_sidecar": link.dropped if link is not None else 0,
-                "from_sidecar": heartbeat.dropped_messages if heartbeat else 0,
-                "malformed": link.malformed if link is not None else 0,
-            },
-        }
+    @property
+    def malformed(self) -> int:
+        """Number of messages that the protocol does not allow."""
+        return self._link.malformed
 
     def close(self) -> None:
-        """End the server's own sidecar and close the link."""
-        if self._sidecar is not None:
-            self._sidecar.dismiss()
-        if self._link is not None:
-            self._link.close()
+        """Close the link."""
+        self._link.close()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the open submissions are not those of the live requests."""
-        if not self._unsent.keys() <= self._live.keys():
+        """Raise RuntimeError if the open submissions are not those of its requests."""
+        if not self._unsent.rids <= self._live.keys():
             raise RuntimeError("an ended request waits to be submitted")
         numbers = {live.drafting.submission: live.rid for live in self._live.values()}
         submitted = {number: rid for number, rid in numbers.items() if number is not None}
         if submitted != self._rids or self._rids.keys() != self._open.keys():
             raise RuntimeError("the open submissions are not those of the live requests")
+        routes = Counter(live.drafting.route for live in self._live.values())
+        if any(routes[route] != count for route, count in self._prompts.items()):
+            raise RuntimeError("the prompts are not those of the live requests")
         if self._open_tokens != sum(self._open.values()):
             raise RuntimeError("the token count of the open submissions is wrong")

@@ -1,36 +1,62 @@
 """Divides the CPUs of a server between its target and its own sidecar.
 
 Without cores of its own, a sidecar beside a busy target gets hardly any time. The sidecar gets
-whole cores, with all their hardware threads, at the end of the last NUMA node. It runs at the
-lowest priority, so the target can also use these cores for a while (`engine.cpu.target_cores`).
+whole cores, with all their hardware threads, at the end of the last NUMA node. It belongs to
+Linux's idle class, so the target can also use these cores for a while (`engine.cpu.target_cores`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sglang_qspec import config, values
+from sglang_qspec import process_placement, values
 from sglang_qspec.config import AUTO_CORES, SHARED_CORES, QSpecConfig
 
 SHARE = 4
-"""The sidecar gets one of this number of cores, and at least one."""
+"""The sidecar gets one core in SHARE, and at least one."""
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def sidecar_cpus(settings: QSpecConfig) -> str:
     """The sidecar's CPUs as a list such as `2,3`; empty if the CPUs are not divided.
 
-    They are divided with the setting `auto`, the default, unless the user has placed the target's
-    threads, or this process may run on one core only.
+    The setting `auto`, the default, divides the CPUs. It does not if the user has placed the
+    target's threads, or if this process may run on one core only.
     """
-    if settings.cores != AUTO_CORES or config.places_threads():
+    if settings.cores != AUTO_CORES or process_placement.places_threads():
         return ""
     cores = cores_of(os.sched_getaffinity(0))
     if len(cores) < 2:
         return ""
-    chosen = cores[-max(1, len(cores) // SHARE) :]
-    return ",".join(str(cpu) for core in chosen for cpu in sorted(core))
+    return _text(cpu for core in cores[-share_of(cores) :] for cpu in core)
+
+
+def share_of(cores: Sequence[frozenset[int]]) -> int:
+    """The number of cores for the sidecar."""
+    return max(1, len(cores) // SHARE)
+
+
+def beside_ranks() -> tuple[str, bool]:
+    """The CPUs of the sidecar of a target of several ranks, and whether a rank has them too.
+
+    Each rank always keeps its CPUs, and polls for requests on them even without any. So the sidecar
+    gets the CPUs that no rank has. If there are none, it shares the last core at equal priority.
+    """
+    cpus = os.sched_getaffinity(0)
+    groups = process_placement.rank_cpus().split("|")
+    free = cpus - {cpu for group in groups for cpu in _parsed(group)}
+    return _text(free or cores_of(cpus)[-1]), not free
+
+
+def _parsed(group: str) -> frozenset[int]:
+    """The CPUs of one rank; none for `all`."""
+    return frozenset() if group == "all" else values.parse_cores(group)
+
+
+def _text(cpus: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(cpus)))
 
 
 def shares_cpus(settings: QSpecConfig) -> bool:

@@ -16,14 +16,14 @@ class SidecarLimits:
     sizes. The draft model cannot read an id that only the target has.
     """
 
-    def __init__(self, link: Link | None, vocab_size: int) -> None:
+    def __init__(self, link: Link, vocab_size: int) -> None:
         """`vocab_size` is the target's number of token ids; every text has only ids below it."""
         self._link = link
         self._vocab_size = vocab_size
 
     @property
     def _sidecar(self) -> Welcome | None:
-        return self._link.sidecar if self._link is not None else None
+        return self._link.sidecar
 
     @property
     def shared_ids(self) -> int:

@@ -6,6 +6,7 @@ NVML, which needs no CUDA context.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import logging
 import math
@@ -20,8 +21,10 @@ from typing import Any
 import torch
 
 from sglang_qspec import config
-from sglang_qspec.config import SHARED_FRACTION, Placement, QSpecConfig, flag
+from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.link import PrivateEndpoint, private_endpoint
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
 
 logger = logging.getLogger(__name__)
@@ -259,10 +262,28 @@ def claim(gpu: Gpu) -> bool:
     return True
 
 
-def release_claims() -> None:
-    """End the claims of this process."""
+_endpoints: list[PrivateEndpoint] = []
+"""The endpoints that this process has created for its schedulers."""
+
+
+def shared_endpoint() -> str:
+    """A new private address, at which all schedulers of one server reach the same sidecar.
+
+    The process that reads the arguments creates it, because it outlives the schedulers. Raises
+    LinkError if no private directory can be created.
+    """
+    if not _endpoints:
+        atexit.register(release)
+    _endpoints.append(private_endpoint())
+    return _endpoints[-1].address
+
+
+def release() -> None:
+    """End the claims of this process, and remove its endpoints."""
     while _claims:
         os.close(_claims.popitem()[1])
+    while _endpoints:
+        _endpoints.pop().close()
 
 
 def _claim_directory() -> str:

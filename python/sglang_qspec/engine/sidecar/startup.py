@@ -1,28 +1,24 @@
-"""Opens the link to the sidecar, and starts the server's own sidecar."""
+"""Opens the links to the sidecars, and starts the server's own sidecar."""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_model, get_serving, get_spec
+from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get_spec
 
-from sglang_qspec.config import (
-    SHARED_FRACTION,
-    Placement,
-    QSpecConfig,
-    flag,
-    placement,
-    visible_gpus,
-)
+from sglang_qspec import process_placement
+from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag, visible_gpus
 from sglang_qspec.engine import compat
 from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
-    Keys,
     LinkState,
     SidecarLink,
     keys,
@@ -30,33 +26,32 @@ from sglang_qspec.link import (
     sweep_abandoned,
 )
 from sglang_qspec.messages import PROTOCOL, Hello
+from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.child_process import SidecarProcess
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""Seconds that the start waits for an answer from the sidecar at an endpoint. A refusal stops the
+"""Seconds that the start waits for answers from the sidecars at the endpoints. A refusal stops the
 start."""
 
 
-def open_link(
-    settings: QSpecConfig, gpu_id: int
-) -> tuple[SidecarLink | None, SidecarProcess | None]:
-    """Open the link, and start a sidecar if the server has a draft model of its own.
+def open_links(settings: QSpecConfig, gpu_id: int) -> Opened:
+    """Open the links, and start a sidecar if the server has a draft model of its own.
 
-    The link is None if the server has neither a draft model nor an endpoint. The process is None
-    unless this server started it. Raises LinkError if the sidecar at the endpoint refuses this
-    target. An absent sidecar is no error: the link keeps trying, and the server serves requests
-    without its drafts.
+    There is no link if the server has neither a draft model nor an endpoint. Raises LinkError if
+    the sidecar at an endpoint refuses this target. An absent sidecar is no error: the link keeps
+    trying, and the server serves requests without its drafts.
     """
-    if settings.endpoint:
-        hello = _hello()
+    if settings.endpoints:
         key_pair = keys.load(settings.key_file) if settings.key_file else None
-        return _join(settings.endpoint, hello, key_pair), None
+        connect = functools.partial(SidecarLink, hello=_hello(), keys=key_pair)
+        return Opened(_join(settings.endpoints, connect), None, connect)
     draft_model = get_spec().speculative_draft_model_path
     if draft_model is None:
-        return None, None
-    return _start_own(settings, draft_model, _hello(), gpu_id)
+        return Opened()
+    link, process = _start_own(settings, draft_model, _hello(), gpu_id)
+    return Opened((link,), process)
 
 
 def _hello() -> Hello:
@@ -68,60 +63,75 @@ def _hello() -> Hello:
     return Hello(PROTOCOL, target.vocab_size, target.fingerprint)
 
 
-def _join(endpoint: str, hello: Hello, key_pair: Keys | None) -> SidecarLink:
-    """Connect to a sidecar that someone else runs, and wait for its answer."""
-    link = SidecarLink(endpoint, hello, key_pair)
+def _join(endpoints: Sequence[str], connect: Callable[[str], SidecarLink]) -> Sequence[SidecarLink]:
+    """Connect to sidecars that someone else runs, and wait for their answers."""
+    links = [connect(endpoint) for endpoint in endpoints]
     deadline = time.monotonic() + HANDSHAKE_SECONDS
-    while link.state is LinkState.CONNECTING and time.monotonic() < deadline:
-        link.receive()
+    while time.monotonic() < deadline:
+        for link in links:
+            link.receive()
+        if all(link.state is not LinkState.CONNECTING for link in links):
+            break
         time.sleep(0.02)
-    if link.state is LinkState.REFUSED:
-        raise LinkError(
-            f"{flag('endpoint')} is {endpoint!r}; its sidecar refuses this server: {link.refusal}"
-        )
-    if link.state is not LinkState.READY:
-        logger.warning(
-            "No sidecar answers at %s; the server runs without its drafts until one answers.",
-            endpoint,
-        )
-    return link
+    for link in links:
+        if link.state is LinkState.REFUSED:
+            raise LinkError(
+                f"{flag('endpoint')} has {link.endpoint!r}, but its sidecar refuses this server: "
+                f"{link.refusal}"
+            )
+        if link.state is not LinkState.READY:
+            logger.warning(
+                "No sidecar answers at %s; the server runs without its drafts until one answers.",
+                link.endpoint,
+            )
+    return links
 
 
 def _start_own(
     settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int
-) -> tuple[SidecarLink, SidecarProcess]:
-    """Start a sidecar as a child of this process.
+) -> tuple[SidecarLink, SidecarProcess | None]:
+    """Start a sidecar as a child of this process, and connect to it.
 
-    A sidecar on the target's GPU starts in `start_waiting`, once the target has sized its KV.
-    Otherwise the size of the target's KV would depend on how far the sidecar's start has come.
+    Of several schedulers the first one starts the sidecar, and the others only connect. A sidecar
+    on the target's GPU starts in `start_waiting`, once the target has sized its KV. Otherwise the
+    size of the target's KV would depend on how far the sidecar's start has come.
     """
     global _waiting
+    placed = process_placement.read() or _default_placement(settings, gpu_id)
+    if placed.endpoint and get_parallel().dp_rank:
+        return SidecarLink(placed.endpoint, hello), None
     sweep_abandoned()
-    private = private_endpoint()
+    endpoint = placed.endpoint or _own_endpoint()
     spec = get_spec()
     explicit = spec._speculative_draft_quantization_explicitly_set
-    placed = placement() or _default_placement(settings, gpu_id)
     process = SidecarProcess(
         settings,
         model_path=draft_model,
         quantization=spec.speculative_draft_model_quantization if explicit else None,
-        endpoint=private.address,
+        endpoint=endpoint,
         device=placed.device,
         mem_fraction=placed.mem_fraction,
         visible=placed.visible,
         revision=spec.speculative_draft_model_revision,
         attention_backend=spec.speculative_draft_attention_backend,
         trust_remote_code=get_model().trust_remote_code,
-        cores=placed.cores or core_division.pinned_cpus(settings),
+        cores=placed.cores or placed.pinned or core_division.pinned_cpus(settings),
         background=bool(placed.cores),
+        shared=bool(placed.endpoint),
     )
     if placed.shared:
         _waiting = process
     else:
         process.start()
-    atexit.register(private.close)
     atexit.register(process.stop)
-    return SidecarLink(private.address, hello), process
+    return SidecarLink(endpoint, hello), process
+
+
+def _own_endpoint() -> str:
+    """A new private address, which is removed when this process ends."""
+    private = private_endpoint()
+    atexit.register(private.close)
+    return private.address
 
 
 _waiting: SidecarProcess | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.link import LinkState
@@ -25,6 +26,9 @@ GAUGES = {
     "sidecar_texts": "Distinct prompts that the sidecar keeps, over all its servers.",
     "sidecar_rows": "Open KV rows of the draft model, over all servers of the sidecar.",
     "sidecar_kv_tokens": "KV slots that the open rows hold, over all servers of the sidecar.",
+    "sidecar_backlog_seconds": "Seconds for the unfinished step drafts and first completions of "
+    "the sidecar, the largest of several.",
+    "sidecar_overload": "Level of overload of the sidecar, 0 to 5, the largest of several.",
 }
 STATES = {
     "speculation": (
@@ -33,16 +37,16 @@ STATES = {
     ),
     "sidecar": (
         ("none", *(state.value for state in LinkState)),
-        "1 for the present state of the link to the sidecar, otherwise 0.",
+        "1 for the present state of the link to the sidecar, the best one of several; otherwise 0.",
     ),
 }
 """Gauges `NAME_state` with one series for each value of the label `state`."""
 TOTALS = {
     "eager_passes": "Decode and verify passes of the target that ran without a CUDA graph.",
-    "drafted_tokens": "Tokens that the sidecar drafted, over all its servers.",
     "evictions": "Requests that lost their drafts to the cap on draft tokens of all requests.",
     "declined_requests": "Requests that a sidecar refused to draft for.",
     "sidecar_restarts": "Times that the server restarted its own sidecar.",
+    "handovers": "Requests that another sidecar took over, because their own was not connected.",
     "link_seconds": "Seconds that the scheduler spent on messages of the sidecar, without waits.",
 }
 TOTALS_BY = {
@@ -52,6 +56,15 @@ TOTALS_BY = {
     "refused_chunks": ("reason", "Draft chunks that a trie refused."),
 }
 """Counters of `Speculator.describe` with one series for each value of a label."""
+FROM_SIDECAR = "from_sidecar"
+"""The kind of `dropped_messages` that the sidecars count."""
+EACH_SIDECAR = {
+    "sidecar_ready": "1 if this sidecar is connected, otherwise 0; NaN once it is removed.",
+    "sidecar_requests": "Live requests that this sidecar drafts for.",
+}
+"""Gauges with one series for each number of a sidecar, the label `sidecar`."""
+DRAFTED = "drafted_tokens"
+"""The counter of tokens that all sidecars drafted, each for all its servers."""
 TOTALS_IN = {
     "passes": ("passes", "Decode and verify passes of the target."),
     "pass_requests": ("requests", "Batch sizes, summed over the passes of the target."),
@@ -111,6 +124,22 @@ class DraftMetrics:
             multiprocess_mode="mostrecent",
             registry=home,
         )
+        self._each = {
+            name: Gauge(
+                PREFIX + name,
+                text,
+                (*names, "sidecar"),
+                multiprocess_mode="mostrecent",
+                registry=home,
+            )
+            for name, text in EACH_SIDECAR.items()
+        }
+        self._numbers: set[int] = set()
+        """Numbers of all sidecars so far."""
+        drafted_text = "Tokens that the sidecars drafted, over all their servers."
+        self._drafted = Counter(PREFIX + DRAFTED, drafted_text, names, registry=home)
+        self._reports: dict[tuple[str, str], _Total] = {}
+        """Counts that the sidecars report, by endpoint and name; those of removed sidecars stay."""
         self._totals = {
             name: _Total(Counter(PREFIX + name, text, names, registry=home).labels(**values))
             for name, text in TOTALS.items()
@@ -154,11 +183,13 @@ class DraftMetrics:
                 shown.set(state == described[name])
         for source, figures in described["sources"].items():
             self._paused.labels(**self._labels, source=source).set(figures["paused"])
+        self._publish_sidecars(described["sidecars"])
         for name, total in self._totals.items():
             total.reach(described[name])
         for name, (label, _) in TOTALS_BY.items():
             for member, count in described[name].items():
-                self._reach(name, count, **{label: member})
+                if member != FROM_SIDECAR:
+                    self._reach(name, count, **{label: member})
         for pipeline, counts in described["pipelines"].items():
             for name, (field, _) in TOTALS_IN.items():
                 self._reach(name, counts[field], pipeline=pipeline)
@@ -168,6 +199,24 @@ class DraftMetrics:
                     if not count:
                         continue  # create a series with its first count
                     self._reach(name, count, source=source, position=str(position))
+
+    def _publish_sidecars(self, sidecars: Sequence[Mapping[str, Any]]) -> None:
+        """Set the series of each sidecar, and add up the counts that the sidecars report."""
+        ready = {each["number"]: each["state"] == LinkState.READY.value for each in sidecars}
+        requests = {each["number"]: each["requests"] for each in sidecars}
+        self._numbers |= ready.keys()
+        for number in self._numbers:
+            labels = {**self._labels, "sidecar": str(number)}
+            self._each["sidecar_ready"].labels(**labels).set(ready.get(number, math.nan))
+            self._each["sidecar_requests"].labels(**labels).set(requests.get(number, 0))
+        drafted = self._drafted.labels(**self._labels)
+        dropped = self._families["dropped_messages"].labels(**self._labels, kind=FROM_SIDECAR)
+        for each in sidecars:
+            for name, counter in ((DRAFTED, drafted), ("dropped_messages", dropped)):
+                # A sum over the sidecars would decrease when one of them restarts.
+                total = self._reports.setdefault((each["endpoint"], name), _Total(counter))
+                if each[name]:  # 0 until the sidecar at a new or returning endpoint has answered
+                    total.reach(each[name])
 
     def _reach(self, name: str, count: float, **own: str) -> None:
         """Raise the series of family `name` with the labels `own` to `count`."""

@@ -1,0 +1,1 @@
+"""The parts of `bench_tensor_parallel`."""

@@ -1,0 +1,197 @@
+"""What rank 0 decides about the passes of the target: plans, drafts, halves, CPUs and statistics.
+
+A target of several ranks has one `Lead`. The other ranks get its decisions as `PassOrder`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sglang_qspec import process_placement
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.cuda.backends import pass_cost
+from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.passes import batch_split, prefill, tracing
+from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
+from sglang_qspec.engine.passes.core_use import CoreUse
+from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.outputs import outputs_of
+from sglang_qspec.engine.passes.proposer import Proposer, Shapes
+from sglang_qspec.engine.passes.verify_input import total_len_of
+from sglang_qspec.engine.ranks import PassOrder
+from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector, PrefillRows
+from sglang_qspec.trie import DraftTrees
+from sglang_qspec.verify.rejection import Proposals
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decode pass on this rank."""
+
+    batch: ScheduleBatch
+    """The requests of the pass."""
+    order: PassOrder = field(default_factory=PassOrder)
+    """What all ranks run."""
+    pipeline: str = "queue"
+    proposal: Proposal | None = None
+    """Drafts of the pass; None on the other ranks and after speculation has ended."""
+    traced: tracing.PassTrace | None = None
+    """Trace of the pass; None if no request asks for it."""
+
+
+class Lead:
+    """Owns the process's `Speculator` and the policies of its passes."""
+
+    def __init__(
+        self,
+        active: Speculator,
+        runtime: RuntimeSettings,
+        shapes: Shapes,
+        device: str,
+        *,
+        chains: bool,
+        overlap: bool,
+    ) -> None:
+        """`chains` restricts ragged trees to chains; `overlap` is SGLang's overlap scheduler."""
+        self.speculator = active
+        self._runtime = runtime
+        self._overlap = overlap
+        times = PassTimes(pass_cost(device))
+        rows = PrefillRows(times)
+        self._core_use = CoreUse(process_placement.read(), times, active)
+        self.accounting = PassAccounting(
+            active, runtime, times=times, rows=rows, core_use=self._core_use
+        )
+        self._proposer = Proposer(active, runtime, times, chains=chains, shapes=shapes)
+        self._prefills = prefill.PrefillProposer(active, runtime, rows)
+        self._selector = PipelineSelector(times)
+        self._halves = Halves()
+        speculator.activate(active)
+
+    def decisions(self, batch: ScheduleBatch) -> Iterator[Decision]:
+        """The passes of a decode round: one, or one for each half of the batch.
+
+        The second pass is decided after the first one has run.
+        """
+        plan, halves = self._plan(batch)
+        parts: Sequence[Sequence[int] | None] = halves or (None,)
+        for number, rows in enumerate(parts, 1):
+            part = batch if rows is None else batch_split.take(batch, rows)
+            traced = tracing.PassTrace.of(part.reqs)
+            proposal = self._propose(part, plan, traced)
+            trees = None if proposal is None or proposal.trees.width == 1 else proposal.trees
+            order = PassOrder(trees, rows, number == len(parts), self._speculates)
+            yield Decision(part, order, plan.pipeline, proposal, traced)
+
+    def prepare_prefill(self, batch: ScheduleBatch) -> prefill.PrefillDrafts | None:
+        """Admit the requests of a prefill, and choose its drafts; None for no drafts."""
+        if self._speculates:
+            with guarded("admitting requests"):
+                self.speculator.poll()
+                self.accounting.interrupt()
+                self._core_use.enter_prefill(batch.extend_num_tokens or 0)
+                for req in batch.reqs:
+                    self.speculator.admit(req.rid)
+                return self._prefills.propose(batch)
+        return None
+
+    def timed(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
+        """A context that measures a prefill."""
+        return self._prefills.timed(batch)
+
+    def note_eager(self, *, eager: bool) -> None:
+        """Note whether a decode pass ran without a CUDA graph."""
+        self.speculator.totals.eager_passes += eager
+
+    def drop_drafts(self) -> None:
+        """Drop all drafts, because the target or its cache has changed."""
+        if self._speculates:
+            with guarded("dropping drafts"):
+                self.speculator.drop_drafts()
+
+    def change_endpoints(self, endpoints: Sequence[str]) -> None:
+        """Use the sidecars at these addresses, and no others."""
+        if self._speculates:
+            with guarded("changing the endpoints"):
+                self.speculator.sidecar.change(endpoints)
+
+    def proposals(self, batch: ScheduleBatch, trees: DraftTrees | None) -> Proposals | None:
+        """Proposals at the nodes of a pass for rejection sampling; at the roots without `trees`."""
+        if self._speculates:
+            with guarded("looking up draft probabilities"):
+                rids = [req.rid for req in batch.reqs]
+                steps = self.speculator.step_proposals
+                return steps.proposals(rids, outputs_of(batch.reqs), trees)
+        return None
+
+    @property
+    def _speculates(self) -> bool:
+        """Whether speculation is on; an error turns it off."""
+        return speculator.active() is not None
+
+    def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
+        """The plan of this round, and the requests of each half; empty unless it is `halves`."""
+        plan = PipelinePlan("queue", self._runtime.draft_token_num)
+        halves: Sequence[Sequence[int]] = ()
+        if self._speculates:
+            with guarded("planning a decoding round"):
+                self.speculator.poll()
+                rids = [req.rid for req in batch.reqs]
+                if self._core_use.enter(len(rids), self._runtime):
+                    plan = self._choose_plan(batch, rids)
+                self.speculator.totals.pipeline = plan.pipeline
+                self.speculator.sidecar.lookahead = self._runtime.lookahead(
+                    plan.pipeline, plan.width
+                )
+                if plan.pipeline == "halves":
+                    halves = self._halves.split(rids)
+        return plan, halves
+
+    def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
+        """Choose the pipeline and the width of this round.
+
+        `halves` needs a batch that can be split, and step drafts for at least half of the requests.
+        It also needs a server without the overlap scheduler, because it reads the tokens of the
+        first half in the middle of a round. Otherwise the round uses `ahead`.
+        """
+        widest = self._runtime.draft_token_num
+        plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
+        if plan.pipeline == "auto":
+            plan = self._selector.choose(
+                len(rids),
+                widest=widest,
+                fixed=self._runtime.fixed_width,
+                lookahead=self._runtime.step_tokens,
+                agreement=self.speculator.totals.agreement,
+                step_times=self.speculator.sidecar.step_times,
+            )
+        if plan.pipeline == "halves" and not (
+            not self._overlap
+            and len(rids) > 1
+            and batch_split.can_split(batch)
+            and 2 * self.speculator.sidecar.stepping(rids) >= len(rids)
+        ):
+            return PipelinePlan("ahead", widest)
+        return plan
+
+    def _propose(
+        self, batch: ScheduleBatch, plan: PipelinePlan, traced: tracing.PassTrace | None
+    ) -> Proposal | None:
+        """Choose the drafts of a pass; None if speculation has ended."""
+        if self._speculates:
+            with guarded("proposing drafts"):
+                total_len = total_len_of(batch)
+                self.accounting.begin(None if total_len is None else total_len / len(batch.reqs))
+                proposal = self._proposer.propose(batch, plan)
+                if traced is not None and proposal.candidates is not None:
+                    traced.look_up(self.speculator)
+                return proposal
+        return None

@@ -1,0 +1,102 @@
+"""Describes the sidecars of a server, for /server_info and /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_qspec.engine.sidecar.client import SidecarClient
+from sglang_qspec.link import LinkState
+from sglang_qspec.messages import Heartbeat
+from sglang_qspec.policy.sidecar_load import weights_of
+
+BEST_FIRST = (LinkState.READY, LinkState.CONNECTING, LinkState.LOST, LinkState.REFUSED)
+"""States from best to worst; the best state of any sidecar describes the server."""
+IDLE = Heartbeat(0, 0, 0, 0)
+"""The heartbeat of a sidecar that has not sent one."""
+
+
+def counts_of(client: SidecarClient) -> dict[str, int]:
+    """Counts of this server for one sidecar, which never decrease."""
+    return {
+        "sessions": client.session_count,
+        "declined": client.declined,
+        "to_sidecar": client.dropped,
+        "malformed": client.malformed,
+    }
+
+
+def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[str, Any]:
+    """The sums over all sidecars, the best state, the largest backlog, and the list `sidecars`.
+
+    The activity of a sidecar that is not connected counts as 0. `past` has the sums of `counts_of`
+    over removed sidecars.
+    """
+    counts = dict(past)
+    for client in clients:
+        for name, count in counts_of(client).items():
+            counts[name] = counts.get(name, 0) + count
+    listed = _sidecars(clients)
+    latest = [client.heartbeat or IDLE for client in clients]
+    return {
+        "sidecar": _state([client.state for client in clients]),
+        "requests_in_flight": sum(
+            bool(live.drafting.unfinished)
+            for client in clients
+            if client.ready
+            for live in client.requests
+        ),
+        "drafting_requests": sum(each["drafting_requests"] for each in listed),
+        "drafting_rows": sum(each["drafting_rows"] for each in listed),
+        "declined_requests": counts.get("declined", 0),
+        "sidecar_texts": sum(each["texts"] for each in listed),
+        "sidecar_rows": sum(each["kv_rows"] for each in listed),
+        "sidecar_kv_tokens": sum(each["kv_tokens"] for each in listed),
+        "sidecar_backlog_seconds": max((each["backlog_seconds"] for each in listed), default=0.0),
+        "sidecar_overload": max((each["overload"] for each in listed), default=0),
+        "drafted_tokens": sum(each["drafted_tokens"] for each in listed),
+        "step_passes": sum(heartbeat.step_passes for heartbeat in latest),
+        "step_tokens": sum(heartbeat.step_tokens for heartbeat in latest),
+        "step_seconds": sum(heartbeat.step_seconds for heartbeat in latest),
+        "dropped_messages": {
+            "to_sidecar": counts.get("to_sidecar", 0),
+            "from_sidecar": sum(each["dropped_messages"] for each in listed),
+            "malformed": counts.get("malformed", 0),
+        },
+        "sidecars": listed,
+    }
+
+
+def _state(states: Sequence[LinkState]) -> str:
+    """The best of the states; `none` without a sidecar."""
+    return min(states, key=BEST_FIRST.index).value if states else "none"
+
+
+def _sidecars(clients: Sequence[SidecarClient]) -> list[dict[str, Any]]:
+    """One entry for each sidecar."""
+    for client in clients:
+        client.load.observe(client.heartbeat)
+    weights = weights_of({client.endpoint: client.load for client in clients})
+    return [_entry(client, weights[client.endpoint]) for client in clients]
+
+
+def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
+    latest = client.heartbeat or IDLE
+    now = latest if client.ready else IDLE
+    return {
+        "number": client.number,
+        "endpoint": client.endpoint,
+        "state": client.state.value,
+        "sessions": client.session_count,
+        "requests": client.request_count,
+        "weight": weight,
+        "drafting_requests": now.requests,
+        "drafting_rows": now.rows,
+        "texts": now.texts,
+        "kv_rows": now.kv_rows,
+        "kv_tokens": now.kv_tokens,
+        "backlog_seconds": now.backlog_s,
+        "overload": now.overload,
+        "drafted_tokens": latest.drafted_tokens,
+        "dropped_messages": latest.dropped_messages,
+    }

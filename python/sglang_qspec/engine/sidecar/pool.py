@@ -1,0 +1,320 @@
+"""The sidecars of a server, and the sidecar that drafts for each live request.
+
+A server has one sidecar or a few (`values.MAX_ENDPOINTS`). A live request stays with its sidecar
+until the sidecar is gone; then another sidecar takes it over. `policy.routing` chooses sidecars.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.requests.live_request import LiveRequest
+from sglang_qspec.engine.sidecar import activity
+from sglang_qspec.engine.sidecar.client import SUBMIT_BUDGET_S, SidecarClient
+from sglang_qspec.engine.sidecar.terms import Terms
+from sglang_qspec.errors import LinkError
+from sglang_qspec.link import Faults, Link, LinkState
+from sglang_qspec.messages import Drafted
+from sglang_qspec.policy import Route, Sources, routing
+from sglang_qspec.policy.routing import Candidate
+from sglang_qspec.policy.sidecar_load import joint_step_times, weights_of
+from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.trie import Source
+
+MESSAGES_PER_POLL = 64
+"""Maximum number of messages that one poll reads of all sidecars; a message takes about 10 us."""
+FEWEST_MESSAGES = 8
+"""Maximum number of messages that one poll reads of a sidecar, if there are many sidecars."""
+HANDOVER_S = 0.002
+"""Seconds after which a poll moves no further request of a lost sidecar. To move all of several
+thousand requests at once would delay the target's next pass."""
+
+logger = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """The sidecars of a server at its start; none for a server without draft model and endpoint."""
+
+    links: Sequence[Link] = ()
+    process: SidecarProcess | None = None
+    """The sidecar that this server started; None if others run its sidecars."""
+    connect: Callable[[str], Link] | None = None
+    """Begins to connect to a further endpoint; None for a server without endpoints. Raises
+    LinkError if the endpoint is not allowed."""
+
+
+class SidecarPool:
+    """Routes the live requests of a server to its sidecars.
+
+    The speculator owns the `live` requests. The clients change only their `drafting`.
+    """
+
+    def __init__(
+        self,
+        settings: QSpecConfig,
+        live: Mapping[str, LiveRequest],
+        opened: Opened,
+        sources: Sources,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terms = Terms.of(settings, sources, vocab_size, clock)
+        self._live = live
+        self._sources = sources
+        self._process = opened.process
+        self._connect = opened.connect
+        self._clients: list[SidecarClient] = []
+        self._faults = Faults(logger, clock, owner="sidecars")
+        self._handovers = 0
+        self._past: Counter[str] = Counter()
+        """Sums of `activity.counts_of` over removed sidecars."""
+        for link in opened.links:
+            self._add(link)
+
+    @property
+    def lookahead(self) -> int:
+        """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
+        return self._terms.lookahead
+
+    @lookahead.setter
+    def lookahead(self, tokens: int) -> None:
+        self._terms.lookahead = tokens
+
+    @property
+    def starved(self) -> bool:
+        """Whether the target has the CPUs of its own sidecar, so that it cannot answer."""
+        return self._terms.starved
+
+    @starved.setter
+    def starved(self, starved: bool) -> None:
+        self._terms.starved = starved
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Addresses of the sidecars."""
+        return tuple(client.endpoint for client in self._clients)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any sidecar is connected."""
+        return any(client.ready for client in self._clients)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any live request asks for a sidecar's drafts."""
+        return any(client.wanted for client in self._clients)
+
+    @property
+    def may_come(self) -> bool:
+        """Whether a sidecar is connected, or may connect once it has CPU time."""
+        return any(client.state is not LinkState.REFUSED for client in self._clients)
+
+    @property
+    def session_count(self) -> int:
+        """Number of sessions with all sidecars so far; it changes if any sidecar is new."""
+        return self._past["sessions"] + sum(client.session_count for client in self._clients)
+
+    def keep_alive(self) -> None:
+        """Restart the server's own sidecar if it has ended."""
+        if self._process is not None:
+            self._process.keep_alive()
+
+    def receive(self) -> list[tuple[LiveRequest, Drafted]]:
+        """The received drafts, each with its request. Drafts of closed submissions are dropped."""
+        if not self._clients:
+            return []
+        limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // len(self._clients))
+        return [draft for client in self._clients for draft in client.receive(limit)]
+
+    def catch_up(self) -> None:
+        """Send pending messages. Connected sidecars take over the requests of lost ones."""
+        if self._sources.paused != self._terms.paused:
+            self._terms.paused = self._sources.paused
+            self._reconsider()
+        if len(self._clients) > 1:
+            self._hand_over_from_lost()
+        for client in self._clients:
+            client.catch_up(SUBMIT_BUDGET_S / len(self._clients))
+
+    def _reconsider(self) -> None:
+        for client in self._clients:
+            client.reconsider()
+
+    def _hand_over_from_lost(self) -> None:
+        """Let the connected sidecars take over requests of the others, for about HANDOVER_S."""
+        if not self.ready:
+            return
+        until = self._terms.clock() + HANDOVER_S
+        for client in self._clients:
+            if client.request_count and not client.ready:
+                self._hand_over(client, until)
+
+    def _hand_over(self, lost: SidecarClient, until: float) -> None:
+        """Let other sidecars take over the requests of one; at least one request moves."""
+        moved = 0
+        for live in lost.requests:
+            lost.release(live)
+            self._choose(live).take_over(live)
+            moved += 1
+            if self._terms.clock() > until:
+                break
+        detail = f"{moved} of {lost.endpoint}, which is {lost.state.value}"
+        self._faults.note("requests move to other sidecars", detail)
+        self._handovers += moved
+
+    def submit(self, live: LiveRequest) -> None:
+        """Ask a sidecar for drafts of a request, the same one as before if it is connected."""
+        client = self._client_of(live)
+        if client is None and self._clients:
+            client = self._choose(live)
+        if client is not None:
+            client.submit(live)
+
+    def _choose(self, live: LiveRequest) -> SidecarClient:
+        """The sidecar for a request without one: a connected one, or else one that may come."""
+        if len(self._clients) == 1:
+            return self._clients[0]
+        route = live.drafting.route or Route.of(live.prompt_ids, live.scope)
+        live.drafting.route = route
+        candidates = (
+            [client for client in self._clients if client.ready]
+            or [client for client in self._clients if client.state is not LinkState.REFUSED]
+            or self._clients
+        )
+        for client in candidates:
+            if client.has_prompt(route):
+                return client
+        for client in candidates:
+            client.load.observe(client.heartbeat)
+        weights = weights_of({client.endpoint: client.load for client in candidates})
+        chosen = routing.choose(
+            route,
+            {
+                client.endpoint: Candidate(weights[client.endpoint], client.request_count)
+                for client in candidates
+            },
+        )
+        return next(client for client in candidates if client.endpoint == chosen)
+
+    def _client_of(self, live: LiveRequest) -> SidecarClient | None:
+        """The sidecar of a request; None if the server has no sidecar."""
+        for client in self._clients:
+            if live.rid in client:
+                return client
+        return None
+
+    def admit(self, live: LiveRequest) -> None:
+        """Apply the setting `on_admission` to a request that SGLang serves now."""
+        if (client := self._client_of(live)) is not None:
+            client.admit(live)
+
+    def follow(self, live: LiveRequest, token_ids: Sequence[int]) -> None:
+        """Decline a request after output that its sidecar's draft model cannot read."""
+        if (client := self._client_of(live)) is not None:
+            client.follow(live, token_ids)
+
+    def forget(self, live: LiveRequest) -> None:
+        """End the request's submission; the request stays live."""
+        if (client := self._client_of(live)) is not None:
+            client.forget(live)
+
+    def end(self, live: LiveRequest) -> None:
+        """Forget a request that is no longer live."""
+        if (client := self._client_of(live)) is not None:
+            client.release(live)
+
+    def stop(self) -> None:
+        """End all submissions, and open none before `resume`."""
+        self._terms.stopped = True
+        self._reconsider()
+
+    def resume(self) -> None:
+        """Submit all live requests again."""
+        self._terms.stopped = False
+        for client in self._clients:
+            client.begin_anew()
+            client.catch_up(SUBMIT_BUDGET_S / len(self._clients))
+
+    def report(self, rids: Sequence[str]) -> None:
+        """Report the committed output of the requests `rids` to their sidecars."""
+        for client in self._clients:
+            client.report(rids)
+
+    def awaits(self, live: LiveRequest) -> bool:
+        """Whether a sidecar is about to send more of the request's step draft."""
+        client = self._client_of(live)
+        return client is not None and client.awaits(live)
+
+    def stepping(self, rids: Sequence[str]) -> int:
+        """Number of the requests `rids` that get step drafts while they are served."""
+        if Source.STEP in self._sources.paused:
+            return 0
+        return sum(client.stepping(rids) for client in self._clients)
+
+    @property
+    def step_times(self) -> list[tuple[float, float]]:
+        """Mean seconds of a step pass by its size: (completions, seconds), smallest size first.
+
+        Several sidecars count as one that takes as long as the slowest one with its share.
+        """
+        beats = [client.heartbeat for client in self._clients if client.ready]
+        return joint_step_times([beat.step_times for beat in beats if beat is not None])
+
+    def change(self, endpoints: Sequence[str]) -> None:
+        """Connect to the sidecars at these addresses, and leave all others.
+
+        The links connect later. The remaining sidecars take over the requests of the others.
+        """
+        assert self._connect is not None, "a server with its own sidecar has no endpoints"
+        for client in [each for each in self._clients if each.endpoint not in endpoints]:
+            self._remove(client)
+        for endpoint in endpoints:
+            if endpoint not in self.endpoints:
+                try:
+                    self._add(self._connect(endpoint))
+                except LinkError as error:
+                    logger.error("no sidecar is added: %s", error)
+        for live in self._live.values():
+            if self._clients and self._client_of(live) is None:
+                self._choose(live).take_over(live)
+
+    def _add(self, link: Link) -> None:
+        used = {client.number for client in self._clients}
+        number = next(number for number in range(len(used) + 1) if number not in used)
+        self._clients.append(SidecarClient(link, self._terms, number))
+
+    def _remove(self, client: SidecarClient) -> None:
+        """Leave a sidecar. Its requests are without one until `change` chooses another."""
+        for live in client.requests:
+            client.release(live)
+        self._clients.remove(client)
+        self._past.update(activity.counts_of(client))
+        client.close()
+
+    def describe(self) -> dict[str, object]:
+        """State for /server_info and /metrics. Without a connected sidecar, its activity is 0."""
+        return {
+            "sidecar_restarts": self._process.restarts if self._process is not None else 0,
+            "handovers": self._handovers,
+            **activity.describe(self._clients, self._past),
+        }
+
+    def close(self) -> None:
+        """Close the links, and end the server's own sidecar if no other scheduler uses it."""
+        if self._process is not None and not self._process.shared:
+            self._process.dismiss()
+        for client in self._clients:
+            client.close()
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if a live request does not have exactly one sidecar."""
+        for client in self._clients:
+            client.check_integrity()
+        routed = Counter(live.rid for client in self._clients for live in client.requests)
+        if self._clients and routed != Counter(self._live.keys()):
+            raise RuntimeError("the requests of the sidecars are not the live requests")

@@ -1,0 +1,59 @@
+"""The terms on which a server asks its sidecars for drafts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.requests.live_request import LiveRequest
+from sglang_qspec.engine.requests.scopes import Scopes
+from sglang_qspec.policy import Sources
+from sglang_qspec.trie import Source
+
+
+@dataclass
+class Terms:
+    """The terms that all sidecars of a server share. The pool changes them."""
+
+    on_admission: str
+    """The setting `on_admission`."""
+    lookahead: int
+    """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
+    vocab_size: int
+    """The target's number of token ids."""
+    clock: Callable[[], float] = time.monotonic
+    paused: frozenset[Source] = frozenset()
+    """Draft sources that no sidecar is asked for."""
+    stopped: bool = False
+    """Whether no request is submitted."""
+    starved: bool = False
+    """Whether the target has the sidecar's CPUs, so that the sidecar cannot answer."""
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Numbers of the submissions. All sidecars share them, so a number names one submission."""
+    scopes: Scopes = field(default_factory=Scopes)
+    """Numbers of the scopes of requests."""
+
+    @classmethod
+    def of(
+        cls, settings: QSpecConfig, sources: Sources, vocab_size: int, clock: Callable[[], float]
+    ) -> Terms:
+        """The terms at the start of a server."""
+        lookahead = settings.step_tokens if settings.mode != "queue" else 0
+        return cls(settings.on_admission, lookahead, vocab_size, clock, sources.paused)
+
+    def asks(self, live: LiveRequest) -> bool:
+        """Whether the request may use any of a sidecar's drafts."""
+        if self.stopped or live.drafting.declined or live.controls.draft_token_num < 2:
+            return False
+        return self.asks_steps(live) or self.may(live, Source.QUEUE)
+
+    def asks_steps(self, live: LiveRequest) -> bool:
+        """Whether the request may use step drafts."""
+        return self.lookahead > 0 and self.may(live, Source.STEP)
+
+    def may(self, live: LiveRequest, source: Source) -> bool:
+        """Whether the request may use drafts of this source."""
+        return source.name.lower() in live.controls.sources and source not in self.paused
