@@ -1,0 +1,84 @@
+"""A draft model that answers at once, to measure the link and the loop alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+VOCAB = 1000
+TOKENS = 1 << 24
+ROWS = 4096
+
+
+class InstantModel:
+    """A `DraftKV` without a model: it counts the tokens of its rows, and its logits are constant.
+
+    A forked row counts its whole length.
+    """
+
+    name = "instant"
+    dtype = "float32"
+    device = "cpu"
+    vocab_size = VOCAB
+    context_len = 1 << 16
+    eos_token_ids: frozenset[int] = frozenset()
+    total_tokens = TOKENS
+    prefill_tokens = 2048
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, int] = {}
+        self._free = list(range(ROWS))
+        self._used = 0
+        self._logits = torch.zeros(ROWS, VOCAB)
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def open_rows(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def free_tokens(self) -> int:
+        return TOKENS - self._used
+
+    def length(self, row: int) -> int:
+        return self._lengths[row]
+
+    def open(self) -> int:
+        row = self._free.pop()
+        self._lengths[row] = 0
+        return row
+
+    def fork(self, row: int, length: int) -> int:
+        assert length <= self._lengths[row]
+        new = self.open()
+        self._grow(new, length)
+        return new
+
+    def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        for row, part in zip(rows, token_ids, strict=True):
+            self._grow(row, len(part))
+        return self._logits[: len(rows)].clone()
+
+    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+        for row, _ in zip(rows, token_ids, strict=True):
+            self._grow(row, 1)
+        return self._logits[: len(rows)].clone()
+
+    def truncate(self, row: int, length: int) -> None:
+        self._grow(row, length - self._lengths[row])
+
+    def close(self, row: int) -> None:
+        self._used -= self._lengths.pop(row)
+        self._free.append(row)
+
+    def check_integrity(self) -> None:
+        assert self._used == sum(self._lengths.values())
+        assert len(self._free) + len(self._lengths) == ROWS
+
+    def _grow(self, row: int, count: int) -> None:
+        self._lengths[row] += count
+        self._used += count
