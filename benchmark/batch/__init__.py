@@ -1,0 +1,1 @@
+"""The client of `qspec batch` against a server that costs nothing."""

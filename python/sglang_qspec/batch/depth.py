@@ -1,0 +1,34 @@
+"""How many lines a server should have at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_qspec.errors import ClientError
+
+WAITING = 64
+"""Waiting lines for each scheduler with a sidecar, which drafts for them. The sidecar decodes 64
+completions at once by default, 8 for each line, so it drafts for 8 waiting lines at a time."""
+WAITING_PLAIN = 16
+"""Waiting lines for each scheduler without a sidecar. They only keep the batch full."""
+
+
+def depth_of(info: Any) -> int:
+    """The running requests of all schedulers, and the lines that should wait at them.
+
+    `info` is the answer of /server_info. A limit of the server on its queue is a limit here too.
+    Raises ClientError if the answer is not that of SGLang.
+    """
+    try:
+        states = list(info["internal_states"])
+        return sum(_of_scheduler(info, state) for state in states)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        raise ClientError("its /server_info is not that of an SGLang server") from None
+
+
+def _of_scheduler(info: dict[str, Any], state: dict[str, Any]) -> int:
+    running = state.get("effective_max_running_requests_per_dp") or info["max_running_requests"]
+    drafts = state.get("qspec", {}).get("sidecar", "none") != "none"
+    waiting = WAITING if drafts else WAITING_PLAIN
+    limit = info.get("max_queued_requests")
+    return int(running) + (waiting if limit is None else min(waiting, int(limit)))

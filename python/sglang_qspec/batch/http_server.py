@@ -1,0 +1,109 @@
+"""A server that answers lines over HTTP."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from sglang_qspec.batch.depth import depth_of
+from sglang_qspec.batch.line import Line
+from sglang_qspec.batch.reply import reply_of
+from sglang_qspec.batch.server import Reply, Verdict
+from sglang_qspec.errors import ClientError, ServerLostError
+
+HEADERS = {"Content-Type": "application/json"}
+OPEN_S = 30.0
+"""Time limit of the requests that find out whether a server works, in seconds."""
+KEEPALIVE_S = 3.0
+"""Maximum time that a connection idles. SGLang closes one that has idled for five seconds."""
+
+
+class HttpServer:
+    """The server at `url`."""
+
+    def __init__(self, url: str, *, timeout: float, in_flight: int | None = None) -> None:
+        """`timeout` is the maximum wait for an answer in seconds.
+
+        `in_flight` is the number of lines that the server has at once; None derives it.
+        """
+        self.name = url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._in_flight = in_flight
+        self._derived = 1
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def depth(self) -> int:
+        """Number of lines that the server should have at once."""
+        return self._in_flight or self._derived
+
+    async def open(self) -> None:
+        """Ask the server how many lines it should have at once."""
+        try:
+            async with self._get("/server_info") as response:
+                if response.status in (401, 403):
+                    raise ClientError(f"it refuses requests with HTTP {response.status}")
+                if response.status != 200:
+                    reason = f"{self.name}/server_info answers with HTTP {response.status}"
+                    raise ServerLostError(reason)
+                self._derived = depth_of(msgspec.json.decode(await response.read()))
+        except (aiohttp.InvalidURL, ValueError):
+            raise ClientError(
+                f"--url is {self.name!r}, but must be the URL of an SGLang server such as "
+                "http://127.0.0.1:30000"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerLostError(f"no server answers at {self.name}: {_text(error)}") from None
+        except ServerLostError:
+            raise
+        except ClientError as error:
+            raise ClientError(f"--url is {self.name!r}, but {error}") from None
+
+    async def ask(self, line: Line) -> Reply:
+        """Send a line and wait for its reply. Raises ServerLostError."""
+        try:
+            async with self._opened().post(
+                self.name + line.url, data=line.body, headers=HEADERS, timeout=self._timeout
+            ) as response:
+                return reply_of(response.status, await response.read(), line)
+        except TimeoutError:
+            reason = f"no answer in {self._timeout.total:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            reason = f"the connection broke: {_text(error)}"
+        if not await self._answers():
+            raise ServerLostError(f"{self.name}: {reason}")
+        return Reply(Verdict.FAILED, reason=reason)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _answers(self) -> bool:
+        """Whether the server is healthy after a request failed."""
+        try:
+            async with self._get("/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    def _get(self, path: str) -> Any:
+        timeout = aiohttp.ClientTimeout(total=OPEN_S)
+        return self._opened().get(self.name + path, timeout=timeout)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # The pool hands out as many lines as the server should have.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

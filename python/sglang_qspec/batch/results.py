@@ -1,0 +1,168 @@
+"""Writes answers and failures as JSONL files in OpenAI's format, and continues such files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from sglang_qspec.batch.digests import Digests
+from sglang_qspec.batch.line import Line
+from sglang_qspec.batch.server import Reply
+from sglang_qspec.errors import BatchError
+
+READ_BYTES = 1 << 20
+
+
+class _Record(msgspec.Struct):
+    """The part of a written line that a later run needs."""
+
+    custom_id: str
+
+
+class Results:
+    """The output and the file of failed lines. Each line is in one of them, once it is settled.
+
+    Every record is written with one call as soon as it is known, so that a killed process loses
+    none that it has reported.
+    """
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        self.answered = Digests()
+        """The custom_ids of the records in both files when they were opened."""
+        self.failed = 0
+        """Number of records in the file of failed lines when it was opened."""
+        self._output = _File(output)
+        self._errors = _File(errors)
+
+    @classmethod
+    def open(cls, output: Path, errors: Path, *, resume: bool) -> Self:
+        """Open the files, and with `resume` read and keep their records.
+
+        Raises BatchError if a file cannot be used: another process writes it, it has a line that is
+        no record, or it has records without `resume`.
+        """
+        results = cls(output, errors)
+        try:
+            results._output.open(resume=resume, into=results.answered)
+            answered = len(results.answered)
+            results._errors.open(resume=resume, into=results.answered)
+            results.failed = len(results.answered) - answered
+        except BaseException:
+            results.close()
+            raise
+        return results
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def answer(self, line: Line, reply: Reply) -> None:
+        """Write the answer to a line."""
+        self._output.append(_record(line, reply))
+
+    def fail(self, line: Line, reply: Reply) -> None:
+        """Write a failed line with its last reply, or with the reason if there was none."""
+        self._errors.append(_record(line, reply))
+
+    def close(self) -> None:
+        """Write both files to the disk and close them; remove a file without a record."""
+        self._output.close()
+        self._errors.close(keep=False)
+
+
+def _record(line: Line, reply: Reply) -> bytes:
+    response: dict[str, Any] | None = None
+    if reply.status is not None:
+        response = {
+            "status_code": reply.status,
+            "request_id": reply.request_id,
+            "body": msgspec.Raw(reply.body),
+        }
+    is_refused = reply.status is not None and 400 <= reply.status < 500
+    error = {"code": "failed", "message": reply.reason}
+    record = {
+        "id": f"batch_req_{line.number}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": error if reply.reason and not is_refused else None,
+    }
+    return msgspec.json.encode(record) + b"\n"
+
+
+class _File:
+    """One JSONL file to which records are appended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def open(self, *, resume: bool, into: Digests) -> None:
+        """Lock the file, read the custom_ids of its records, and cut a torn last line."""
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise BatchError(f"{self._path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BatchError(f"another process writes {self._path}") from None
+        if os.fstat(self._descriptor).st_size == 0:
+            return
+        if not resume:
+            raise BatchError(
+                f"{self._path} exists; --resume asks the lines that it lacks, or remove it first"
+            )
+        os.truncate(self._descriptor, self._read(into))
+
+    def _read(self, into: Digests) -> int:
+        """Add the custom_ids of all records; returns the length of the file without a torn line.
+
+        A process that was killed leaves at most one torn line, and a machine without power may
+        leave other bytes in its place.
+        """
+        whole = 0
+        torn: int | None = None
+        with self._path.open("rb", buffering=READ_BYTES) as file:
+            for number, text in enumerate(file, 1):
+                if torn is not None:
+                    raise BatchError(f"{self._path}:{torn}: the line is no record of qspec batch")
+                try:
+                    record = msgspec.json.decode(text, type=_Record)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    torn = number
+                    continue
+                if not text.endswith(b"\n"):
+                    break
+                if not into.add(record.custom_id):
+                    raise BatchError(
+                        f"{self._path}:{number}: custom_id {record.custom_id!r} has a record before"
+                    )
+                whole += len(text)
+        return whole
+
+    def append(self, record: bytes) -> None:
+        """Write a record. Raises BatchError if the disk does not take it."""
+        assert self._descriptor is not None
+        try:
+            while record:
+                record = record[os.write(self._descriptor, record) :]
+        except OSError as error:
+            raise BatchError(f"{self._path} cannot be written: {error.strerror}") from None
+
+    def close(self, *, keep: bool = True) -> None:
+        """Write the file to the disk and close it; without `keep` remove it if it is empty."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        if not keep and os.fstat(descriptor).st_size == 0:
+            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(descriptor)
+        os.close(descriptor)

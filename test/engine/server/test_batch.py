@@ -1,0 +1,91 @@
+"""`qspec batch` against a running server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.harness.server import Server
+from benchmark.prompts import PROMPTS
+from sglang_qspec.__main__ import main
+from test.engine.server.running import MAX_NEW_TOKENS, state, until
+
+pytestmark = pytest.mark.server
+
+GREEDY = {"temperature": 0, "max_tokens": MAX_NEW_TOKENS}
+CHATS = 8
+
+
+def text_of(record: dict[str, Any]) -> str:
+    choice = record["response"]["body"]["choices"][0]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def counts(server: Server) -> tuple[int, int]:
+    """Passes of requests and accepted draft tokens since the server started."""
+    found = state(server)
+    passes = sum(each["requests"] for each in found["pipelines"].values())
+    return passes, sum(found["accepted_tokens"].values())
+
+
+def test_a_killed_and_continued_batch_has_the_answers_of_plain_requests(
+    server: Server, prompts: list[str], expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Raw prompts, chats, a tag and `custom_params`, which change drafts and never an answer."""
+    texts = [answer["text"] for answer in expected]
+    guess = {"qspec_guesses": [texts[1]]}
+    records: list[dict[str, Any]] = [{**GREEDY, "prompt": prompt} for prompt in prompts]
+    records[0]["prompt"] = f"{prompts[0]}<NGRAMGUESS>{texts[0]}</NGRAMGUESS>"
+    records[1]["custom_params"] = guess
+    for number, prompt in enumerate(PROMPTS[:CHATS]):
+        body = {**GREEDY, "messages": [{"role": "user", "content": prompt}]}
+        chat = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+        records.append({**chat, "custom_id": f"chat-{number}"})
+    wanted = {str(number): text for number, text in enumerate(texts, 1)}
+    wanted |= {f"chat-{number}": texts[number] for number in range(CHATS)}
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ["batch", str(path), "--output", str(output), "--url", server.url]
+    with subprocess.Popen([sys.executable, "-m", "sglang_qspec", *command]) as process:
+        until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 5)
+        process.kill()
+    assert main([*command, "--resume"]) == 0
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert {each["custom_id"]: text_of(each) for each in found} == wanted
+    assert len(found) == len(wanted)
+
+
+def test_the_summary_has_the_figures_of_the_server(
+    server: Server, prompts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    until(lambda: state(server)["live_requests"] == 0)
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({**GREEDY, "prompt": text}) + "\n" for text in prompts[:4]))
+    before = counts(server)
+    assert main(["batch", str(path), "--output", str(tmp_path / "o"), "--url", server.url]) == 0
+    time.sleep(0.5)  # the scheduler counts the last pass after the answer
+    passes, accepted = (now - then for now, then in zip(counts(server), before, strict=True))
+    found = re.search(r"accept length ([\d.]+), (\d+) of (\d+) passes", capsys.readouterr().out)
+    assert found is not None
+    assert int(found[2]) == accepted > 0
+    assert int(found[3]) - int(found[2]) == passes
+    assert float(found[1]) == pytest.approx(1 + accepted / passes, abs=0.006)
+
+
+def test_a_request_that_the_server_refuses_is_in_the_file_of_errors(
+    server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    wrong = {"prompt": "Hi", "max_tokens": 4, "custom_params": {"qspec_completions": 0}}
+    path.write_text(json.dumps(wrong))
+    assert main(["batch", str(path), "--output", str(tmp_path / "o"), "--url", server.url]) == 3
+    (record,) = map(json.loads, (tmp_path / "o.errors.jsonl").read_text().splitlines())
+    assert record["response"]["status_code"] == 400
+    assert "qspec_completions" in json.dumps(record["response"]["body"])
