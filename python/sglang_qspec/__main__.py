@@ -8,10 +8,13 @@ qspec models convert FILE.gguf --output D  write a GGUF file as a Hugging Face c
 qspec models compare --target T --draft D  measure what draft models would be worth for a target
 qspec sidecar ...                          run a sidecar, which servers connect to
 qspec keys PATH                            write a key file for a tcp link
+qspec batch IN.jsonl --output OUT.jsonl    answer the lines of a file
 qspec complete "prompt"                    print a completion and the draft source of its text
 qspec show                                 serve a page that shows where each token comes from
 qspec top                                  show what a running server does
 qspec theory --alpha A --k K ...           predict the throughput of each pipeline
+qspec plan --gpus N --tables T ...         predict what a deployment costs
+qspec measure --url U --output FILE        measure the tables of qspec plan on a running server
 """
 
 from __future__ import annotations
@@ -23,11 +26,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_qspec import __version__
+from sglang_qspec.batch import command as batch
 from sglang_qspec.compare import command as compare
 from sglang_qspec.complete import command as complete
 from sglang_qspec.doctor import command as doctor
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.models import command as models_command
+from sglang_qspec.plan import command as plan
+from sglang_qspec.plan import measure_command as measure
 from sglang_qspec.show import command as show
 from sglang_qspec.theory import command as theory
 from sglang_qspec.top import command as top
@@ -36,18 +42,22 @@ from sglang_qspec.top import command as top
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2.
 
-    `qspec doctor` also returns 1 if a server cannot start.
+    `qspec doctor` also returns 1 if a server cannot start. docs/batch.md has the values of
+    `qspec batch`.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["sidecar"]:  # has its own parser
         from sglang_qspec.sidecar.__main__ import main as sidecar
 
         return sidecar(arguments[1:]) or 0
-    options = _parser().parse_args(arguments)
+    arguments, server_arguments = batch.divide(arguments)
+    options = _parser().parse_args(arguments, argparse.Namespace(server_arguments=server_arguments))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         if options.command == "keys":
             _keys(options.path)
+        elif options.command == "batch":
+            return batch.run(options, lambda line: print(line, flush=True))
         elif options.command == "complete":
             for piece in complete.run(options, colours=sys.stdout.isatty()):
                 print(piece, end="", flush=True)
@@ -112,6 +122,15 @@ def _parser() -> argparse.ArgumentParser:
         "path", type=Path, metavar="PATH", help="file to create; copy it to sidecar and servers"
     )
 
+    batch.add_options(
+        commands.add_parser(
+            "batch",
+            help="answer the lines of a file with a server of its own, or with running ones",
+            description=batch.DESCRIPTION,
+            usage=batch.USAGE,
+        )
+    )
+
     complete.add_options(
         commands.add_parser(
             "complete",
@@ -139,6 +158,20 @@ def _parser() -> argparse.ArgumentParser:
             "theory",
             help="predict the throughput of each pipeline, or fit the model to a measured run",
             description=theory.DESCRIPTION,
+        )
+    )
+
+    plan.add_options(
+        commands.add_parser(
+            "plan", help="predict what a deployment costs", description=plan.DESCRIPTION
+        )
+    )
+
+    measure.add_options(
+        commands.add_parser(
+            "measure",
+            help="measure the tables of qspec plan on a running server",
+            description=measure.DESCRIPTION,
         )
     )
     return parser
