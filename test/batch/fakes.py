@@ -86,7 +86,7 @@ def environment_with_fake_sglang(folder: Path) -> dict[str, str]:
 
 def wait_for(url: str) -> None:
     """Wait until a server answers at the URL."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with suppress(OSError), urllib.request.urlopen(url + "/health", timeout=5):
             return

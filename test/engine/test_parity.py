@@ -169,7 +169,7 @@ def test_every_answer_is_the_targets(
     ragged: bool,
     record_property: Callable[[str, object], None],
 ) -> None:
-    server.post("/flush_cache?timeout=30", {})
+    server.post("/flush_cache?timeout=60", {})
     update_settings(server, {"qspec_ragged": int(ragged)})
     retracted = total(server, "sglang:num_retracted_requests_total")
     with chaos(server), ThreadPoolExecutor(concurrency) as pool:

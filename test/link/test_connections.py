@@ -72,7 +72,7 @@ def cramped(
         finally:
             wire.close()
             process.stdin.close()
-            code = process.wait(10)
+            code = process.wait(60)
             process.stdout.close()
         assert code == 0
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sglang_qspec.link import Keys, LinkServer, PrivateEndpoint, SidecarLink
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 VOCAB_SIZE = 100
 FINGERPRINT = "f" * 64
 

@@ -114,7 +114,7 @@ def test_prometheus_reads_the_figures_of_a_running_sidecar(served: Served) -> No
     url = f"http://127.0.0.1:{served.metrics_port}"
 
     def series() -> dict[str, float]:
-        text = urllib.request.urlopen(f"{url}/metrics", timeout=30).read().decode()
+        text = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
         families = text_string_to_metric_families(text)
         return {sample.name: sample.value for family in families for sample in family.samples}
 
@@ -126,7 +126,7 @@ def test_prometheus_reads_the_figures_of_a_running_sidecar(served: Served) -> No
     now = series()
     assert now["qspec_sidecar_servers"] == 1
     assert now["qspec_sidecar_kv_tokens_available"] > now["qspec_sidecar_kv_tokens"]
-    assert urllib.request.urlopen(f"{url}/health", timeout=30).status == 200
+    assert urllib.request.urlopen(f"{url}/health", timeout=60).status == 200
     served.link.send(Close(3))
 
 
@@ -193,4 +193,4 @@ def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
     assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
     parent.kill()
     parent.wait()
-    child.wait(timeout=30)
+    child.wait(timeout=60)

@@ -45,7 +45,7 @@ def publish(metrics: SidecarMetrics, driver: DrafterDriver) -> Iterator[Callable
 
 
 def get(metrics: SidecarMetrics, path: str) -> tuple[int, str]:
-    with closing(HTTPConnection("127.0.0.1", metrics.port, timeout=10)) as connection:
+    with closing(HTTPConnection("127.0.0.1", metrics.port, timeout=60)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()

@@ -109,7 +109,7 @@ while True:
     time.sleep(0.05)
 """
     running = Running(monkeypatch, code)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("running-*"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -48,7 +48,7 @@ def program(clock: Clock, code: str, visible: str | None = None) -> SidecarProce
 
 
 def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)

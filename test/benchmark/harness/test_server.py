@@ -20,7 +20,7 @@ PROGRAM = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -178,7 +178,7 @@ def test_a_flush_empties_the_cache_and_changes_no_answer(
     ask(server, LONG, text=TEXTS[2])
     again = ask(server, LONG, text=TEXTS[2])
     assert again["meta_info"]["cached_tokens"] > 0
-    server.post("/flush_cache?timeout=10", {})
+    server.post("/flush_cache?timeout=60", {})
     fresh = ask(server, LONG, text=TEXTS[2])
     assert fresh["meta_info"]["cached_tokens"] == 0
     assert fresh["output_ids"] == again["output_ids"] == expected[2]

@@ -125,7 +125,7 @@ def test_streaming_gives_the_same_tokens(
 def test_flushing_the_cache_keeps_the_server_exact(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
-    server.post("/flush_cache?timeout=10", {})
+    server.post("/flush_cache?timeout=60", {})
     assert generate(server, prompts[5])["output_ids"] == expected[5]["output_ids"]
 
 

@@ -4,6 +4,7 @@ The answers equal the answers of a server without speculation. Their counts and 
 their tokens.
 """
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -91,12 +92,14 @@ def test_a_pass_takes_the_time_from_one_result_to_the_next(
     overlapped: Server, prompts: list[str]
 ) -> None:
     before = state(overlapped)["pipelines"]
+    began = time.monotonic()
     generate(overlapped, prompts[0])
     after = state(overlapped)["pipelines"]
+    taken = time.monotonic() - began
     passes = sum(after[name]["passes"] - before[name]["passes"] for name in after)
     seconds = sum(after[name]["seconds"] - before[name]["seconds"] for name in after)
     assert passes > 0
-    assert 0.001 < seconds / passes < 1.0
+    assert 0 < seconds < taken
 
 
 @pytest.mark.parametrize(
@@ -181,6 +184,6 @@ def test_a_seed_gives_the_same_text_with_overlap_and_without(
 def test_ended_requests_leave_nothing_behind(overlapped: Server, prompts: list[str]) -> None:
     all_at_once(overlapped, prompts[:4])
     until(lambda: state(overlapped)["live_requests"] == state(overlapped)["trie_tokens"] == 0)
-    overlapped.post("/flush_cache?timeout=10", {})
+    overlapped.post("/flush_cache?timeout=60", {})
     (load,) = overlapped.get("/v1/loads")["loads"]
     assert load["num_used_tokens"] == 0
