@@ -6,10 +6,12 @@ test/engine/server/test_measure.py measures a real server.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ClientError, QSpecError
 from sglang_qspec.plan import measure
 from sglang_qspec.plan.measure import Measurement
@@ -30,7 +32,7 @@ class FakeClient:
 
     def __init__(self, *, slots: int = 8, sidecar: str = "ready", drafts: bool = True) -> None:
         self.url = "http://server"
-        self.slots, self.drafts = slots, drafts
+        self.slots, self.drafts, self.graphs = slots, drafts, False
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.fails_at: str | None = None
         self.set_values: list[dict[str, int]] = []
@@ -67,7 +69,7 @@ class FakeClient:
         counts["passes"] += passes
         counts["requests"] += passes * batch
         counts["seconds"] += float(passes)
-        self.figures["eager_passes"] += passes
+        self.figures["eager_passes"] += 0 if self.graphs else passes
         if self.drafts:
             # The prompts of each answer are read at the pace of 0.01 s a token.
             self.figures["step_seconds"] += 0.01 * sum(map(len, texts))
@@ -113,6 +115,20 @@ def test_the_figures_come_from_the_counters(client: FakeClient) -> None:
     assert found.slowdown == 1.0
     assert (found.machine, found.on_gpu, found.gpus.target) == ("here", False, 2)
     assert restored(client)
+
+
+def test_a_gpu_may_have_run_some_passes_without_a_graph(client: FakeClient) -> None:
+    client.graphs, client.figures["eager_passes"] = True, 3
+    assert measurement().tables([1]).on_gpu
+
+
+def test_an_output_without_a_folder_is_refused_before_the_measurement(
+    client: FakeClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "none" / "tables.json"
+    assert main(["measure", "--output", str(output)]) == 1
+    assert f"--output is {output}, but its folder does not exist" in capsys.readouterr().err
+    assert not client.set_values
 
 
 def test_a_server_that_runs_fewer_requests_at_once_is_refused(

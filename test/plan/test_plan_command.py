@@ -83,6 +83,13 @@ def test_input_that_is_not_allowed_is_an_error_of_one_line(
     assert error.count("\n") == 1
 
 
+def test_computed_tables_have_the_context_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--gpus", "2", "--tables", "A10:8B:1B", "--alpha", "0.8"]
+    given += ["--trace", "batch:1", "--slots", "32"]
+    assert main([*given, "--prompt-tokens", "8000"]) == 1
+    assert "--slots is 32, but must be at most 4" in capsys.readouterr().err
+
+
 def test_too_few_gpus_for_a_target_are_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +106,7 @@ def test_too_few_gpus_for_a_target_are_an_error(
         ("--slo", "p90=1", "NAME=SECONDS"),
         ("--outage", "5:5", "BEGIN:END in seconds"),
         ("--link-ms", "-1", "a number from 0 to 10000"),
+        ("--output-tokens", "1000000000", "a whole number from 1 to 131072"),
         ("--alpha", "2", "a number from 0 to 1"),
     ],
 )

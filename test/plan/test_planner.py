@@ -80,6 +80,26 @@ def test_a_part_of_a_batch_stands_for_the_whole_batch() -> None:
     assert part.latency("p99") == pytest.approx(longest, rel=0.1)
 
 
+def test_a_batch_that_is_smaller_than_the_plan_has_only_its_own_tokens() -> None:
+    one, few = (planner(flat(), f"batch:{count}").plan(64, NONE, 4) for count in (1, 80))
+    assert one.rate == pytest.approx(one.outcome.rate)
+    # Two requests on the fullest of 64 targets, at once.
+    assert few.outcome.requests == 2
+    assert few.rate == pytest.approx(80 / 2 * few.outcome.rate)
+    (router,) = lines_of(one, parse("batch:1", 10, 60), 10.0)
+    assert router.startswith("Router: 0 requests/s and 25 streamed chunks/s")
+
+
+def test_the_end_of_a_simulated_batch_does_not_lower_the_rate_of_a_long_one() -> None:
+    # A pass takes 0.04 s, and nothing else takes time.
+    long = planner(flat(), "batch:1000000").plan(8, NONE, 64)
+    assert long.rate == pytest.approx(8 * 64 / 0.04, rel=0.02)
+    assert long.outcome.rate < 0.9 * long.rate / 8
+    assert planner(flat(), "poisson:1:9").plan(8, NONE, 64).load == pytest.approx(
+        60 / long.rate, rel=0.02
+    )
+
+
 def test_what_exceeds_the_capacity_is_overloaded() -> None:
     # A target with four slots gives 4 / 0.04 s = 100 tokens/s, which are 1.67 requests/s.
     over, under = (planner(flat(), f"poisson:{rate}:1000").plan(1, NONE, 4) for rate in (2.0, 1.0))
@@ -115,4 +135,7 @@ def test_limits_follow_from_the_messages() -> None:
     assert sidecar.startswith("Sidecar: it drafts")
     assert "10 Gbit/s hold" in link
     assert "requests/s" in router
+    assert "for the report of a pass" in link
     assert len(lines_of(Planner(flat(), trace).plan(4, NONE, 4), trace, 10.0)) == 1
+    _, link, _ = lines_of(Planner(flat(), trace).plan(4, "queue", 4), trace, 10.0)
+    assert "report" not in link

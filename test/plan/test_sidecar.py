@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sglang_qspec.plan.clock import Clock, Signal
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.plan.requests import Request
 from sglang_qspec.plan.sidecar import Server, Sidecar
 from sglang_qspec.plan.trace import Arrival
@@ -29,10 +30,12 @@ class Driven:
         delay: float = 0.0,
         outages: tuple[tuple[float, float], ...] = (),
         read: float = 0.0,
+        on_gpu: bool = False,
     ) -> None:
         """`read` are the seconds in which the draft model reads a token."""
         self.clock = Clock()
-        tables = msgspec.structs.replace(flat(step=STEP), draft_prefill_token=read)
+        given = flat(step=STEP, on_gpu=on_gpu)
+        tables = msgspec.structs.replace(given, draft_prefill_token=read)
         self.sidecar = Sidecar(self.clock, tables, delay, outages)
         self.server = self.connect()
 
@@ -99,6 +102,53 @@ def test_beside_served_requests_a_step_reads_little_for_waiting_ones() -> None:
     driven.commit(2.0, served, 2, lookahead=1)
     # The step for the waiting request takes 1.32 s instead of 3.56 s.
     assert driven.seen(served, [2.2, 3.5]) == [(1, 2), (1, 3)]
+
+
+def test_a_step_extends_as_many_drafts_as_the_sidecar_decodes_at_once_in_turn() -> None:
+    driven = Driven(on_gpu=True)
+    most = QSpecConfig.draft_slots
+    servers = [driven.server, driven.connect()]
+    rows = [[request("1") for _ in range(most)] for _ in servers]
+    for server, theirs in zip(servers, rows, strict=True):
+        for row in theirs:
+            driven.sidecar.submit(server, row)
+    found: list[list[int]] = []
+    for time in (1.1, 2.1):
+        driven.clock.call(time, lambda: found.append([sum(r.seen_end for r in x) for x in rows]))
+    driven.seen(rows[0][0], [])
+    assert found == [[most // 2] * 2, [most] * 2]
+
+
+def test_a_queue_draft_ends_at_the_most_tokens_of_a_completion() -> None:
+    driven, row = Driven(), request("1" * 2 * QSpecConfig.max_completion_tokens)
+    driven.sidecar.submit(driven.server, row)
+    driven.seen(row, [])
+    assert row.seen_end == QSpecConfig.max_completion_tokens
+
+
+def test_tokens_of_waiting_requests_do_not_end_the_wait_of_a_target() -> None:
+    driven, waits = Driven(), []
+
+    def target() -> Process:
+        waits.append((yield Wait(driven.server.arrived, 2.5)))
+        driven.commit(0.0, request(), 1)
+        waits.append((yield Wait(driven.server.arrived, 2.5)))
+
+    driven.sidecar.submit(driven.server, request())
+    driven.clock.start(target())
+    driven.seen(request(), [])
+    assert waits == [False, True]
+
+
+def test_a_text_that_matches_its_draft_again_keeps_the_match_while_the_draft_grows() -> None:
+    driven, row = Driven(), request("01" * 10)
+    driven.sidecar.submit(driven.server, row)
+
+    def match_again() -> None:
+        row.done = row.seen_begin = 3
+
+    driven.clock.call(5.5, match_again)
+    assert driven.seen(row, [5.6, 6.6]) == [(3, 5), (3, 6)]
 
 
 def test_servers_on_a_cpu_take_turns() -> None:

@@ -40,6 +40,10 @@ def test_times_are_interpolated_over_requests_and_width() -> None:
         ({"source": "guessed"}, "$.source"),
         ({"verify": []}, "length >= 1 - at `$.verify`"),
         ({"verify": [{"requests": 1, "width": 1, "seconds": 0}]}, "$.verify[0].seconds"),
+        (
+            {"verify": [{"requests": b, "width": b, "seconds": 1} for b in (1, 8)]},
+            "no row with 1 requests and width 8",
+        ),
         ({"agreement": {"step": 1.5}}, "$.agreement"),
         ({"agreement": {"step": ["12"]}}, "$.agreement"),
         ({"agreement": {}}, "$.agreement"),
@@ -73,6 +77,24 @@ def test_a_small_pass_reads_the_weights_and_a_large_one_computes() -> None:
     large = cards.pass_seconds(card, 1, model, 256, 8 * 256)
     computing = 2 * model.parameters * 8 * 256 / (0.6 * card.flops)
     assert large - HOST_S == pytest.approx(computing)
+
+
+def test_a_prefill_reads_the_weights_too() -> None:
+    found = computed("H100:70B:1B", 0.8)
+    assert 0.95 < found.prefill.seconds(1) / found.verify_seconds(1, 1) <= 1
+    assert found.prefill.seconds(8000) == pytest.approx(HOST_S + 8000 * found.prefill.token)
+
+
+def test_the_kv_of_the_requests_takes_time_and_memory() -> None:
+    short, long = (computed("A10:8B:1B", 0.8, context) for context in (1024, 4096))
+    kv = 4096 * MODELS["8B"].kv_bytes
+    weights = 2 * MODELS["8B"].parameters
+    assert long.most_requests * kv + weights < CARDS["A10"].memory
+    assert long.most_requests < short.most_requests < 256
+    assert long.verify_seconds(8, 1) > 1.1 * short.verify_seconds(8, 1)
+    assert long.step_seconds(8) > short.step_seconds(8)
+    # A request that does not fit beside the weights takes more cards.
+    assert computed("A10:8B:1B", 0.8, 100_000).gpus.target == 2
 
 
 @pytest.mark.parametrize(("card", "count"), [("H100", 4), ("H200", 2), ("B200", 1), ("A10", 8)])

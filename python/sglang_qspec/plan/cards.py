@@ -15,9 +15,11 @@ BANDWIDTH_SHARE, FLOPS_SHARE = 0.8, 0.6
 HOST_S = 0.0005
 """Assumed host work of a pass, in seconds."""
 CONTEXT = 1024
-"""Tokens of a request whose KV a pass reads."""
+"""Tokens of a request whose KV a pass reads, if no trace says it."""
 ROOM = 1.2
 """Memory of a model with its KV, over its weights, that decides how many cards hold a target."""
+MEMORY_SHARE = 0.9
+"""Assumed share of the memory for weights and KV."""
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WIDTHS = (1, 2, 4, 8)
 ROWS = (1, 8, 64, 256, 1024)
@@ -60,27 +62,39 @@ MODELS = {
 ALLOWED = f"CARD:TARGET:DRAFT with a card of {', '.join(CARDS)} and models of {', '.join(MODELS)}"
 
 
-def pass_seconds(card: Card, cards: int, model: Model, requests: float, rows: float) -> float:
+def pass_seconds(
+    card: Card, cards: int, model: Model, requests: float, rows: float, context: float = CONTEXT
+) -> float:
     """Roofline time of a pass over `rows` tokens of `requests` on `cards`, host work included.
 
-    The longer of reading weights and KV, and of the matrix products.
+    The longer of reading weights and KV, `context` tokens a request, and of the matrix products.
     """
-    read = 2 * model.parameters + requests * CONTEXT * model.kv_bytes
+    read = 2 * model.parameters + requests * context * model.kv_bytes
     reading = read / (BANDWIDTH_SHARE * card.bandwidth)
     computing = 2 * model.parameters * rows / (FLOPS_SHARE * card.flops)
     return HOST_S + max(reading, computing) / cards
 
 
-def cards_for(card: Card, model: Model) -> int:
-    """The smallest power of two of cards whose memory holds the model."""
+def most_requests(card: Card, cards: int, model: Model, context: float) -> int:
+    """Requests of `context` tokens whose KV the memory holds beside the weights; at least 0."""
+    free = MEMORY_SHARE * cards * card.memory - 2 * model.parameters
+    return max(0, int(free / (context * model.kv_bytes)))
+
+
+def cards_for(card: Card, model: Model, context: float = CONTEXT) -> int:
+    """The smallest power of two of cards whose memory holds the model and the KV of a request."""
     count = 1
-    while count * card.memory < ROOM * 2 * model.parameters:
+    while count * card.memory < ROOM * 2 * model.parameters or not most_requests(
+        card, count, model, context
+    ):
         count *= 2
     return count
 
 
-def computed(name: str, alpha: float) -> Tables:
+def computed(name: str, alpha: float, context: float = CONTEXT) -> Tables:
     """The tables of CARD:TARGET:DRAFT. `alpha` is the agreement of the models.
+
+    A request has `context` tokens. The tables have as many requests as the memory holds.
 
     Raises ConfigError with the allowed names.
     """
@@ -88,7 +102,8 @@ def computed(name: str, alpha: float) -> Tables:
     if len(parts) != 3 or parts[0] not in CARDS or not set(parts[1:]) <= MODELS.keys():
         raise ConfigError(f"--tables is {name!r}, but must be a JSON file, or {ALLOWED}")
     card, target, draft = CARDS[parts[0]], MODELS[parts[1]], MODELS[parts[2]]
-    on, beside = cards_for(card, target), cards_for(card, draft)
+    on, beside = cards_for(card, target, context), cards_for(card, draft, context)
+    most = most_requests(card, on, target, context)
     token = 2 * target.parameters / (FLOPS_SHARE * card.flops) / on
     return Tables(
         version=VERSION,
@@ -98,12 +113,15 @@ def computed(name: str, alpha: float) -> Tables:
         draft=parts[2],
         on_gpu=True,
         verify=[
-            Verify(b, w, pass_seconds(card, on, target, b, b * w)) for b in REQUESTS for w in WIDTHS
+            Verify(b, w, pass_seconds(card, on, target, b, b * w, context))
+            for b in REQUESTS
+            for w in WIDTHS
+            if b <= most
         ],
-        prefill=Prefill(HOST_S, token),
-        draft_steps=[Draft(n, pass_seconds(card, beside, draft, n, n)) for n in ROWS],
+        prefill=Prefill(HOST_S, token, pass_seconds(card, on, target, 0, 0)),
+        draft_steps=[Draft(n, pass_seconds(card, beside, draft, n, n, context)) for n in ROWS],
         draft_prefill_token=2 * draft.parameters / (FLOPS_SHARE * card.flops) / beside,
         agreement={"step": alpha},
         gpus=Gpus(on, beside),
-        conditions={"dtype": "bfloat16", "context": f"{CONTEXT} tokens", "alpha": f"{alpha:g}"},
+        conditions={"dtype": "bfloat16", "context": f"{context:g} tokens", "alpha": f"{alpha:g}"},
     )

@@ -50,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     positive = option(values.positive)
     add("--prompt-tokens", type=positive, default=512, metavar="N", help="(default: %(default)s)")
-    add("--output-tokens", type=positive, default=256, metavar="N", help="(default: %(default)s)")
+    outputs = option(values.whole(1, traces.MOST_OUTPUT))
+    add("--output-tokens", type=outputs, default=256, metavar="N", help="(default: %(default)s)")
     add(
         "--slo",
         type=_slo,
@@ -140,8 +141,8 @@ def run(options: argparse.Namespace) -> str:
 
     if options.sweep is not None and options.sweep.suffix not in picture.SUFFIXES:
         raise ConfigError(f"--sweep is {options.sweep}, but must end in .svg or .png")
-    found = _tables(options.tables, options.alpha)
     trace = traces.parse(options.trace, options.prompt_tokens, options.output_tokens)
+    found = _tables(options.tables, options.alpha, trace.context)
     slots = _slots(options.slots, found.most_requests)
     slo = None if options.slo is None else Slo(*options.slo)
     if options.gpus < found.gpus.target:
@@ -170,8 +171,11 @@ def run(options: argparse.Namespace) -> str:
     return json.dumps(report.record()) if options.json else report.text()
 
 
-def _tables(text: str, alpha: float | None) -> Tables:
-    """The tables of a file, or computed ones. Raises ConfigError."""
+def _tables(text: str, alpha: float | None, context: int) -> Tables:
+    """The tables of a file, or computed ones for requests of `context` tokens.
+
+    Raises ConfigError.
+    """
     from sglang_qspec.plan import tables
     from sglang_qspec.plan.cards import computed
 
@@ -180,7 +184,7 @@ def _tables(text: str, alpha: float | None) -> Tables:
             "--alpha must be given with computed tables (CARD:TARGET:DRAFT), and only with them: "
             f"--tables is {text!r}"
         )
-    return tables.load(Path(text)) if alpha is None else computed(text, alpha)
+    return tables.load(Path(text)) if alpha is None else computed(text, alpha, context)
 
 
 def _slots(given: Sequence[int] | None, most: int) -> list[int]:

@@ -44,12 +44,10 @@ def chunk_bytes() -> int:
 
 def lines_of(plan: Plan, trace: Trace, gbit: float) -> list[str]:
     """What limits more targets, a sentence each. `gbit` is the bandwidth of a sidecar's link."""
-    found, group = plan.outcome, plan.group
-    per_target = found.seconds * group.targets
-    requests = plan.targets * found.requests / per_target
-    pieces = plan.targets * found.passes * found.batch / per_target
-    prompts = sum(each.prompt for each in trace.part(1.0, 1000, 1)) / min(1000, trace.requests)
-    to_clients = (pieces * chunk_bytes() + requests * prompts * PROMPT_BYTES) / 1e6
+    found, group, prompt = plan.outcome, plan.group, trace.mean_prompt
+    requests = plan.rate * found.requests / found.tokens
+    pieces = requests * found.passes * found.batch / found.requests
+    to_clients = (pieces * chunk_bytes() + requests * prompt * PROMPT_BYTES) / 1e6
     router = (
         f"Router: {requests:.0f} requests/s and {pieces:.0f} streamed chunks/s of "
         f"{chunk_bytes()} bytes, {to_clients:.1f} MB/s in all."
@@ -58,15 +56,17 @@ def lines_of(plan: Plan, trace: Trace, gbit: float) -> list[str]:
         return [router]
     share = found.sidecar_busy
     most = f"about {group.targets / share:.0f}" if share else "any number of"
-    commits = commits_bytes(max(1, round(found.batch)), max(1, round(found.tokens_per_pass)))
-    link = found.passes * commits + found.drafted * drafted_bytes()
-    link += found.requests * submit_bytes(round(prompts))
-    rate = link / per_target
+    sizes = f"{drafted_bytes()} bytes for a draft token"
+    link = found.drafted * drafted_bytes() + found.requests * submit_bytes(round(prompt))
+    if group.pipeline != "queue":  # the target reports its passes for step drafts alone
+        commits = commits_bytes(max(1, round(found.batch)), max(1, round(found.tokens_per_pass)))
+        sizes += f", {commits} for the report of a pass"
+        link += found.passes * commits
+    rate = link / found.requests * requests / plan.targets
     return [
         f"Sidecar: it drafts {100 * share:.0f} % of the time for {group.targets} targets, so it "
         f"is saturated with {most} targets.",
-        f"Link: a target takes {rate / 1e6:.2f} MB/s ({commits} bytes for the report of a pass, "
-        f"{drafted_bytes()} for a draft token), so {gbit:g} Gbit/s hold "
+        f"Link: a target takes {rate / 1e6:.2f} MB/s ({sizes}), so {gbit:g} Gbit/s hold "
         f"{int(gbit * 1e9 / 8 / rate)} targets.",
         router,
     ]

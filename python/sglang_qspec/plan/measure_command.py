@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from sglang_qspec import values
+from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import option
 
 DESCRIPTION = """Measure the tables of qspec plan on a running server with a sidecar: the time of
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> str:
     from sglang_qspec.plan.measure import Measurement
     from sglang_qspec.plan.tables import save
 
+    if not options.output.parent.is_dir():  # known before the minutes of the measurement
+        raise ConfigError(f"--output is {options.output}, but its folder does not exist")
     texts = texts_of(options.prompts, PROMPTS)
     tables = Measurement(options.url, texts, options.tokens).tables(
         sorted(set(options.requests)),

@@ -59,7 +59,7 @@ class Plan:
     outcome: Outcome
     """Figures of the simulated group."""
     scale: float
-    """Factor from latencies of the simulated part of a batch to those of the whole batch; otherwise
+    """Factor from the times of the simulated part of a batch to those of the whole batch; otherwise
     1."""
     rate: float
     """Output tokens per second of all targets."""
@@ -127,10 +127,12 @@ class Planner:
         if not trace.rate:
             arrivals = trace.part(share, max(FEWEST, WAVES * slots) * size, self._seed)
             outcome = simulate(group, self._tables, arrivals)
-            scale = max(1.0, trace.requests * share / len(arrivals))
-            return Plan(
-                targets, sidecars, used, group, outcome, scale, outcome.rate * targets / size, 0.0
-            )
+            # The other requests of the group come before the end of the batch.
+            tokens = outcome.tokens / len(arrivals)
+            others = max(0.0, trace.requests * share - len(arrivals)) * tokens
+            seconds = outcome.seconds + others / outcome.steady_rate
+            rate, scale = trace.requests * tokens / seconds, seconds / outcome.seconds
+            return Plan(targets, sidecars, used, group, outcome, scale, rate, 0.0)
         outcome = simulate(group, self._tables, trace.part(share, FEWEST * size, self._seed))
         capacity = self._capacity(group) * targets / size
         offered = trace.rate * trace.mean_output
@@ -157,7 +159,7 @@ class Planner:
         if group not in self._capacities:
             count = max(FEWEST, WAVES * group.slots) * group.targets
             arrivals = self._trace.at_once().part(1.0, count, self._seed)
-            self._capacities[group] = simulate(group, self._tables, arrivals).rate
+            self._capacities[group] = simulate(group, self._tables, arrivals).steady_rate
         return self._capacities[group]
 
     def plans(self, gpus: int, pipelines: Sequence[str], slots: Sequence[int]) -> list[Plan]:

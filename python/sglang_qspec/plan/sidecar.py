@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.plan.requests import Request
 from sglang_qspec.plan.tables import Tables
@@ -23,7 +25,7 @@ class Server:
     """The requests of one target at the sidecar."""
 
     arrived: Signal
-    """Wakes the target when draft tokens arrive."""
+    """Wakes the target when draft tokens of a served request arrive."""
     waiting: dict[Request, None] = field(default_factory=dict)
     """Waiting requests with an unfinished draft, in the order of arrival."""
     growing: dict[Request, int] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Sidecar:
         return not any(begin <= now < end for begin, end in self._outages)
 
     def connect(self, arrived: Signal) -> Server:
-        """Serve another target. Draft tokens that arrive fire `arrived`."""
+        """Serve another target. Draft tokens of its served requests fire `arrived`."""
         server = Server(arrived)
         self._servers.append(server)
         return server
@@ -168,20 +170,22 @@ class Sidecar:
     def _next_step(self, servers: Sequence[Server]) -> tuple[list[tuple[Server, Request]], int]:
         """The drafts that the next step extends, and the number of tokens that it reads.
 
-        A draft with more unread tokens than the step may read is not extended yet.
+        A step extends `draft_slots` drafts at most. A draft with more unread tokens than the step
+        may read is not extended yet.
         """
         on_gpu = self._tables.on_gpu
         few = not on_gpu and any(server.beside_steps for server in servers)
         prompts = BESIDE_STEPS if few else FIRST_PROMPTS
         most = READ_BESIDE_STEPS if few else MOST_READ_GPU if on_gpu else MOST_READ_CPU
         extended, left = [], most
-        for server in servers:
-            for row in server.next_rows(prompts):
-                read = min(max(0, row.unread - 1), left)
-                row.unread -= read
-                left -= read
-                if row.unread <= 1:
-                    extended.append((server, row))
+        for server, row in _in_turn(servers, prompts):
+            read = min(max(0, row.unread - 1), left)
+            row.unread -= read
+            left -= read
+            if row.unread <= 1:
+                extended.append((server, row))
+            if len(extended) == QSpecConfig.draft_slots:
+                break
         return extended, most - left
 
     def _finish(self, rows: Sequence[tuple[Server, Request]], begins: Sequence[int]) -> None:
@@ -195,7 +199,7 @@ class Sidecar:
             sent.append((server, row, row.begin, row.end))
             if row.end >= server.growing.get(row, row.size):
                 server.growing.pop(row, None)
-            if row.end >= row.size:
+            if row.end >= min(row.size, row.begin + QSpecConfig.max_completion_tokens):
                 server.waiting.pop(row, None)
         self.drafted += len(sent)
         self._clock.call(self._delay, lambda: _deliver(sent))
@@ -212,9 +216,16 @@ class Sidecar:
                     self._go_on(server, row)
 
 
+def _in_turn(servers: Sequence[Server], prompts: int) -> Iterator[tuple[Server, Request]]:
+    """The next draft of each server in turn, at most `prompts` waiting ones of a server."""
+    rows = [[(server, row) for row in server.next_rows(prompts)] for server in servers]
+    return (each for turn in zip_longest(*rows) for each in turn if each is not None)
+
+
 def _deliver(sent: Sequence[tuple[Server, Request, int, int]]) -> None:
-    """Let draft tokens arrive at their targets."""
+    """Let draft tokens arrive at their targets, which wait for those of served requests alone."""
     for _, row, begin, end in sent:
-        row.seen_begin, row.seen_end = begin, end
-    for server in {id(each): each for each, *_ in sent}.values():
+        # The text may match a later place of the draft already.
+        row.seen_begin, row.seen_end = max(row.seen_begin, begin), end
+    for server in {id(server): server for server, row, *_ in sent if row in server.served}.values():
         server.arrived.fire()

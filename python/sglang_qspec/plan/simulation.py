@@ -65,6 +65,9 @@ class Outcome:
     """Passes of all targets after the prefills."""
     drafted: int
     """Draft tokens that the sidecar sent."""
+    steady_rate: float
+    """Output tokens per second while requests wait, so without the end of a batch; `rate` if the
+    requests never took all slots of a target."""
 
     @property
     def rate(self) -> float:
@@ -160,6 +163,7 @@ def _outcome(
     tokens = sum(request.done for request in requests)
     passes = sum(target.counts.passes for target in targets)
     pass_requests = sum(target.counts.pass_requests for target in targets)
+    steady = [target.counts.steady_seconds or seconds for target in targets]
     return Outcome(
         requests=len(requests),
         tokens=tokens,
@@ -174,4 +178,5 @@ def _outcome(
         sidecar_busy=min(1.0, sidecar.busy_seconds / seconds),
         passes=passes,
         drafted=sidecar.drafted,
+        steady_rate=tokens * len(targets) / sum(steady),
     )

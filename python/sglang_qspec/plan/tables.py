@@ -41,14 +41,15 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time of a pass over prompts: `base`, and `token` for each prompt token."""
+    """Time of a pass over prompts: `base`, and `token` for each prompt token, at least `least`."""
 
     base: Annotated[float, msgspec.Meta(ge=0)]
     token: Annotated[float, msgspec.Meta(ge=0)]
+    least: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def seconds(self, tokens: int) -> float:
         """Time of a pass over this number of prompt tokens."""
-        return self.base + self.token * tokens
+        return max(self.least, self.base + self.token * tokens)
 
 
 class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +84,16 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     gpus: Gpus = Gpus()
     conditions: dict[str, str] = {}
     """How the tables came about: dtype, prompts, data-sheet numbers and the like."""
+
+    def __post_init__(self) -> None:
+        cells = {(row.requests, row.width) for row in self.verify}
+        missing = {(b, w) for b, _ in cells for _, w in cells} - cells
+        if missing:
+            b, w = min(missing)
+            raise ValueError(
+                f"`verify` has no row with {b} requests and width {w}, but must have each number "
+                "of requests with each width"
+            )
 
     @cached_property
     def widest(self) -> int:

@@ -56,6 +56,20 @@ class Counts:
     """Times of the passes, summed, without waits."""
     waited: float = 0.0
     """Seconds of waits for drafts."""
+    tokens: int = 0
+    """Output tokens of the passes."""
+    prefill_seconds: float = 0.0
+    full_seconds: float = 0.0
+    """Seconds of the passes, waits included, while all slots were taken."""
+    full_tokens: int = 0
+    """Output tokens of these passes."""
+
+    @property
+    def steady_seconds(self) -> float | None:
+        """Seconds of all prefills and tokens with all slots taken; None if they never were."""
+        if not self.full_tokens:
+            return None
+        return self.prefill_seconds + self.tokens * self.full_seconds / self.full_tokens
 
 
 class Target:
@@ -127,7 +141,9 @@ class Target:
             admitted.append(self._queue.popleft())
             admitted[-1].admitted = self._clock.now
             tokens += admitted[-1].arrival.prompt
-        yield self._tables.prefill.seconds(tokens)
+        seconds = self._tables.prefill.seconds(tokens)
+        yield seconds
+        self.counts.prefill_seconds += seconds
         for request in admitted:
             request.first = self._clock.now
             self._commit(request, 1)
@@ -169,9 +185,7 @@ class Target:
         if not self._speculates:
             plain = self._tables.verify_seconds(count, 1)
             yield plain
-            self._count(count, plain, 0.0)
-            for request in part:
-                self._commit(request, 1)
+            self._count(count, plain, 0.0, sum(self._commit(request, 1) for request in part))
             return
         trees, cut, waited = yield from self._propose(part, plan)
         rows = cut.rows / count
@@ -180,14 +194,17 @@ class Target:
             seconds *= self._tables.slowdown
         yield seconds
         self._times.observe(count, rows, seconds)
-        self._count(count, seconds, waited)
-        self._settle(part, trees, cut, waited)
+        self._count(count, seconds, waited, self._settle(part, trees, cut, waited))
 
-    def _count(self, requests: int, seconds: float, waited: float) -> None:
+    def _count(self, requests: int, seconds: float, waited: float, tokens: int) -> None:
         self.counts.passes += 1
         self.counts.pass_requests += requests
         self.counts.seconds += seconds
         self.counts.waited += waited
+        self.counts.tokens += tokens
+        if len(self._running) == self._slots:
+            self.counts.full_seconds += seconds + waited
+            self.counts.full_tokens += tokens
 
     def _propose(
         self, part: Sequence[Request], plan: PipelinePlan
@@ -272,8 +289,11 @@ class Target:
 
     def _settle(
         self, part: Sequence[Request], trees: DraftTrees, cut: DraftTrees, waited: float
-    ) -> None:
-        """Commit the tokens of a pass, and update the statistics as `PassAccounting` does."""
+    ) -> int:
+        """Commit the tokens of a pass, and update the statistics as `PassAccounting` does.
+
+        Returns the number of tokens.
+        """
         count = len(part)
         verified = (cut.sizes - 1).tolist()
         right = [request.right(n) for request, n in zip(part, verified, strict=True)]
@@ -296,19 +316,21 @@ class Target:
             self._sources.update(trees, first)
         source = Source.STEP if self._lookahead else Source.QUEUE
         self._sources.observe(source, 0, 0, cost=waited)
-        for request, accepted in zip(part, right, strict=True):
-            self._commit(request, accepted + 1)
+        return sum(self._commit(r, accepted + 1) for r, accepted in zip(part, right, strict=True))
 
-    def _commit(self, request: Request, tokens: int) -> None:
-        request.done = min(request.size, request.done + tokens)
+    def _commit(self, request: Request, tokens: int) -> int:
+        """Add output tokens, and report them to the sidecar. Returns their number."""
+        tokens = min(tokens, request.size - request.done)
+        request.done += tokens
         if request.done == request.size:
             request.finished = self._clock.now
             self._sidecar.close(self._server, request)
-            return
+            return tokens
         if not self._speculates:
-            return
+            return tokens
         left = request.next_wrong[request.seen_begin] < request.done
         if self._runtime.mode == "queue" and left and self._rng.random() < self._tables.again:
             # The text has left the queue draft, and matches a later place of it.
             request.seen_begin = request.done
         self._sidecar.commit(self._server, request, self._lookahead)
+        return tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -13,6 +14,10 @@ from sglang_qspec.errors import ConfigError
 
 MANY = 1_000_000_000
 """Requests of a trace that does not end before a simulation."""
+MOST_OUTPUT = 1 << 17
+"""Output tokens of a request at most, because a simulation keeps a number for each."""
+RATES = (1e-6, 1e6)
+"""Lowest and highest rate of random arrivals."""
 ALLOWED = "batch:REQUESTS, poisson:RATE:REQUESTS or a JSONL file"
 
 
@@ -20,7 +25,7 @@ class Arrival(NamedTuple):
     """A request of the trace."""
 
     seconds: float
-    """Time of the arrival after the start."""
+    """Time of the arrival after the start, or after the first request of a log."""
     prompt: int
     """Prompt tokens."""
     output: int
@@ -32,7 +37,7 @@ class Line(msgspec.Struct, frozen=True):
 
     seconds: Annotated[float, msgspec.Meta(ge=0)]
     prompt_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    output_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT)]
 
 
 class Trace(NamedTuple):
@@ -59,6 +64,18 @@ class Trace(NamedTuple):
             return self.output
         return sum(arrival.output for arrival in self.recorded) / len(self.recorded)
 
+    @property
+    def mean_prompt(self) -> float:
+        """Mean prompt tokens of a request."""
+        if not self.recorded:
+            return self.prompt
+        return sum(arrival.prompt for arrival in self.recorded) / len(self.recorded)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a request that is half answered, on average."""
+        return round(self.mean_prompt + self.mean_output / 2)
+
     def at_once(self) -> Trace:
         """Any number of such requests that all arrive at once."""
         recorded = [arrival._replace(seconds=0.0) for arrival in self.recorded]
@@ -67,17 +84,18 @@ class Trace(NamedTuple):
     def part(self, share: float, most: int, seed: int) -> list[Arrival]:
         """Arrivals at one of 1 / `share` equal groups, at most the first `most`.
 
-        A router that takes groups in turn gives a group every (1 / share)-th request. The number of
-        requests is at least 1.
+        A router that takes groups in turn gives a group every (1 / share)-th request. The group is
+        one of those with the most requests.
         """
-        count = max(1, min(most, round(self.requests * share)))
+        count = max(1, min(most, math.ceil(self.requests * share - 1e-9)))
         if self.recorded:
             size = len(self.recorded)
             return [self.recorded[int(number / share) % size] for number in range(count)]
         rng = np.random.default_rng(seed)
-        low, high = max(1, self.output // 2), self.output + self.output // 2
+        low, high = self.output - self.output // 2, self.output + self.output // 2
         outputs = rng.integers(low, high, count, endpoint=True).tolist()
-        gaps = rng.exponential(1.0 / (self.rate * share), count) if self.rate else np.zeros(count)
+        # The time until the (1 / share)-th of the requests at random times.
+        gaps = rng.gamma(1.0 / share, 1.0 / self.rate, count) if self.rate else np.zeros(count)
         times = gaps.cumsum().tolist()
         return [Arrival(*each) for each in zip(times, [self.prompt] * count, outputs, strict=True)]
 
@@ -96,11 +114,11 @@ def parse(text: str, prompt: int, output: int) -> Trace:
         per_second = float(rate) if kind == "poisson" else 0.0
     except ValueError:
         requests, per_second = 0, 0.0
-    fits = (0.0 < per_second < float("inf")) if kind == "poisson" else not rate
+    fits = RATES[0] <= per_second <= RATES[1] if kind == "poisson" else not rate
     if requests < 1 or not fits:
         raise ConfigError(
-            f"--trace is {text!r}, but must be {ALLOWED}, with numbers above 0, such as "
-            "batch:1000 or poisson:12.5:1000"
+            f"--trace is {text!r}, but must be {ALLOWED}, with REQUESTS of at least 1 and a RATE "
+            f"from {RATES[0]:g} to {RATES[1]:g}, such as batch:1000 or poisson:12.5:1000"
         )
     return Trace(requests, per_second, (), prompt, output)
 
@@ -121,5 +139,7 @@ def _recorded(path: Path) -> Trace:
     if not found:
         raise ConfigError(f"{path}: the log has no request")
     found.sort()
-    span = found[-1].seconds - found[0].seconds
+    begin = found[0].seconds
+    found = [each._replace(seconds=each.seconds - begin) for each in found]
+    span = found[-1].seconds
     return Trace(len(found), len(found) / span if span else 0.0, found, 0, 0)
