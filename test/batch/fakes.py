@@ -28,12 +28,12 @@ def serving(fake: FakeServer) -> Iterator[str]:
     """The URL of a fake server that a thread of this process runs."""
     port = free_port()
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(fake.app())
+    runner = web.AppRunner(fake.app(), shutdown_timeout=0.1)
 
     def run() -> None:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(runner.setup())
-        loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0).start())
+        loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", port).start())
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
 

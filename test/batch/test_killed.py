@@ -25,6 +25,8 @@ from test.batch.fakes import (
 PROMPTS = [f"prompt {i}" for i in range(1000)]
 STARTED: list[subprocess.Popen[str]] = []
 DELAY = ("--delay", "0.05", "--slots", "4")
+SLOW = ("--in-flight", "4")
+"""Options with which a batch takes seconds, so it has not ended when a busy machine kills it."""
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_killed_clients_and_servers_lose_and_repeat_no_line(
     path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     chance = random.Random(7)
     urls = [word for server in fakes for word in ("--url", server.url)]
-    options = [path, "--output", output, "--resume", "--in-flight", "8", *urls]
+    options = [path, "--output", output, "--resume", *SLOW, *urls]
     for end in range(1, 5):
         process = start(*options)
         until_more(output, chance.randrange(40, 120), process)
@@ -115,7 +117,7 @@ def test_a_signal_ends_the_batch_and_says_how_to_continue(
     tmp_path: Path, output: Path, fakes: list[FakeProcess], number: signal.Signals
 ) -> None:
     path = write_lines(tmp_path / "in.jsonl", PROMPTS)
-    process = start(path, "--output", output, "--url", fakes[0].url)
+    process = start(path, "--output", output, "--url", fakes[0].url, *SLOW)
     until(lambda: len(whole_lines(output)) > 50, process)
     process.send_signal(number)
     out, _ = process.communicate(timeout=30)
@@ -126,6 +128,22 @@ def test_a_signal_ends_the_batch_and_says_how_to_continue(
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
     assert_complete(output, PROMPTS)
+
+
+def test_a_batch_under_nohup_outlives_its_terminal(
+    tmp_path: Path, output: Path, fakes: list[FakeProcess]
+) -> None:
+    path = write_lines(tmp_path / "in.jsonl", PROMPTS[:100])
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the process inherits
+    try:
+        process = start(path, "--output", output, "--url", fakes[0].url, *SLOW)
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    until(lambda: len(whole_lines(output)) > 5, process)
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert_complete(output, PROMPTS[:100])
 
 
 @pytest.fixture
@@ -160,8 +178,9 @@ def test_an_own_server_that_dies_is_started_again(
     tmp_path: Path, output: Path, fake_sglang: dict[str, str]
 ) -> None:
     path = write_lines(tmp_path / "in.jsonl", PROMPTS)
-    process = start(path, "--output", output, "--model", "target", environment=fake_sglang)
-    for count in (100, 300):
+    given = (path, "--output", output, "--model", "target", *SLOW)
+    process = start(*given, environment=fake_sglang)
+    for count in (100, 100):
         until_more(output, count, process)
         (server,) = servers_below(process)
         server.kill()
@@ -176,7 +195,8 @@ def test_an_own_server_ends_however_the_batch_ends(
     tmp_path: Path, output: Path, fake_sglang: dict[str, str], number: signal.Signals
 ) -> None:
     path = write_lines(tmp_path / "in.jsonl", PROMPTS)
-    process = start(path, "--output", output, "--model", "target", environment=fake_sglang)
+    given = (path, "--output", output, "--model", "target", *SLOW)
+    process = start(*given, environment=fake_sglang)
     until(lambda: len(whole_lines(output)) > 20, process)
     (server,) = servers_below(process)
     process.send_signal(number)

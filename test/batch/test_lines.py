@@ -80,6 +80,20 @@ def test_all_bad_lines_are_named_before_anything_starts(tmp_path: Path) -> None:
     assert fourth.startswith("line 4: is not JSON")
 
 
+def test_lines_with_too_many_brackets_are_bad(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    kinds = ('{"prompt": "a", "x": %s}', '{"messages": {"x": %s}}')
+    deep = [kind % ("[" * n + "]" * n) for kind in kinds for n in range(900, 1100)]
+    path.write_text("\n".join(deep))
+    lines = Lines(FileSource(str(path)), skip_invalid=True)
+    lines.check()
+    assert lines.total is not None
+    assert lines.total + lines.invalid == 400
+    path.write_text(deep[199])
+    with pytest.raises(BatchError, match="line 1: has too many brackets inside each other"):
+        Lines(FileSource(str(path))).check()
+
+
 def test_a_line_number_may_not_be_the_custom_id_of_an_earlier_line(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "a", "custom_id": "2"}\n{"prompt": "b"}\n')
@@ -102,6 +116,16 @@ def test_bad_lines_can_be_left_out(tmp_path: Path) -> None:
     lines.check()
     assert (lines.total, lines.invalid) == (2, 1)
     assert left(lines) == [(1, "1"), (3, "3")]
+
+
+def test_the_number_of_lines_that_were_left_out_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("{}\n" * 50)
+    Lines(FileSource(str(path)), skip_invalid=True).check()
+    assert len(caplog.messages) == 21
+    assert caplog.messages[-1] == "left out: and 30 more lines"
 
 
 def test_a_line_that_is_too_long_is_bad_and_takes_no_memory(

@@ -1,7 +1,8 @@
-"""`qspec batch` with a real server of its own, which serves the demo models."""
+"""A server that the batch owns: a scripted one, and a real one that serves the demo models."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,11 +13,67 @@ import psutil
 import pytest
 
 from benchmark.prompts import PROMPTS
+from sglang_qspec.batch import own_server
+from sglang_qspec.batch.line import Line
+from sglang_qspec.batch.own_server import OwnServer
+from sglang_qspec.batch.runner import Runner
+from sglang_qspec.batch.server import Reply
+from sglang_qspec.errors import BatchError, ServerLostError
 from sglang_qspec.models import DemoModels
 from test.batch.fakes import ROOT, records_of
+from test.batch.scripted import Input, Kept, ScriptedServer
 
 FLAGS = ["--dtype", "float32", "--max-running-requests", "2", "--context-length", "2048"]
 KV = ["--max-total-tokens", "8192", "--log-level", "warning"]
+
+
+class Scripted(ScriptedServer):
+    """Both the process and the client of a server; the line `crash` ends it."""
+
+    url = "scripted"
+    exit_code = None
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(depth=1)
+
+    def launch(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+    async def ask(self, line: Line) -> Reply:
+        if line.custom_id == "crash":
+            raise ServerLostError("the connection broke")
+        return await super().ask(line)
+
+
+@pytest.mark.parametrize("name", ["crash", "other"])
+def test_a_first_line_that_ends_the_server_fails_before_the_batch_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(own_server, "LocalServer", Scripted)
+    monkeypatch.setattr(own_server, "HttpServer", Scripted)
+    server, kept = OwnServer([], {}, tmp_path / "log", timeout=1), Kept()
+    asyncio.run(asyncio.wait_for(Runner([server], kept).run(aiter(Input([name, "a", "b"]))), 60))
+    kept.assert_once([name, "a", "b"])
+    assert set(kept.failed) == {name} & {"crash"}
+
+
+def test_a_server_that_answers_nothing_stops_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_server, "LocalServer", Scripted)
+    monkeypatch.setattr(own_server, "HttpServer", Scripted)
+
+    async def run() -> None:
+        server = OwnServer([], {}, tmp_path / "log", timeout=1)
+        for _ in range(own_server.DEATHS):
+            await server.open()
+        with pytest.raises(BatchError, match="the server ended 4 times without an answer"):
+            await server.open()
+
+    asyncio.run(run())
 
 
 @pytest.mark.server

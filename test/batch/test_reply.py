@@ -119,7 +119,9 @@ def test_the_depth_is_running_requests_and_a_queue_to_draft_for(
     assert depth_of(info) == depth
 
 
-@pytest.mark.parametrize("info", [7, {}, {"internal_states": 7}, {"internal_states": [{}]}])
+@pytest.mark.parametrize(
+    "info", [7, {}, {"internal_states": 7}, {"internal_states": []}, {"internal_states": [{}]}]
+)
 def test_another_server_is_an_error(info: Any) -> None:
     with pytest.raises(ClientError, match="is not that of an SGLang server"):
         depth_of(info)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +74,20 @@ def test_records_are_kept_only_with_resume(tmp_path: Path, name: str) -> None:
         assert results.failed == (name == "errors.jsonl")
 
 
+@pytest.mark.parametrize("lines", [1, 2])
 @pytest.mark.parametrize("kept", range(1, 40, 6))
-def test_a_torn_last_line_is_cut(tmp_path: Path, kept: int) -> None:
+def test_a_torn_last_line_is_cut(tmp_path: Path, kept: int, lines: int) -> None:
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
-        results.answer(line(2), ANSWER)
+        for number in range(1, lines + 1):
+            results.answer(line(number), ANSWER)
     path = tmp_path / "out.jsonl"
     whole = path.read_bytes()
-    first = whole.index(b"\n") + 1
-    path.write_bytes(whole[: first + kept])
+    last = whole.rindex(b"\n", 0, -1) + 1 if lines > 1 else 0
+    path.write_bytes(whole[: last + kept])
     with opened(tmp_path, resume=True) as results:
-        assert "1" in results.answered
-        assert "2" not in results.answered
-        results.answer(line(2), ANSWER)
+        assert len(results.answered) == lines - 1
+        assert str(lines) not in results.answered
+        results.answer(line(lines), ANSWER)
     assert path.read_bytes() == whole
 
 
@@ -110,7 +116,9 @@ def test_zeros_that_a_power_failure_left_are_cut(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ('7\n{"custom_id": "1"}\n', "out.jsonl:1: the line is no record of qspec batch"),
-        ('{"custom_id": "1"}\n{"custom_id": "1"}\n', "out.jsonl:2: custom_id '1' has a record"),
+        (2 * '{"custom_id":"1","response":{}}\n', "out.jsonl:2: custom_id '1' has a record"),
+        ('{"custom_id": "1", "prompt": "an input"}\n', "out.jsonl:1: the line is no record"),
+        ("Notes of one line", "out.jsonl:1: the line is no record"),
     ],
 )
 def test_a_file_that_is_no_output_is_refused_and_kept(
@@ -126,6 +134,78 @@ def test_a_file_that_is_no_output_is_refused_and_kept(
 def test_two_runs_cannot_write_the_same_file(tmp_path: Path) -> None:
     with opened(tmp_path), pytest.raises(BatchError, match="another process writes .*out.jsonl"):
         opened(tmp_path, resume=True)
+
+
+def test_a_refused_run_keeps_the_file_of_errors_of_another_run(tmp_path: Path) -> None:
+    errors = tmp_path / "errors.jsonl"
+    with opened(tmp_path) as results:
+        with pytest.raises(BatchError, match="another process writes .*errors.jsonl"):
+            Results.open(tmp_path / "other.jsonl", errors, resume=False)
+        results.fail(line(1), Reply(Verdict.FAILED, reason="x"))
+    assert len(records_of(errors)) == 1
+
+
+def test_no_run_begins_while_another_one_closes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = opened(tmp_path)
+    unlink = Path.unlink
+
+    def begin(path: Path, *, missing_ok: bool) -> None:
+        with pytest.raises(BatchError, match="another process writes .*out.jsonl"):
+            opened(tmp_path)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", begin)
+    results.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOSYS))
+    with opened(tmp_path) as results:
+        results.answer(line(1), ANSWER)
+    assert len(records_of(tmp_path / "out.jsonl")) == 1
+    assert "out.jsonl cannot be locked (Function not implemented); start no other" in caplog.text
+
+
+def test_a_record_that_the_disk_takes_in_part_is_taken_back(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "out.jsonl"
+    with opened(tmp_path) as results:
+        results.answer(line(1), ANSWER)
+        whole = path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 9, limit[1]))
+        try:
+            with pytest.raises(BatchError, match="out.jsonl cannot be written: File too large"):
+                results.answer(line(2), ANSWER)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert path.read_bytes() == whole
+
+
+def test_records_that_the_disk_loses_later_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))  # as for a pipe
+    opened(tmp_path).close()
+    monkeypatch.setattr(os, "fsync", failing(errno.EDQUOT))
+    results = opened(tmp_path)
+    with pytest.raises(BatchError, match="out.jsonl cannot be written: Disk quota exceeded"):
+        results.close()
+    monkeypatch.undo()
+    opened(tmp_path).close()  # both files were closed
+
+
+def failing(number: int) -> Callable[..., None]:
+    """A system call that fails with this error."""
+
+    def call(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

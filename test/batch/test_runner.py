@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -267,6 +268,27 @@ def test_a_batch_ends_some_time_after_the_last_server_was_lost(
     with pytest.raises(ClientError, match="no server has answered for 0.02 s"):
         asyncio.run(run())
     assert server.closed
+
+
+def test_times_without_a_server_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = iter(range(100))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 3600 * next(hours)))
+    server = lost_after({20, 60})
+
+    async def run() -> Kept:
+        kept = Kept()
+        original, answers = server.open, iter((True, False, True, False, True))
+
+        async def open_the_second_time() -> None:
+            server.refuses_to_open = not next(answers)
+            await original()
+
+        server.open = open_the_second_time  # type: ignore[method-assign]
+        await asyncio.wait_for(Runner([server], kept).run(aiter(Input(PROMPTS[:200]))), 60)
+        return kept
+
+    asyncio.run(run()).assert_once(PROMPTS[:200])
+    assert server.opened == 3
 
 
 def test_only_the_line_that_ends_servers_fails() -> None:

@@ -100,11 +100,18 @@ def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
 
     Raises QSpecError for options, input, output or servers that cannot be used.
     """
+    try:
+        return _run(options, say)
+    except KeyboardInterrupt:  # `_answer` handles it while lines are asked
+        return 128 + signal.SIGINT
+
+
+def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
     from sglang_qspec.batch.lines import Lines
     from sglang_qspec.batch.progress import Progress
     from sglang_qspec.batch.results import Results
 
-    errors = options.errors or options.output.with_suffix(".errors.jsonl")
+    errors = options.errors or _beside(options.output, ".errors.jsonl")
     _check(options, errors)
     stopped: int | None = None
     with contextlib.ExitStack() as stack:
@@ -114,10 +121,7 @@ def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
         source = _source(options)
         lines = Lines(source, options.max_tokens, options.skip_invalid, results.answered)
         if not source.can_be_read_once:
-            try:
-                lines.check()
-            except KeyboardInterrupt:  # nothing has started
-                return 128 + signal.SIGINT
+            lines.check()
         before = len(results.answered)
         progress = Progress(results, total=lines.total, before=before)
         try:
@@ -139,6 +143,11 @@ def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
     if stopped is not None:
         return 128 + stopped
     return FAILED if failed else 0
+
+
+def _beside(output: Path, ending: str) -> Path:
+    """The path of the output with another ending than `.jsonl`."""
+    return Path(str(output).removesuffix(".jsonl") + ending)
 
 
 def _check(options: argparse.Namespace, errors: Path) -> None:
@@ -209,7 +218,7 @@ def _servers(options: argparse.Namespace) -> Iterator[Sequence[Server]]:
     else:
         has_gpu = shutil.which("nvidia-smi") is not None
         flags, environment = launch_settings(options.model, options.draft_model, on_cuda=has_gpu)
-        log = options.output.with_suffix(".server.log")
+        log = _beside(options.output, ".server.log")
         yield [OwnServer([*flags, *options.server_arguments], environment, log, **limits)]
 
 
@@ -231,7 +240,8 @@ async def _answer(
         received.append(number)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, stop, number)
     try:
         async with progress.shown():
             permanent = None if options.ray is None else options.min_servers

@@ -20,10 +20,12 @@ def depth_of(info: Any) -> int:
     Raises ClientError if the answer is not that of SGLang.
     """
     try:
-        states = list(info["internal_states"])
-        return sum(_of_scheduler(info, state) for state in states)
+        depth = sum(_of_scheduler(info, state) for state in info["internal_states"])
+        if depth < 1:
+            raise ValueError
     except (LookupError, TypeError, AttributeError, ValueError):
         raise ClientError("its /server_info is not that of an SGLang server") from None
+    return depth
 
 
 def _of_scheduler(info: dict[str, Any], state: dict[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,8 @@ OPEN_S = 30.0
 """Time limit of the requests that find out whether a server works, in seconds."""
 KEEPALIVE_S = 3.0
 """Maximum time that a connection idles. SGLang closes one that has idled for five seconds."""
+_PASSWORD = re.compile(r"//[^/]*@")
+"""User and password in a URL. The name of a server is in messages and records."""
 
 
 class HttpServer:
@@ -29,7 +32,8 @@ class HttpServer:
 
         `in_flight` is the number of lines that the server has at once; None derives it.
         """
-        self.name = url.rstrip("/")
+        self._url = url.rstrip("/")
+        self.name = _PASSWORD.sub("//", self._url)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._in_flight = in_flight
         self._derived = 1
@@ -66,7 +70,7 @@ class HttpServer:
         """Send a line and wait for its reply. Raises ServerLostError."""
         try:
             async with self._opened().post(
-                self.name + line.url, data=line.body, headers=HEADERS, timeout=self._timeout
+                self._url + line.url, data=line.body, headers=HEADERS, timeout=self._timeout
             ) as response:
                 return reply_of(response.status, await response.read(), line)
         except TimeoutError:
@@ -93,7 +97,7 @@ class HttpServer:
 
     def _get(self, path: str) -> Any:
         timeout = aiohttp.ClientTimeout(total=OPEN_S)
-        return self._opened().get(self.name + path, timeout=timeout)
+        return self._opened().get(self._url + path, timeout=timeout)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -50,9 +50,9 @@ class Lines:
                 self.invalid += 1
                 if len(bad) < SHOWN:
                     bad.append(line)
+        more = self.invalid - len(bad)
+        bad += [f"and {more} more lines"] if more else []
         if bad and not self.skip_invalid:
-            more = self.invalid - len(bad)
-            bad += [f"and {more} more lines"] if more else []
             heading = f"{self.source.name}: correct these lines, or give --skip-invalid:"
             raise BatchError("\n".join((heading, *bad)))
         for message in bad:
@@ -96,4 +96,6 @@ class Lines:
                 raise ValueError(f"custom_id {line.custom_id!r} is that of an earlier line too")
         except ValueError as error:
             return f"line {number}: {error}"
+        except RecursionError:
+            return f"line {number}: has too many brackets inside each other"
         return line

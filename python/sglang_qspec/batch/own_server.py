@@ -11,6 +11,7 @@ from pathlib import Path
 from sglang_qspec import config
 from sglang_qspec.batch.http_server import HttpServer
 from sglang_qspec.batch.line import Line
+from sglang_qspec.batch.runner import ATTEMPTS
 from sglang_qspec.batch.server import Reply
 from sglang_qspec.errors import BatchError, ServerLostError
 from sglang_qspec.local_server import START_S, LocalServer
@@ -18,8 +19,9 @@ from sglang_qspec.local_server import START_S, LocalServer
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-DEATHS = 3
-"""Number of ends of the server in a row, without an answer between them, that stop the batch."""
+DEATHS = ATTEMPTS + 1
+"""Number of ends of the server in a row, without an answer between them, that stop the batch.
+Before that, a line that ends the server each time has failed."""
 
 
 def launch_settings(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 
@@ -15,13 +17,20 @@ from sglang_qspec.batch.line import Line
 from sglang_qspec.batch.server import Reply
 from sglang_qspec.errors import BatchError
 
+logger = logging.getLogger(__name__)
+
 READ_BYTES = 1 << 20
+_LOSSES = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
+"""Errors with which a file system reports late that it has lost records."""
+_START = b'{"id":"batch_req_'
+"""How a record begins."""
 
 
 class _Record(msgspec.Struct):
-    """The part of a written line that a later run needs."""
+    """The part of a written line that a later run needs; lines of an input lack `response`."""
 
     custom_id: str
+    response: msgspec.Raw
 
 
 class Results:
@@ -73,8 +82,10 @@ class Results:
 
     def close(self) -> None:
         """Write both files to the disk and close them; remove a file without a record."""
-        self._output.close()
-        self._errors.close(keep=False)
+        try:
+            self._errors.close(keep=False)
+        finally:
+            self._output.close()  # the last one, as its lock keeps other runs from both files
 
 
 def _record(line: Line, reply: Reply) -> bytes:
@@ -106,13 +117,20 @@ class _File:
     def open(self, *, resume: bool, into: Digests) -> None:
         """Lock the file, read the custom_ids of its records, and cut a torn last line."""
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise BatchError(f"{self._path} cannot be written: {error.strerror}") from None
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)  # `close` could remove the file of the other process
             raise BatchError(f"another process writes {self._path}") from None
+        except OSError as error:  # not every file system can
+            logger.warning(
+                "%s cannot be locked (%s); start no other batch that writes it",
+                *(self._path, error.strerror),
+            )
+        self._descriptor = descriptor
         if os.fstat(self._descriptor).st_size == 0:
             return
         if not resume:
@@ -128,11 +146,12 @@ class _File:
         leave other bytes in its place.
         """
         whole = 0
+        text = b""
         torn: int | None = None
         with self._path.open("rb", buffering=READ_BYTES) as file:
             for number, text in enumerate(file, 1):
                 if torn is not None:
-                    raise BatchError(f"{self._path}:{torn}: the line is no record of qspec batch")
+                    self._refuse(torn)
                 try:
                     record = msgspec.json.decode(text, type=_Record)
                 except (msgspec.DecodeError, UnicodeDecodeError):
@@ -145,24 +164,39 @@ class _File:
                         f"{self._path}:{number}: custom_id {record.custom_id!r} has a record before"
                     )
                 whole += len(text)
+        if torn == 1 and not _START.startswith(text.rstrip(b"\0")[: len(_START)]):
+            self._refuse(torn)  # without a record before it, the file may be another one
         return whole
 
+    def _refuse(self, number: int) -> NoReturn:
+        raise BatchError(f"{self._path}:{number}: the line is no record of qspec batch")
+
     def append(self, record: bytes) -> None:
-        """Write a record. Raises BatchError if the disk does not take it."""
+        """Write a record. Raises BatchError if the disk does not take it whole."""
         assert self._descriptor is not None
+        written = 0
         try:
-            while record:
-                record = record[os.write(self._descriptor, record) :]
+            while written < len(record):
+                written += os.write(self._descriptor, record[written:])
         except OSError as error:
+            with contextlib.suppress(OSError):  # other lines may be written before the batch stops
+                os.truncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise BatchError(f"{self._path} cannot be written: {error.strerror}") from None
 
     def close(self, *, keep: bool = True) -> None:
-        """Write the file to the disk and close it; without `keep` remove it if it is empty."""
+        """Write the file to the disk and close it; without `keep` remove it if it is empty.
+
+        Raises BatchError if the disk did not take all records.
+        """
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         if not keep and os.fstat(descriptor).st_size == 0:
             self._path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not every file system can
+        try:
             os.fsync(descriptor)
-        os.close(descriptor)
+        except OSError as error:
+            if error.errno in _LOSSES:  # not every file system can
+                raise BatchError(f"{self._path} cannot be written: {error.strerror}") from None
+        finally:
+            os.close(descriptor)

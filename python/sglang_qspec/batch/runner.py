@@ -103,6 +103,7 @@ class Runner:
 
     def _join(self, server: Server) -> None:
         self._lost.discard(server.name)
+        self._alone_since = None
         self._pool.join(server.name, server.depth)
 
     async def _serve(self, server: Server) -> None:
@@ -158,8 +159,8 @@ class Runner:
         """Raise ClientError if no server has been open for too long."""
         now = time.monotonic()
         if len(self._lost) < len(self._servers):
-            self._alone_since = None
-        elif self._alone_since is None:
+            return
+        if self._alone_since is None:
             self._alone_since = now
         elif now - self._alone_since > GIVE_UP_S:
             raise ClientError(f"no server has answered for {GIVE_UP_S:g} s")

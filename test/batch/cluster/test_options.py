@@ -32,6 +32,7 @@ def test_options_that_are_not_given_have_defaults() -> None:
     [
         ("--min-servers 2", "--min-servers needs --ray"),
         ("--sidecars 1", "--sidecars needs --ray"),
+        ("--ray ray://head:10001", "--ray is 'ray://head:10001', but must be 'local', 'auto', or"),
         (f"{RAY} --url http://a", "--ray starts servers, and excludes --url"),
         (f"{RAY} --min-servers 3 --max-servers 2", "--max-servers is 2, but must be at least"),
         (f"{RAY} --draft-gpus 2", "--draft-gpus is 2, but must be 0 or 1"),

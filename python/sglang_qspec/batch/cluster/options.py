@@ -87,6 +87,11 @@ def settle(options: argparse.Namespace) -> None:
         setattr(options, name, DEFAULTS[name])
     if options.ray is None:
         return
+    if "://" in options.ray:
+        raise ConfigError(
+            f"--ray is {options.ray!r}, but must be 'local', 'auto', or the HOST:PORT of a Ray "
+            "cluster; run the command on a node of the cluster"
+        )
     if options.url:
         raise ConfigError("--ray starts servers, and excludes --url")
     most = options.max_servers
