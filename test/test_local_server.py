@@ -49,3 +49,17 @@ def test_the_reason_of_a_failed_start_is_in_the_message(
     assert heading == "ended with code 1:"
     assert lines[-1] == "the model is missing"
     server.stop()
+
+
+def test_a_server_that_has_ended_is_not_looked_up_by_its_id(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have given the id to a process of somebody else."""
+    server = LocalServer(["fails"], environment, tmp_path / "log")
+    server.launch()
+    while server.exit_code is None:
+        pass
+    asked: list[int] = []
+    monkeypatch.setattr(psutil, "Process", asked.append)
+    server.stop()
+    assert not asked

@@ -91,8 +91,8 @@ class LocalServer:
     def stop(self) -> None:
         """End the server and every process below it."""
         process, self._process = self._process, None
-        if process is None:
-            return
+        if process is None or process.poll() is not None:
+            return  # the id of an ended process may be that of another one
         with contextlib.suppress(psutil.NoSuchProcess):
             below = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGTERM)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from sglang_qspec.config import PLACEMENT_VARIABLE
 
 _RANK_CPUS = "SGLANG_CPU_OMP_THREADS_BIND"
+_placed: str | None = None
+"""The CPUs that `place_ranks` has set in this process; None if it has set none."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,18 @@ def rank_cpus() -> str:
 
 
 def place_ranks(groups: Sequence[str]) -> None:
-    """Set the CPUs of each rank, as lists such as `0,1`, for the processes that this one starts."""
-    os.environ[_RANK_CPUS] = "|".join(groups)
+    """Set the CPUs of each rank, as lists such as `0,1`, for the processes that this one starts.
+
+    An empty `groups` withdraws the CPUs of an earlier server of this process. It does not change
+    what the user has set.
+    """
+    global _placed
+    if groups:
+        os.environ[_RANK_CPUS] = _placed = "|".join(groups)
+    elif _placed is not None:
+        if os.environ.get(_RANK_CPUS) == _placed:
+            del os.environ[_RANK_CPUS]
+        _placed = None
 
 
 def places_threads() -> bool:

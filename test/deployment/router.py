@@ -14,7 +14,7 @@ import httpx
 
 from sglang_qspec.ports import free_port
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 STOP_SECONDS = 15.0
 
 

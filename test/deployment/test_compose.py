@@ -143,6 +143,13 @@ def test_a_build_names_a_stage_of_the_dockerfile() -> None:
         assert (FOLDER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
 
 
+def test_the_router_waits_for_a_server_that_starts_late() -> None:
+    waits = read_router(SERVICES["router"]["command"]).worker_startup_timeout_secs
+    for name in SERVERS:
+        start = SERVICES[name]["healthcheck"]["start_period"]
+        assert waits > 2 * 60 * int(start.removesuffix("m"))
+
+
 def test_the_grace_of_the_router_is_longer_than_that_of_its_requests() -> None:
     router = SERVICES["router"]
     seconds = read_router(router["command"]).shutdown_grace_period_secs

@@ -48,6 +48,10 @@ def test_every_stage_ends_as_an_ordinary_user() -> None:
         assert re.findall(r"^USER (.+)$", stage, re.MULTILINE)[-1] == "10001:10001"
 
 
+def test_the_image_has_bytecode_because_its_processes_cannot_write_it() -> None:
+    assert "--compile-bytecode" in TEXT
+
+
 def test_versions_agree() -> None:
     assert f"sglang=={SGLANG_VERSION}" in TEXT
     lock = (ROOT / "requirements" / "cuda.txt").read_text()

@@ -108,6 +108,15 @@ def test_the_programs_take_the_arguments() -> None:
     assert router.disable_circuit_breaker
     grace = workloads()["router"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > router.shutdown_grace_period_secs
+    probe = container("server")["startupProbe"]
+    start = probe["periodSeconds"] * probe["failureThreshold"]
+    assert router.worker_startup_timeout_secs > 2 * start
+
+
+def test_pods_with_a_gpu_tolerate_the_taint_of_its_node() -> None:
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    found = {name: template["spec"].get("tolerations") for name, template in workloads().items()}
+    assert found == {"server": [taint], "sidecar": [taint], "router": None}
 
 
 def ports_of(workload: str) -> dict[str, int]:

@@ -117,11 +117,11 @@ def accepted(answer: dict[str, Any]) -> int:
     return count
 
 
-def test_each_rank_has_a_cpu_of_its_own(server: Server) -> None:
+def test_each_rank_has_cpus_of_its_own(server: Server) -> None:
     ranks = [p for p in server.processes if "scheduler" in "".join(p.cmdline())]
-    cpus = [tuple(process.cpu_affinity()) for process in ranks]
-    assert len(set(cpus)) == len(cpus) == 2
-    assert all(len(own) == 1 for own in cpus)
+    first, second = (set(process.cpu_affinity()) for process in ranks)
+    assert len(first) == len(second) > 0
+    assert not first & second
 
 
 @pytest.mark.parametrize("mode", MODES)

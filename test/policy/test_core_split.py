@@ -144,6 +144,21 @@ def test_a_round_that_keeps_the_other_division_does_not_count() -> None:
     assert split._levels[2].rates[True] == pytest.approx(before)
 
 
+def test_a_long_pass_with_the_other_division_does_not_count() -> None:
+    split = CoreSplit(2.0)
+    split.choose(2)
+    split.observe(1, 0, PASS_S, 10.0)
+    assert not split.choose(32)
+    split.observe(1, 0, 0.8 * SETTLE_S, 10.0)
+    assert not split.choose(2), "the cores settle"
+    split.observe(1, 0, WARM_UP_S[False] + WINDOW_S, 10.0)
+    assert not split._levels[1].rates
+
+
+def test_a_target_that_gains_no_cores_leaves_the_sidecar_its_own() -> None:
+    assert share(serve(CoreSplit(1.0), lambda _: 100.0, WINDOW_S, requests=64)) == 1.0
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_first_passes_after_a_change_do_not_count(fast: bool) -> None:
     split = CoreSplit(2.0)

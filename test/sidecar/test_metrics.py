@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 
 import pytest
@@ -118,3 +121,44 @@ def test_a_client_that_sends_nothing_delays_no_other(
     publish()
     with socket.create_connection(("127.0.0.1", metrics.port)):
         assert get(metrics, "/health")[0] == 200
+
+
+def answering() -> int:
+    """Number of threads that answer requests."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_open_requests_take_few_threads_and_keep_nobody_out(
+    metrics: SidecarMetrics, publish: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_qspec.sidecar.metrics.MAX_OPEN", 3)
+    publish()
+    before = answering()
+    with ExitStack() as stack:
+        for _ in range(10):
+            client = socket.create_connection(("127.0.0.1", metrics.port))
+            stack.enter_context(client)
+            client.sendall(b"GET /health HTTP/1.0\r\n")  # the request never ends
+        assert get(metrics, "/health")[0] == 200
+        assert answering() - before <= 3
+
+
+def test_a_connection_that_breaks_is_one_line_in_the_log(
+    metrics: SidecarMetrics,
+    publish: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    publish()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", metrics.port)) as client:
+            client.sendall(b"GET /health HTTP/1.0\r\n")
+            # The close then resets the connection.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deadline = time.monotonic() + 60
+    while "a request failed" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert get(metrics, "/health")[0] == 200
+    assert caplog.text.count("a request failed") == 1
+    assert "Traceback" not in caplog.text + capfd.readouterr().err

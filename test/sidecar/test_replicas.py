@@ -51,7 +51,14 @@ def test_replicas_on_a_cpu_divide_the_cores_and_take_the_next_ports() -> None:
         (["--endpoint=ipc:///l", "--device=cuda:1"], "--device is 'cuda:1'"),
         (["--endpoint=tcp://h:*", "--device=cuda"], "--endpoint is 'tcp://h:*'"),
         (["--endpoint=tcp://h:65535", "--device=cuda"], "--endpoint is 'tcp://h:65535'"),
+        (["--endpoint=tcp://h:0", "--device=cuda"], "--endpoint is 'tcp://h:0'"),
         (["--endpoint=ipc:///l", "--device=cpu", "--cores=3"], "--cores is '3', but 2 replicas"),
+        (["--endpoint=ipc:///l", "--device=cpu", "--cores=x"], "--cores is 'x', but must be"),
+        (
+            ["--endpoint=ipc:///l", "--device=cuda", "--metrics-port=65535"],
+            "--metrics-port is 65535, but with --replicas 2 the last port would be 65536: give at "
+            "most 65534",
+        ),
     ],
 )
 def test_options_that_cannot_be_divided_are_refused(

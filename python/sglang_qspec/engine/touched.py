@@ -91,6 +91,7 @@ _IMPORTED = {
     "sglang.srt.lora.lora_manager": ("LoRAManager.init_state",),
     "sglang.srt.lora.torch_ops": ("sgemm_lora_a_fwd", "sgemm_lora_b_fwd"),
     "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
+    "sglang.srt.managers.data_parallel_controller": ("sock_recv",),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
     "sglang.srt.managers.schedule_batch": ("ScheduleBatch",),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),

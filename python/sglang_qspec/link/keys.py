@@ -2,7 +2,7 @@
 
 Both ends use the same file; copy it over a trusted channel. It holds a CURVE key pair for the
 sidecar and another for its servers. A process without the file can be neither a sidecar nor a
-server of this link.
+server of this link. An ipc endpoint uses no keys, because its directory is private.
 """
 
 from __future__ import annotations
@@ -81,6 +81,14 @@ def load(path: str | os.PathLike[str]) -> Keys:
         raise LinkError(f"{name} is not a key file; `qspec keys PATH` writes one") from None
     _check(keys, name)
     return keys
+
+
+def load_for(endpoint: str, path: str) -> Keys | None:
+    """The keys of an endpoint: those of the file at `path` for tcp, and None for ipc.
+
+    None too if `path` is empty. Raises LinkError as `load` does.
+    """
+    return load(path) if path and endpoint.startswith("tcp://") else None
 
 
 def _check(keys: Keys, name: str) -> None:

@@ -132,7 +132,7 @@ class CoreSplit:
         """
         self._ratio = ratio
         self._names = SHARED if shared else DIVIDED
-        self._few = math.inf if shared else FEW / (ratio - 1.0)
+        self._few = math.inf if shared or ratio <= 1.0 else FEW / (ratio - 1.0)
         self._level = _Level(1, True, self._names)
         """The level of the present round."""
         self._levels = {1: self._level}
@@ -177,7 +177,7 @@ class CoreSplit:
         """
         self.skip(seconds)
         level = self._level
-        if self._since < WARM_UP_S[self._split]:
+        if self._since < WARM_UP_S[self._split] or level.wanted != self._split:
             return
         level.seconds += seconds
         level.tokens += tokens

@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
     from sglang_qspec.sidecar.loop import serve
 
     began = time.monotonic()
-    key_pair = keys.load(options.key_file) if options.key_file else None
+    key_pair = keys.load_for(options.endpoint, options.key_file)
     metrics = None
     if options.metrics_port:
         from sglang_qspec.sidecar.metrics import SidecarMetrics

@@ -237,8 +237,6 @@ class SidecarProcess(Supervised):
             command.append(f"--revision={revision}")
         if attention_backend is not None:
             command.append(f"--attention-backend={attention_backend}")
-        if settings.key_file:
-            command.append(f"--key-file={settings.key_file}")
         if background:
             command.append("--background")
         if shared:

@@ -7,11 +7,16 @@ one about once a second, and never waits for them.
 from __future__ import annotations
 
 import logging
+import random
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.link import LinkServer
+from sglang_qspec.link import Faults, LinkServer
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.drafter import Drafter
 
@@ -30,7 +35,10 @@ STALE_S = 60.0
 """Age of the latest snapshot, in seconds, above which the sidecar is not healthy. No pass takes
 this long."""
 IDLE_S = 10.0
-"""Maximum wait for the rest of a request, in seconds."""
+"""Maximum wait for the next bytes of a request, in seconds."""
+MAX_OPEN = 32
+"""Maximum number of open requests. Each takes a thread and a file descriptor, and without a free
+descriptor ZMQ aborts the sidecar or takes a whole core (`link/connections.py`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -169,11 +177,39 @@ class SidecarMetrics(Collector):
 
 
 class _Server(ThreadingHTTPServer):
+    """Answers each request in a thread of its own; above MAX_OPEN requests it ends one at random.
+
+    A client that never completes its requests therefore cannot keep Prometheus out.
+    """
+
     daemon_threads = True
 
     def __init__(self, host: str, port: int, metrics: SidecarMetrics) -> None:
         self.metrics = metrics
+        self._faults = Faults(logger, owner="metrics")
+        self._open: set[socket.socket] = set()
+        self._closed = threading.Condition()
         super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._closed:
+            if len(self._open) >= MAX_OPEN:
+                with suppress(OSError):  # the client may have closed it
+                    random.choice([*self._open]).shutdown(socket.SHUT_RDWR)
+                self._closed.wait_for(lambda: len(self._open) < MAX_OPEN)
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._closed:
+            self._open.discard(request)
+            self._closed.notify()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log the exception that is being handled, for a broken connection without a traceback."""
+        error = sys.exception()
+        self._faults.note("a request failed", repr(error), traceback=not isinstance(error, OSError))
 
 
 class _Handler(BaseHTTPRequestHandler):

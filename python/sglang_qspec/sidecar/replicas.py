@@ -21,7 +21,7 @@ def endpoint_of(endpoint: str, number: int) -> str:
     if not endpoint.startswith("tcp://"):
         return f"{endpoint}-{number}"
     host, _, port = endpoint.rpartition(":")
-    if not port.isdecimal() or int(port) + number > 65535:
+    if not port.isdecimal() or not 1 <= int(port) <= 65535 - number:
         raise ConfigError(
             f"--endpoint is {endpoint!r}, but with --replicas it must be tcp://HOST:PORT, and the "
             "next ports must exist"
@@ -39,7 +39,16 @@ def commands(options: argparse.Namespace, arguments: Sequence[str]) -> list[list
             f"--device is {options.device!r}, but with --replicas it must be cuda (replica N runs "
             "on cuda:N) or cpu"
         )
-    cores = sorted(values.parse_cores(options.cores))
+    last = options.metrics_port + options.replicas - 1
+    if options.metrics_port and last > 65535:
+        raise ConfigError(
+            f"--metrics-port is {options.metrics_port}, but with --replicas {options.replicas} the "
+            f"last port would be {last}: give at most {65536 - options.replicas}"
+        )
+    try:
+        cores = sorted(values.parse_cores(options.cores))
+    except ValueError as error:
+        raise ConfigError(f"--cores is {options.cores!r}, but must be {error}") from None
     each = len(cores) // options.replicas
     if cores and not each:
         raise ConfigError(

@@ -67,6 +67,17 @@ def test_a_folder_that_others_can_enter_is_named(settings: QSpecConfig, folder: 
         endpoints.check({name(f"ipc://{folder}/open/b"): 1}, settings)
 
 
+def test_a_sidecar_is_removed_whatever_became_of_its_folder_or_the_key_file(
+    settings: QSpecConfig, folder: Path
+) -> None:
+    folder.chmod(0o755)
+    endpoints.check({name(f"ipc://{folder}/a"): 0}, settings)
+    tcp = QSpecConfig(endpoint="tcp://host:5555", key_file=str(folder / "absent"))
+    endpoints.check({name("tcp://host:5555"): 0}, tcp)
+    with pytest.raises(RequestError, match="absent' cannot be read"):
+        endpoints.check({name("tcp://host:5555"): 1}, tcp)
+
+
 def test_a_server_with_its_own_sidecar_takes_no_endpoint(folder: Path) -> None:
     with pytest.raises(RequestError, match="started without --speculative-qspec-endpoint"):
         endpoints.check({name(f"ipc://{folder}/b"): 1}, QSpecConfig())

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from sglang_qspec.engine.sidecar.pool import HANDOVER_S
+from sglang_qspec.link.link import POLL_BUDGET_S
 from sglang_qspec.messages import Declined, Drafted, Heartbeat
 from sglang_qspec.policy.routing import BEGINNING
 from test.engine.sidecar.sidecar_fleet import Fleet
@@ -98,6 +99,17 @@ def test_a_poll_moves_a_lost_sidecars_requests_only_for_a_limited_time() -> None
     assert len(fleet.of("b")) == len(rids)
     assert fleet.active.describe()["handovers"] == left
     fleet.check()
+
+
+def test_a_poll_reads_no_further_sidecar_after_its_time() -> None:
+    """A tick is the whole time of a poll, so each poll reads one sidecar, and all take turns."""
+    fleet = Fleet("a", "b", "c", tick_s=POLL_BUDGET_S)
+    before = {endpoint: link._polls for endpoint, link in fleet.links.items()}
+    for read in range(1, 7):
+        fleet.active.sidecar.receive()
+        polls = [link._polls - before[endpoint] for endpoint, link in fleet.links.items()]
+        assert sum(polls) == read
+        assert max(polls) - min(polls) <= 1
 
 
 def test_requests_do_not_move_back_but_new_ones_go_to_the_sidecar_that_is_back(two: Fleet) -> None:

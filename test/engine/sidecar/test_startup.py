@@ -1,5 +1,6 @@
 """The server starts its own sidecar, at once or after the target has sized its KV."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -9,7 +10,7 @@ import pytest
 from sglang_qspec import process_placement
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.sidecar import startup
-from sglang_qspec.link import SidecarLink
+from sglang_qspec.link import SidecarLink, keys
 from sglang_qspec.messages import PROTOCOL, Hello
 from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.__main__ import _parser
@@ -77,6 +78,27 @@ def test_a_sidecar_on_a_device_of_its_own_starts_at_once(
     process_placement.write(Placement("cuda:1"))
     start().close()
     assert {"--device=cuda:1", "--mem-fraction=0.0"} <= set(started[0])
+
+
+def test_a_key_file_is_for_tcp_endpoints_alone(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other end of an ipc socket is started without the file, and both ends must agree."""
+    created = keys.create(tmp_path / "key")
+    key_file = str(tmp_path / "key")
+    start(key_file=key_file).close()
+    assert not any(argument.startswith("--key-file") for argument in started[0])
+    given: dict[str, keys.Keys | None] = {}
+
+    def connect(endpoint: str, _: Hello, pair: keys.Keys | None) -> str:
+        given[endpoint] = pair
+        return endpoint
+
+    monkeypatch.setattr(startup, "SidecarLink", connect)
+    monkeypatch.setattr(startup, "_hello", lambda: Hello(PROTOCOL, 1, "f"))
+    monkeypatch.setattr(startup, "_join", lambda endpoints, connect: list(map(connect, endpoints)))
+    startup.open_links(QSpecConfig(endpoint="ipc:///q/a,tcp://h:1", key_file=key_file), 0)
+    assert given == {"ipc:///q/a": None, "tcp://h:1": created}
 
 
 def test_without_a_placement_the_sidecar_is_on_the_targets_device(

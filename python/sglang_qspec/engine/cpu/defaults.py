@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-from sglang_qspec import config
+from sglang_qspec import config, process_placement
 from sglang_qspec.engine.cpu import lora, ranks
 from sglang_qspec.engine.cpu.attention import NAME
 from sglang_qspec.engine.refusal import refuse
@@ -40,15 +40,23 @@ def _choose(server_args: Any, previous: Callable[[Any], None]) -> None:
         declare_resolution(server_args, "sglang_qspec.engine.cpu", attention_backend=NAME)
     if view.device == "cpu" and view.lora_backend == lora.GPU_DEFAULT:
         declare_resolution(server_args, "sglang_qspec.engine.cpu", lora_backend=lora.NAME)
-    if view.device == "cpu":
-        ranks_here = view.tp_size * view.dp_size * view.pp_size
-        if ranks_here > 1:
-            declare_resolution(server_args, "sglang_qspec.engine.cpu", sleep_on_idle=True)
-        pinned = parse_cores(core_division.pinned_cpus(config.from_environment()))
-        cores = core_division.cores_of(os.sched_getaffinity(0) - pinned)
-        drafts = view.speculative_draft_model_path is not None
-        spare = core_division.share_of(cores) if drafts and not pinned else 0
+    process_placement.place_ranks(())
+    ranks_here = view.tp_size * view.dp_size * view.pp_size
+    if view.device == "cpu" and ranks_here > 1:
+        declare_resolution(server_args, "sglang_qspec.engine.cpu", sleep_on_idle=True)
         try:
-            ranks.place(ranks_here, cores, spare=spare)
+            _place(view, ranks_here)
         except ConfigError as error:
             refuse(error)
+
+
+def _place(view: Any, ranks_here: int) -> None:
+    """Give each of several ranks CPUs of its own, and leave some to a sidecar of the server."""
+    pinned: frozenset[int] = frozenset()
+    drafts = False
+    if (view.speculative_algorithm or "").upper() == "QSPEC":
+        pinned = parse_cores(core_division.pinned_cpus(config.from_environment()))
+        drafts = view.speculative_draft_model_path is not None
+    cores = core_division.cores_of(os.sched_getaffinity(0) - pinned)
+    spare = core_division.share_of(cores) if drafts and not pinned else 0
+    ranks.place(ranks_here, cores, spare=spare)

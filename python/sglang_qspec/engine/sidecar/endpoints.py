@@ -41,8 +41,8 @@ def check(given: Mapping[str, Any], settings: QSpecConfig) -> None:
             values.endpoints(address)
             if values.parse_endpoints(address) != (address,):
                 raise ValueError("one address without spaces")
-            key_pair = keys.load(settings.key_file) if settings.key_file else None
-            check_connect(address, key_pair)
+            if value:  # a sidecar can be removed whatever became of its folder or the key file
+                check_connect(address, keys.load_for(address, settings.key_file))
         except ValueError as error:
             raise RequestError(f"{shown} names no sidecar: it must have {error}") from None
         except LinkError as error:

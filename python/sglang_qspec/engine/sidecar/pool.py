@@ -19,6 +19,7 @@ from sglang_qspec.engine.sidecar.client import SUBMIT_BUDGET_S, SidecarClient
 from sglang_qspec.engine.sidecar.terms import Terms
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import Faults, Link, LinkState
+from sglang_qspec.link.link import POLL_BUDGET_S
 from sglang_qspec.messages import Drafted
 from sglang_qspec.policy import Route, Sources, routing
 from sglang_qspec.policy.routing import Candidate
@@ -69,6 +70,8 @@ class SidecarPool:
         self._process = opened.process
         self._connect = opened.connect
         self._clients: list[SidecarClient] = []
+        self._next = 0
+        """Index of the client that the next poll reads first."""
         self._faults = Faults(logger, clock, owner="sidecars")
         self._handovers = 0
         self._past: Counter[str] = Counter()
@@ -125,11 +128,21 @@ class SidecarPool:
             self._process.keep_alive()
 
     def receive(self) -> list[tuple[LiveRequest, Drafted]]:
-        """The received drafts, each with its request. Drafts of closed submissions are dropped."""
-        if not self._clients:
-            return []
-        limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // len(self._clients))
-        return [draft for client in self._clients for draft in client.receive(limit)]
+        """The received drafts, each with its request. Drafts of closed submissions are dropped.
+
+        After `POLL_BUDGET_S` it reads no further sidecar; the next call begins with that sidecar.
+        """
+        drafted: list[tuple[LiveRequest, Drafted]] = []
+        count = len(self._clients)
+        limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // max(1, count))
+        until = self._terms.clock() + POLL_BUDGET_S
+        for _ in range(count):
+            client = self._clients[self._next % count]
+            self._next = (self._next + 1) % count
+            drafted += client.receive(limit)
+            if self._terms.clock() >= until:
+                break
+        return drafted
 
     def catch_up(self) -> None:
         """Send pending messages. Connected sidecars take over the requests of lost ones."""

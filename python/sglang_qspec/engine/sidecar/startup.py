@@ -44,14 +44,18 @@ def open_links(settings: QSpecConfig, gpu_id: int) -> Opened:
     trying, and the server serves requests without its drafts.
     """
     if settings.endpoints:
-        key_pair = keys.load(settings.key_file) if settings.key_file else None
-        connect = functools.partial(SidecarLink, hello=_hello(), keys=key_pair)
+        connect = functools.partial(_connect, hello=_hello(), key_file=settings.key_file)
         return Opened(_join(settings.endpoints, connect), None, connect)
     draft_model = get_spec().speculative_draft_model_path
     if draft_model is None:
         return Opened()
     link, process = _start_own(settings, draft_model, _hello(), gpu_id)
     return Opened((link,), process)
+
+
+def _connect(endpoint: str, hello: Hello, key_file: str) -> SidecarLink:
+    """Begin to connect to an endpoint. Raises LinkError if the endpoint is not allowed."""
+    return SidecarLink(endpoint, hello, keys.load_for(endpoint, key_file))
 
 
 def _hello() -> Hello:
