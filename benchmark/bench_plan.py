@@ -19,7 +19,6 @@ which other processes took the least processor time (`others_share`). The rows a
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,12 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say("starting SGLang")
     cells = cells_of(options.request_rate)
     found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
-    everywhere = os.sched_getaffinity(0)
-    if settings.target_cores:
-        # A server that is pinned later believes that it shares the sidecar's cores.
-        os.sched_setaffinity(0, settings.target_cores)
     with configuration.server() as server:
-        os.sched_setaffinity(0, everywhere)
         wait_for_sidecar(server)
         lengths = [len(Client(server.url).chat_ids(text)) for text in texts]
         say("measuring the tables")

@@ -62,7 +62,7 @@ def main() -> int:
     ]
     found: dict[tuple[str, int], Found] = {}
     identical = True
-    with Server(models.target, arguments, cores=(cores[0],)) as server:
+    with Server(models.target, arguments, cores=cores[:1], pinned_from_start=True) as server:
         plain = [
             ask(server, text, {**sampling, "custom_params": {"qspec_enabled": False}})
             for text in prompts

@@ -118,7 +118,13 @@ class Configuration:
         arguments = [*self.settings.arguments(), *self.flags]
         added = {**engine, **(environment or {})}
         place = (self.settings.model, arguments)
-        return Server(*place, cores=self.cores, environment=added, launcher=launcher)
+        return Server(
+            *place,
+            cores=self.cores,
+            pinned_from_start=True,
+            environment=added,
+            launcher=launcher,
+        )
 
 
 def with_and_without(settings: Settings, *flags: str) -> tuple[Configuration, Configuration]:

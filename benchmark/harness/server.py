@@ -43,9 +43,11 @@ class Server:
     """`python -m sglang.launch_server` on a free port of 127.0.0.1, as a context manager.
 
     `arguments` are the server's flags without host, port and model. `cores` pins the server's
-    processes (a sidecar pins itself) and sets their number of threads. `environment` is added to
-    that of this process. `launcher` is what Python runs. Requests raise ServerError if the server
-    answers with an error, and OSError if the connection fails or times out.
+    processes (a sidecar pins itself) and sets their number of threads. By default they are pinned
+    once the server is ready, because the start takes twice as long on one core. A server with
+    `pinned_from_start` knows its cores, and so whether a sidecar shares them. `environment` is
+    added to that of this process. `launcher` is what Python runs. Requests raise ServerError if the
+    server answers with an error, and OSError if the connection fails or times out.
     """
 
     health = "/health_generate"
@@ -57,6 +59,7 @@ class Server:
         arguments: Sequence[str] = (),
         *,
         cores: Sequence[int] = (),
+        pinned_from_start: bool = False,
         environment: dict[str, str] | None = None,
         launcher: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> None:
@@ -65,6 +68,7 @@ class Server:
         place = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(self.port)]
         self.command = [sys.executable, *launcher, *place, *arguments]
         self._cores = tuple(cores)
+        self._pinned_from_start = pinned_from_start
         self._environment = dict(os.environ, **(environment or {}))
         if cores:
             self._environment["OMP_NUM_THREADS"] = str(len(cores))
@@ -136,8 +140,19 @@ class Server:
             # too, but the kernel shares processors among sessions first, and the client could
             # starve beside a scheduler that polls all the time.
             process_group=0,
-            preexec_fn=_end_with_parent,
+            preexec_fn=self._prepare,
         )
+
+    def _prepare(self) -> None:
+        """In the new process: end with this one, and take the cores.
+
+        SGLang's other processes then end with their parents, and so does a sidecar that is not
+        paused.
+        """
+        if sys.platform == "linux":
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self._pinned_from_start and self._cores:
+            os.sched_setaffinity(0, self._cores)
 
     @property
     def private_bytes(self) -> int:
@@ -149,10 +164,7 @@ class Server:
         return total
 
     def _pin(self) -> None:
-        """Pin the server's threads to its cores, except processes that have pinned themselves.
-
-        The start would take twice as long on one core, so this comes after it.
-        """
+        """Pin the server's threads to its cores, except processes that have pinned themselves."""
         everywhere = os.sched_getaffinity(0)
         for process in self.processes if self._cores else ():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -264,15 +276,6 @@ def _connection_errors() -> Iterator[None]:
         raise TimeoutError(f"the server did not answer in time: {error!r}") from error
     except httpx.TransportError as error:
         raise ConnectionError(str(error) or repr(error)) from error
-
-
-def _end_with_parent() -> None:
-    """In the new process: let the kernel kill it when this process ends.
-
-    SGLang's other processes then end with their parents, and so does a sidecar that is not paused.
-    """
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def reason(error: Exception) -> str:

@@ -48,6 +48,17 @@ def test_a_paused_server_stops_all_its_processes_until_it_is_resumed(
     wait_for(lambda: psutil.STATUS_STOPPED not in statuses(server))
 
 
+def test_a_server_that_is_pinned_from_its_start_runs_on_its_cores_alone() -> None:
+    core = max(os.sched_getaffinity(0))
+    pinned = Server("model", cores=(core,), pinned_from_start=True, launcher=("-c", PROGRAM))
+    pinned.launch()
+    try:
+        wait_for(lambda: len(pinned.processes) == 2)
+        assert all(process.cpu_affinity() == [core] for process in pinned.processes)
+    finally:
+        pinned.stop()
+
+
 def test_a_paused_server_can_be_stopped(server: Server) -> None:
     processes = server.processes
     server.pause()
