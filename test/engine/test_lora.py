@@ -29,7 +29,7 @@ ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
     *("--max-running-requests", "4", "--max-total-tokens", "8192", "--context-length", "1024"),
     *("--lora-target-modules", *LINEAR, "lm_head", "embed_tokens"),
-    *("--max-lora-rank", "8", "--max-loras-per-batch", "3"),
+    *("--max-lora-rank", "8", "--max-loras-per-batch", "3", "--sleep-on-idle"),
 ]
 SCALE = 0.1
 """Effect of the random adapters: answers differ, but many tokens are those of the base model."""

@@ -108,7 +108,10 @@ def servers(
     with contextlib.ExitStack() as stack:
         fleet = [Server(small_target, arguments, cores=(core,)) for _ in range(request.param)]
         for server in fleet:
-            stack.enter_context(server)
+            stack.callback(server.stop)
+            server.launch()
+        for server in fleet:
+            server.start()
         for server in fleet:
             until(partial(all_ready, server))
         yield fleet

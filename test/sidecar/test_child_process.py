@@ -71,7 +71,7 @@ def served(models: DemoModels) -> Iterator[Served]:
             quantization=None,
             endpoint=endpoint.address,
             device="cpu",
-            cores="0",
+            cores=str(max(os.sched_getaffinity(0))),
         )
         port = free_port()
         process.command.append(f"--metrics-port={port}")

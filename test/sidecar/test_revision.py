@@ -4,6 +4,7 @@ The hub is a cache folder with two revisions of one model, in the layout of the 
 """
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_a_sidecar_loads_the_weights_and_the_tokenizer_of_its_revision(models: D
             quantization=None,
             endpoint=endpoint.address,
             device="cpu",
-            cores="0",
+            cores=str(max(os.sched_getaffinity(0))),
         )
         link = SidecarLink(endpoint.address, hello)
         process.start()

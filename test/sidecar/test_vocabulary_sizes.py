@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -129,7 +130,7 @@ def padded(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Iter
             quantization=None,
             endpoint=endpoint.address,
             device="cpu",
-            cores="0",
+            cores=str(max(os.sched_getaffinity(0))),
         )
         process.start()
         try:

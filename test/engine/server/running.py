@@ -26,6 +26,7 @@ PENALIZED: list[dict[str, Any]] = [
 COMMON = [
     *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "2"),
     *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
+    "--sleep-on-idle",  # otherwise an idle server takes a core from the server under test
 ]
 
 
