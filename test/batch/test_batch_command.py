@@ -258,6 +258,7 @@ def test_an_answer_that_takes_too_long_fails(
     ("options", "words"),
     [
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: Connection"),
+        (["--url", "http://none.invalid"], "no server answers at http://none.invalid: Cannot"),
         (["--url", "nonsense"], "--url is 'nonsense', but must be the URL of an SGLang server"),
         (["--url", "u", "--url", "u"], "--url has the same address twice"),
         (["--url", "u", "--model", "m"], "--model is for the command's own server"),

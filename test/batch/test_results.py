@@ -60,6 +60,22 @@ def test_a_file_of_errors_without_a_record_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
+def test_a_file_of_errors_that_is_no_regular_file_stays(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "empty")
+    os.mkfifo(pipe)
+    for errors in (link, pipe):
+        Results.open(tmp_path / "out.jsonl", errors, resume=False).close()
+        assert errors.exists()
+
+
+def test_only_a_refused_line_has_no_error(tmp_path: Path) -> None:
+    with opened(tmp_path) as results:
+        results.fail(line(1), Reply(Verdict.BUSY, 429, b"{}", "HTTP 429: too many requests"))
+    (record,) = records_of(tmp_path / "errors.jsonl")
+    assert record["error"]["message"] == "HTTP 429: too many requests"
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "errors.jsonl"])
 def test_records_are_kept_only_with_resume(tmp_path: Path, name: str) -> None:
     with opened(tmp_path) as results:

@@ -185,6 +185,23 @@ def test_the_lines_of_a_lost_server_go_to_the_others() -> None:
     assert lost.opened == 1
 
 
+def test_a_strange_answer_of_a_lost_server_does_not_end_the_batch_of_the_others() -> None:
+    """A proxy may answer with a page of its own while a server restarts."""
+    lost, other = lost_after({10}), ScriptedServer("other", seconds=0.0005)
+    original, strange = lost.open, 2
+
+    async def open_() -> None:
+        nonlocal strange
+        if lost.opened and strange:
+            strange -= 1
+            raise ClientError("its /server_info is not that of an SGLang server")
+        await original()
+
+    lost.open = open_  # type: ignore[method-assign]
+    ran([lost, other], PROMPTS)
+    assert lost.opened == 2
+
+
 def test_a_server_that_does_not_answer_at_first_joins_later() -> None:
     late, other = ScriptedServer("late", seconds=0.001), ScriptedServer("other", seconds=0.001)
     late.refuses_to_open = 3
@@ -233,7 +250,7 @@ def test_a_server_that_is_still_starting_does_not_keep_a_batch_from_its_end() ->
 def test_a_server_that_cannot_start_does_not_keep_a_batch_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "LONGEST_PAUSE_S", 30.0)  # so it pauses when the batch ends
+    monkeypatch.setattr(runner, "LONGEST_PAUSE_S", 3600.0)  # so it pauses when the batch ends
     first, second = ScriptedServer("first", depth=8, seconds=0.0005), ScriptedServer("second")
     second.refuses_to_open = 1000
     ran([first, second], PROMPTS, permanent=1)

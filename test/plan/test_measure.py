@@ -6,6 +6,7 @@ test/engine/server/test_measure.py measures a real server.
 from __future__ import annotations
 
 import copy
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ class FakeClient:
             raise ClientError("the answer is not JSON")
         texts, params = body["input_ids"], body["sampling_params"]
         tokens = params["max_new_tokens"]
+        if self.fails_at == "signal":
+            signal.raise_signal(signal.SIGTERM)
         if self.fails_at == "trace" and "custom_params" in params:
             raise ClientError("the server has ended")
         passes, batch = tokens - 1, min(self.slots, len(texts))
@@ -120,6 +123,25 @@ def test_the_figures_come_from_the_counters(client: FakeClient) -> None:
 def test_a_gpu_may_have_run_some_passes_without_a_graph(client: FakeClient) -> None:
     client.graphs, client.figures["eager_passes"] = True, 3
     assert measurement().tables([1]).on_gpu
+
+
+def test_a_server_with_several_schedulers_is_refused(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "info", lambda: ("target", [client.state()] * 2))
+    with pytest.raises(ClientError, match="http://server has 2 schedulers, but must have one"):
+        measurement().tables([1])
+    assert not client.set_values
+
+
+def test_sigterm_restores_the_settings(client: FakeClient, tmp_path: Path) -> None:
+    client.fails_at = "signal"
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main(["measure", "--output", str(tmp_path / "tables.json")])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert restored(client)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_output_without_a_folder_is_refused_before_the_measurement(

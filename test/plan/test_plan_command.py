@@ -70,6 +70,7 @@ def test_a_sweep_without_matplotlib_names_the_extra(
         (["--tables", "H100:8B:1B"], "--alpha must be given with computed tables"),
         (["--tables", "none.json"], "--tables is none.json, which cannot be read"),
         (["--trace", "batch:0"], "--trace is 'batch:0', but must be batch:REQUESTS"),
+        (["--trace", f"batch:{'9' * 400}"], f"--trace is 'batch:{'9' * 400}', but must be batch:"),
         (["--slots", "16"], "--slots is 16, but must be at most 8"),
         (["--sweep", "x.pdf"], "--sweep is x.pdf, but must end in .svg or .png"),
     ],
@@ -101,7 +102,9 @@ def test_too_few_gpus_for_a_target_are_an_error(
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("--gpus", "0", "a whole number of at least 1"),
+        ("--gpus", "0", "a whole number from 1 to 1000000"),
+        ("--gpus", "9" * 400, "a whole number from 1 to 1000000"),
+        ("--prompt-tokens", "1000000000", "a whole number from 1 to 1048576"),
         ("--slo", "p95", "NAME=SECONDS with a name of mean, p50, p95, p99, ttft"),
         ("--slo", "p90=1", "NAME=SECONDS"),
         ("--outage", "5:5", "BEGIN:END in seconds"),

@@ -100,6 +100,17 @@ def test_the_end_of_a_simulated_batch_does_not_lower_the_rate_of_a_long_one() ->
     )
 
 
+@pytest.mark.parametrize("trace", ["batch:100000", "poisson:2:100000"])
+def test_a_short_outage_hardly_changes_the_rate_of_a_long_trace(trace: str) -> None:
+    def plan(outages: tuple[tuple[float, float], ...]) -> Plan:
+        return Planner(flat(0.9), parse(trace, 10, 60), outages=outages).plan(2, "ahead", 4)
+
+    whole, broken = plan(()), plan(((0.0, 10.0),))
+    assert broken.latency("mean") > whole.latency("mean")
+    assert broken.rate == pytest.approx(whole.rate, rel=0.01)
+    assert broken.load == pytest.approx(whole.load)
+
+
 def test_what_exceeds_the_capacity_is_overloaded() -> None:
     # A target with four slots gives 4 / 0.04 s = 100 tokens/s, which are 1.67 requests/s.
     over, under = (planner(flat(), f"poisson:{rate}:1000").plan(1, NONE, 4) for rate in (2.0, 1.0))

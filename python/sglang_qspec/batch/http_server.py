@@ -108,6 +108,6 @@ class HttpServer:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
+    if isinstance(error, aiohttp.ClientConnectorError) and (error.errno or 0) > 0:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__

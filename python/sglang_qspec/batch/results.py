@@ -7,6 +7,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -14,7 +15,7 @@ import msgspec
 
 from sglang_qspec.batch.digests import Digests
 from sglang_qspec.batch.line import Line
-from sglang_qspec.batch.server import Reply
+from sglang_qspec.batch.server import Reply, Verdict
 from sglang_qspec.errors import BatchError
 
 logger = logging.getLogger(__name__)
@@ -96,13 +97,12 @@ def _record(line: Line, reply: Reply) -> bytes:
             "request_id": reply.request_id,
             "body": msgspec.Raw(reply.body),
         }
-    is_refused = reply.status is not None and 400 <= reply.status < 500
     error = {"code": "failed", "message": reply.reason}
     record = {
         "id": f"batch_req_{line.number}",
         "custom_id": line.custom_id,
         "response": response,
-        "error": error if reply.reason and not is_refused else None,
+        "error": error if reply.reason and reply.verdict is not Verdict.REFUSED else None,
     }
     return msgspec.json.encode(record) + b"\n"
 
@@ -191,12 +191,19 @@ class _File:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        if not keep and os.fstat(descriptor).st_size == 0:
-            self._path.unlink(missing_ok=True)
         try:
+            if not keep:
+                self._remove_if_empty(descriptor)
             os.fsync(descriptor)
         except OSError as error:
             if error.errno in _LOSSES:  # not every file system can
                 raise BatchError(f"{self._path} cannot be written: {error.strerror}") from None
         finally:
             os.close(descriptor)
+
+    def _remove_if_empty(self, descriptor: int) -> None:
+        """Remove a file without a record. Links and devices, such as /dev/null, stay."""
+        found = os.fstat(descriptor)
+        if found.st_size == 0 and stat.S_ISREG(found.st_mode) and not self._path.is_symlink():
+            with contextlib.suppress(OSError):  # an empty file does no harm
+                self._path.unlink(missing_ok=True)

@@ -149,7 +149,8 @@ class Runner:
     async def _reopen(self, server: Server) -> bool:
         try:
             await server.open()
-        except ServerLostError:
+        except ClientError as error:  # whatever answers in its place, the server may come back
+            logger.info("%s; it is tried again", error)
             return False
         logger.info("%s answers", server.name)
         self._join(server)

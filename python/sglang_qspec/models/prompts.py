@@ -87,7 +87,7 @@ class Line(msgspec.Struct):
 def load(path: Path) -> list[Prompt]:
     """The prompts of a JSONL file, in its order; empty lines are skipped. Raises ConfigError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     prompts = []

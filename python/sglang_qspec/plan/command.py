@@ -17,6 +17,8 @@ from sglang_qspec.values import option
 if TYPE_CHECKING:
     from sglang_qspec.plan.tables import Tables
 
+MOST_GPUS = 1_000_000
+
 DESCRIPTION = """Predict what a deployment costs: how many targets and sidecars, which pipeline, the
 throughput, latency and price of a million output tokens, beside the best plan without speculation
 on the same GPUs. An event simulation runs the server's policies in simulated time with the times of
@@ -27,7 +29,8 @@ describes the model and what it leaves out."""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("--gpus", type=option(values.positive), required=True, metavar="N", help="GPUs at hand")
+    gpus = option(values.whole(1, MOST_GPUS))
+    add("--gpus", type=gpus, required=True, metavar="N", help="GPUs at hand")
     add(
         "--tables",
         required=True,
@@ -48,8 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"arrivals: {traces.ALLOWED} with seconds, prompt_tokens and output_tokens in each "
         "line (default: %(default)s)",
     )
-    positive = option(values.positive)
-    add("--prompt-tokens", type=positive, default=512, metavar="N", help="(default: %(default)s)")
+    prompts = option(values.whole(1, traces.MOST_PROMPT))
+    add("--prompt-tokens", type=prompts, default=512, metavar="N", help="(default: %(default)s)")
     outputs = option(values.whole(1, traces.MOST_OUTPUT))
     add("--output-tokens", type=outputs, default=256, metavar="N", help="(default: %(default)s)")
     add(
@@ -61,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--slots",
-        type=positive,
+        type=option(values.positive),
         nargs="+",
         metavar="N",
         help="running requests of a target to try (default: 8, 32 and 128, as far as the tables "

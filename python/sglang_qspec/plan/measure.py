@@ -70,8 +70,17 @@ class Measurement(PassTimer):
         draft: str = "unnamed",
         gpus: tuple[int, int] = (1, 1),
     ) -> Tables:
-        """Measure everything. Raises ClientError without a sidecar, or if nothing was drafted."""
-        model, (state, *_) = self._client.info()
+        """Measure everything.
+
+        Raises ClientError if the server has several schedulers or no sidecar, or if nothing was
+        drafted.
+        """
+        model, (state, *others) = self._client.info()
+        if others:
+            raise ClientError(
+                f"{self._client.url} has {1 + len(others)} schedulers, but must have one: measure "
+                "a server without --dp-size"
+            )
         if state["sidecar"] != "ready":
             raise ClientError(
                 f"the sidecar of {self._client.url} is {state['sidecar']!r}, but must be 'ready'"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from sglang_qspec import values
@@ -56,11 +58,20 @@ def run(options: argparse.Namespace) -> str:
     if not options.output.parent.is_dir():  # known before the minutes of the measurement
         raise ConfigError(f"--output is {options.output}, but its folder does not exist")
     texts = texts_of(options.prompts, PROMPTS)
-    tables = Measurement(options.url, texts, options.tokens).tables(
-        sorted(set(options.requests)),
-        machine=options.machine,
-        draft=options.draft,
-        gpus=(options.target_gpus, options.sidecar_gpus),
-    )
+    # SIGTERM would end Python before the settings of the server are restored.
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        tables = Measurement(options.url, texts, options.tokens).tables(
+            sorted(set(options.requests)),
+            machine=options.machine,
+            draft=options.draft,
+            gpus=(options.target_gpus, options.sidecar_gpus),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
     save(tables, options.output)
     return f"Wrote {len(tables.verify)} pass times and the agreement to {options.output}."
+
+
+def _end(number: int, _: object) -> None:
+    sys.exit(128 + number)

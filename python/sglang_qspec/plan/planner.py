@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
@@ -130,7 +130,9 @@ class Planner:
             # The other requests of the group come before the end of the batch.
             tokens = outcome.tokens / len(arrivals)
             others = max(0.0, trace.requests * share - len(arrivals)) * tokens
-            seconds = outcome.seconds + others / outcome.steady_rate
+            # They are served without the outages, which come once.
+            steady = self._capacity(group) if self._outages else outcome.steady_rate
+            seconds = outcome.seconds + others / steady
             rate, scale = trace.requests * tokens / seconds, seconds / outcome.seconds
             return Plan(targets, sidecars, used, group, outcome, scale, rate, 0.0)
         outcome = simulate(group, self._tables, trace.part(share, FEWEST * size, self._seed))
@@ -155,7 +157,8 @@ class Planner:
         return targets, sidecars
 
     def _capacity(self, group: Group) -> float:
-        """Output tokens per second of a group that always has waiting requests."""
+        """Output tokens per second of a group that always has waiting requests, and no outage."""
+        group = replace(group, outages=())
         if group not in self._capacities:
             count = max(FEWEST, WAVES * group.slots) * group.targets
             arrivals = self._trace.at_once().part(1.0, count, self._seed)

@@ -18,6 +18,9 @@ from sglang_qspec.plan.tables import Tables
 from sglang_qspec.plan.target import NONE, Counts, Target
 from sglang_qspec.plan.trace import Arrival
 
+LEAST_S = 1e-9
+"""Least seconds of a simulation. Tables may say that a prefill takes no time."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -156,7 +159,7 @@ def _outcome(
 ) -> Outcome:
     ends = [request.finished for request in requests if request.finished is not None]
     assert len(ends) == len(requests)
-    seconds = max(ends) - began
+    seconds = max(LEAST_S, max(ends) - began)
     firsts = [(request.first or 0.0) - request.arrival.seconds for request in requests]
     latencies = [end - each.arrival.seconds for end, each in zip(ends, requests, strict=True)]
     served = [end - (each.admitted or 0.0) for end, each in zip(ends, requests, strict=True)]

@@ -13,7 +13,9 @@ import numpy as np
 from sglang_qspec.errors import ConfigError
 
 MANY = 1_000_000_000
-"""Requests of a trace that does not end before a simulation."""
+"""Requests of a trace at most; such a trace does not end before a simulation."""
+MOST_PROMPT = 1 << 20
+"""Prompt tokens of a request at most."""
 MOST_OUTPUT = 1 << 17
 """Output tokens of a request at most, because a simulation keeps a number for each."""
 RATES = (1e-6, 1e6)
@@ -36,7 +38,7 @@ class Line(msgspec.Struct, frozen=True):
     """A line of a recorded log."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0)]
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROMPT)]
     output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT)]
 
 
@@ -115,17 +117,17 @@ def parse(text: str, prompt: int, output: int) -> Trace:
     except ValueError:
         requests, per_second = 0, 0.0
     fits = RATES[0] <= per_second <= RATES[1] if kind == "poisson" else not rate
-    if requests < 1 or not fits:
+    if not 1 <= requests <= MANY or not fits:
         raise ConfigError(
-            f"--trace is {text!r}, but must be {ALLOWED}, with REQUESTS of at least 1 and a RATE "
-            f"from {RATES[0]:g} to {RATES[1]:g}, such as batch:1000 or poisson:12.5:1000"
+            f"--trace is {text!r}, but must be {ALLOWED}, with REQUESTS from 1 to {MANY} and a "
+            f"RATE from {RATES[0]:g} to {RATES[1]:g}, such as batch:1000 or poisson:12.5:1000"
         )
     return Trace(requests, per_second, (), prompt, output)
 
 
 def _recorded(path: Path) -> Trace:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--trace is {str(path)!r}, but must be {ALLOWED}: {error}") from None
     found = []

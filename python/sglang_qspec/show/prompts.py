@@ -21,7 +21,7 @@ def load(path: Path) -> list[str]:
         prompts = texts_of(path, ())
     else:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the file of prompts cannot be read: {error}") from None
         prompts = [line.strip() for line in lines if line.strip()]

@@ -55,6 +55,29 @@ def test_a_uri_is_read(tmp_path: Path) -> None:
     assert read(f"file://{path}") == [(1, "a"), (2, "b")]
 
 
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_lines_end_at_newlines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """U+2028 and U+0085 may stand in a JSON text."""
+    monkeypatch.setattr("sglang_qspec.batch.cluster.dataset.READ_BYTES", 7)
+    texts = ["one\u2028two", "three\u0085four", "five"]
+    path = tmp_path / "in.jsonl"
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path.write_text("\r\n".join(lines) + end)
+    found = list(RaySource(f"file://{path}").numbered())
+    assert [json.loads(text or b"")["prompt"] for _, text in found] == texts
+    assert [number for number, _ in found] == [1, 2, 3]
+
+
+def test_a_line_that_is_not_utf_8_costs_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n{"prompt": "b"}\n')
+    lines = Lines(RaySource(f"file://{path}"), skip_invalid=True)
+    lines.check()
+    assert (lines.total, lines.invalid) == (2, 1)
+
+
 def test_the_columns_of_parquet_are_the_keys_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     rows = [

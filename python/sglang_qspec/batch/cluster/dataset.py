@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import ray.data
+from ray.data.datasource import FileBasedDatasource
 from ray.exceptions import RayError
 
 from sglang_qspec.batch.source import MAX_LINE_BYTES, PARQUET, Numbered, streamed
 from sglang_qspec.errors import BatchError
 
+READ_BYTES = 8 << 20
+"""Number of bytes that a task reads of a file at once."""
 ROWS = 256
 """Number of rows that come from Ray at once."""
 CPUS = 0.0
@@ -70,7 +73,7 @@ class RaySource:
         if self._is_parquet:
             read = ray.data.read_parquet(self.name, num_cpus=CPUS)
         else:
-            read = ray.data.read_text(self.name, drop_empty_lines=False, num_cpus=CPUS)
+            read = ray.data.read_datasource(_Lines(self.name), num_cpus=CPUS)
         tables: Iterator[pa.Table] = iter(
             read.iter_batches(batch_size=ROWS, batch_format="pyarrow")
         )
@@ -82,8 +85,27 @@ class RaySource:
             for row in table.to_pylist():
                 yield msgspec.json.encode(_without_none(row))
         else:
-            for text in table.column("text").to_pylist():
-                yield text.encode()
+            yield from table.column("text").to_pylist()
+
+
+class _Lines(FileBasedDatasource):
+    """The lines of files, as bytes.
+
+    Ray's own `read_text` also ends a line at U+2028 and the like, which JSON allows in a text, and
+    refuses a file with one byte that is not UTF-8.
+    """
+
+    def _read_stream(self, f: pa.NativeFile, path: str) -> Iterator[pa.Table]:  # noqa: ARG002
+        rest = b""
+        while piece := f.read(READ_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield _table(lines)
+        if rest:
+            yield _table([rest])
+
+
+def _table(lines: list[bytes]) -> pa.Table:
+    return pa.table({"text": pa.array(lines, pa.large_binary())})
 
 
 def _without_none(value: Any) -> Any:

@@ -13,7 +13,7 @@ from sglang_qspec.batch.cluster import session
 from sglang_qspec.batch.cluster.actors import ServerActor, ServerSpec
 from sglang_qspec.batch.line import Line
 from sglang_qspec.batch.server import Reply
-from sglang_qspec.errors import QSpecError, ServerLostError
+from sglang_qspec.errors import BatchError, QSpecError, ServerLostError
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,29 @@ class RayServer:
         return self._depth
 
     async def open(self) -> None:
-        """Wait for the resources, and start the server.
+        """Wait for the resources, and start the server, after a failed start on another node.
 
-        Raises ServerLostError if another attempt may help, and another QSpecError after three
-        failed ones.
+        Raises ServerLostError if the actor dies, and BatchError after three failed starts in a row.
         """
         self._is_open = False
+        while True:
+            try:
+                self._depth = await self._start()
+                break
+            except RayError as error:
+                self._forget_dead(error)
+                raise ServerLostError(f"{self.name}: {_first_line(error)}") from None
+            except QSpecError as error:
+                self._failed_starts += 1
+                self._give_up_actor()
+                if self._failed_starts == STARTS:
+                    raise BatchError(f"{self.name}: {error}") from None
+                logger.warning("%s: %s; it is started again", self.name, error)
+        self._is_open = True
+        self._failed_starts = 0
+
+    async def _start(self) -> int:
+        """Let the actor start its server; returns the depth. Raises QSpecError and RayError."""
         if self._actor is None:
             remote: Any = ray.remote(ServerActor).options(
                 num_cpus=self._spec.cores,
@@ -65,19 +82,7 @@ class RayServer:
                 max_concurrency=MAX_CALLS,
             )
             self._actor = remote.remote(self._spec)
-        try:
-            self._depth = await self._reminded(asyncio.ensure_future(_call(self._actor.open)))
-        except RayError as error:
-            self._forget_dead(error)
-            raise ServerLostError(f"{self.name}: {_first_line(error)}") from None
-        except QSpecError as error:
-            self._failed_starts += 1
-            self._give_up_actor()  # another node may do better
-            if self._failed_starts < STARTS:
-                raise ServerLostError(f"{self.name}: {error}") from None
-            raise
-        self._is_open = True
-        self._failed_starts = 0
+        return await self._reminded(asyncio.ensure_future(_call(self._actor.open)))
 
     async def _reminded(self, opening: asyncio.Future[int]) -> int:
         """The result of `opening`; says now and then that it still takes time."""
