@@ -108,6 +108,7 @@ class HttpServer:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError) and (error.errno or 0) > 0:
-        return os.strerror(error.errno)
+    number = error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+    if number is not None and number > 0:  # the numbers of a resolver are below 0
+        return os.strerror(number)
     return str(error) or type(error).__name__
