@@ -19,6 +19,7 @@ from benchmark.harness.speculation import states_of
 from test.engine.server.running import (
     COMMON,
     GREEDY,
+    QSPEC,
     generate,
     of_sidecar,
     sidecar_process,
@@ -47,7 +48,7 @@ SCHEDULERS = (0, 1)
 def server(small_target: Path) -> Iterator[Server]:
     arguments = [
         *(*COMMON, "--dp-size", "2", "--enable-metrics"),
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(small_target)),
+        *(*QSPEC, "--speculative-draft-model-path", str(small_target)),
     ]
     with Server(small_target, arguments) as running:
         wait_for_sidecar(running)

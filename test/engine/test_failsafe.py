@@ -20,7 +20,15 @@ from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.models import DemoModels
 from test.engine.faulty import plugin
 from test.engine.overlapping import OVERLAP
-from test.engine.server.running import COMMON, cores, generate, sidecar_processes, state, until
+from test.engine.server.running import (
+    COMMON,
+    QSPEC,
+    cores,
+    generate,
+    sidecar_processes,
+    state,
+    until,
+)
 
 FAULTY = """
 from itertools import count
@@ -54,7 +62,7 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
     prompts = render(models.target, PROMPTS)[:4]
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
     with Server(models.target, arguments, cores=cores(0), environment=faulty) as server:

@@ -19,6 +19,7 @@ from sglang_qspec.models import DemoModels
 from test.engine.faulty import Faults
 from test.engine.server.running import (
     COMMON,
+    QSPEC,
     cores,
     generate,
     of_sidecar,
@@ -44,7 +45,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
 def server(models: DemoModels, faults: Faults) -> Iterator[Server]:
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0]), "--enable-metrics"),
     ]
     environment = faults.environment

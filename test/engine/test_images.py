@@ -16,6 +16,7 @@ from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine import vision
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing
+from test.engine.server.running import QSPEC
 from test.engine.vision import Reference
 
 pytestmark = pytest.mark.server
@@ -48,7 +49,7 @@ def server(path: Path, models: DemoModels) -> Iterator[Server]:
         *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
         *("--max-running-requests", "4", "--max-total-tokens", "4096"),
         *("--mm-attention-backend", "sdpa"),
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
     ]
     with Server(path, arguments) as running:
         yield running
@@ -108,7 +109,7 @@ def test_embeddings_are_answered_without_drafts(models: DemoModels) -> None:
     arguments = [
         *("--device", "cpu", "--dtype", "bfloat16", "--log-level", "warning"),
         *("--max-running-requests", "4", "--max-total-tokens", "4096", "--disable-radix-cache"),
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
     ]
     with Server(models.target, arguments) as server:
         plain = ask(server, {**LONG, "custom_params": PLAIN})

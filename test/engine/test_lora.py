@@ -20,7 +20,7 @@ from sglang_qspec.config import MODES
 from sglang_qspec.models import DemoModels
 from test.engine.adapters import LINEAR, write_adapter
 from test.engine.features.asking import PLAIN, ask, guessing
-from test.engine.server.running import cores, of_sidecar, state, turn, until
+from test.engine.server.running import QSPEC, cores, of_sidecar, state, turn, until
 from test.random_llama import write_random_llama
 
 pytestmark = pytest.mark.server
@@ -59,7 +59,7 @@ def server(models: DemoModels, adapters: dict[str, Path]) -> Iterator[Server]:
     arguments = [
         *ARGUMENTS,
         *("--lora-paths", *paths),
-        *("--speculative-algorithm", "QSPEC"),
+        *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
@@ -268,7 +268,7 @@ def test_two_ranks_give_the_answers_of_one_rank_without_qspec(
     ]
     prompts = ["one two three one two three one two", "The sea was calm, and the boats went out."]
     arguments = [*ARGUMENTS, "--lora-paths", *paths]
-    qspec = ["--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(model)]
+    qspec = [*QSPEC, "--speculative-draft-model-path", str(model)]
     with Server(model, [*arguments, *qspec, "--tp-size", "2"]) as server:
         wait_for_sidecar(server)
         plain = ids(all_at_once(server, prompts, custom_params=PLAIN))

@@ -13,7 +13,7 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
-from test.engine.server.running import COMMON, cores, of_sidecar, state, until
+from test.engine.server.running import COMMON, QSPEC, cores, of_sidecar, state, until
 from test.random_llama import pad_vocabulary, write_random_llama
 
 pytestmark = pytest.mark.server
@@ -46,7 +46,7 @@ def server(
     target, draft = (padded, plain) if larger == "target" else (plain, padded)
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(draft)),
         *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-dtype", "float32"),
     ]
     with Server(target, arguments, cores=cores(0)) as server:

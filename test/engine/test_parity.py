@@ -25,7 +25,7 @@ from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from sglang_qspec.models import DemoModels
 from test.engine.overlapping import overlapping
-from test.engine.server.running import cores, state
+from test.engine.server.running import QSPEC, cores, state
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(3600)]
 
@@ -101,7 +101,7 @@ def server(
         *COMMON,
         *("--chunked-prefill-size", "64", "--max-total-tokens", str(POOL)),
         *("--schedule-conservativeness", "0.1"),  # admits more than there is room for
-        *("--speculative-algorithm", "QSPEC"),
+        *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]

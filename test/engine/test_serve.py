@@ -24,6 +24,7 @@ from sglang_qspec.models import DemoModels
 from test.engine.server.running import (
     COMMON,
     GREEDY,
+    QSPEC,
     generate,
     sidecar_process,
     state,
@@ -47,7 +48,7 @@ def abandoned() -> Path:
 def server(models: DemoModels, abandoned: Path) -> Iterator[Server]:
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-guess-tags", "off", "--speculative-qspec-cores", "auto"),
         *("--speculative-qspec-return-provenance", "--incremental-streaming-output"),
     ]

@@ -11,7 +11,7 @@ from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import DemoModels
-from test.engine.server.running import COMMON, cores, generate, state, until
+from test.engine.server.running import COMMON, QSPEC, cores, generate, state, until
 
 pytestmark = pytest.mark.server
 
@@ -22,7 +22,7 @@ def server(models: DemoModels) -> Iterator[Server]:
     core = cores(0)
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(models.draft)),
+        *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(core[0])),
     ]
     with Server(models.target, arguments, cores=core) as server:

@@ -21,6 +21,7 @@ from sglang_qspec.config import MODES
 from test.engine.faulty import plugin
 from test.engine.server.running import (
     COMMON,
+    QSPEC,
     generate,
     sidecar_process,
     state,
@@ -77,7 +78,7 @@ def server(
     environment = plugin(tmp_path_factory.mktemp("plugin"), FAULT)
     arguments = [
         *TENSOR_PARALLEL,
-        *("--speculative-algorithm", "QSPEC", "--speculative-draft-model-path", str(small_target)),
+        *(*QSPEC, "--speculative-draft-model-path", str(small_target)),
     ]
     environment["QSPEC_TEST_FAULTS"] = str(faults)
     with Server(small_target, arguments, environment=environment) as running:

@@ -68,7 +68,7 @@ class Served:
 def served(models: DemoModels) -> Iterator[Served]:
     with PrivateEndpoint() as endpoint:
         process = SidecarProcess(
-            QSpecConfig(dtype="float32", mem_fraction=0.1, draft_slots=8),
+            QSpecConfig(dtype="float32", mem_fraction=0.05, draft_slots=8),
             model_path=str(models.target),
             quantization=None,
             endpoint=endpoint.address,

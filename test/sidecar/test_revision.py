@@ -51,7 +51,7 @@ def test_a_sidecar_loads_the_weights_and_the_tokenizer_of_its_revision(models: D
     hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
     with PrivateEndpoint() as endpoint:
         process = SidecarProcess(
-            QSpecConfig(mem_fraction=0.1, draft_slots=2),
+            QSpecConfig(mem_fraction=0.05, draft_slots=2),
             model_path=NAME,
             revision="small",
             quantization=None,

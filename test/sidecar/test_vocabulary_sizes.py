@@ -125,7 +125,7 @@ def padded(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Iter
     vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
     with PrivateEndpoint() as endpoint:
         process = SidecarProcess(
-            QSpecConfig(mem_fraction=0.1, draft_slots=8),
+            QSpecConfig(mem_fraction=0.05, draft_slots=8),
             model_path=str(folder / "draft"),
             quantization=None,
             endpoint=endpoint.address,

@@ -35,6 +35,8 @@ class Sidecars:
             str(cores(1)[0]),
             "--device",
             "cpu",
+            "--mem-fraction",
+            "0.08",
         )
 
     def start_lying(self, seed: int) -> None:

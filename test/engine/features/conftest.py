@@ -15,7 +15,7 @@ from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.features.asking import PLAIN, ask
 from test.engine.overlapping import overlapping
-from test.engine.server.running import state
+from test.engine.server.running import QSPEC, state
 
 ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
@@ -40,7 +40,7 @@ def server(
     available = sorted(os.sched_getaffinity(0))
     arguments = [
         *ARGUMENTS,
-        *("--speculative-algorithm", "QSPEC"),
+        *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(available[-1])),
     ]

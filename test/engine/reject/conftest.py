@@ -10,7 +10,7 @@ import pytest
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine.overlapping import overlapping
-from test.engine.server.running import COMMON, cores, state, until
+from test.engine.server.running import COMMON, QSPEC, cores, state, until
 
 
 @pytest.fixture(
@@ -21,7 +21,7 @@ def server(
 ) -> Iterator[Server]:
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC"),
+        *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
         *("--speculative-qspec-acceptance", "reject"),

@@ -10,7 +10,7 @@ from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import DemoModels
 from sglang_qspec.ports import free_port
-from test.engine.server.running import COMMON, GREEDY, PENALIZED, Plain, cores, state, until
+from test.engine.server.running import COMMON, GREEDY, PENALIZED, QSPEC, Plain, cores, state, until
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
 
 
@@ -24,7 +24,7 @@ def starting(models: DemoModels) -> Iterator[Server]:
     """The server of all tests. It starts while another server answers without speculation."""
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC"),
+        *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
         "--enable-metrics",

@@ -28,6 +28,8 @@ COMMON = [
     *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
     "--sleep-on-idle",  # otherwise an idle server takes a core from the server under test
 ]
+QSPEC = ("--speculative-algorithm", "QSPEC", "--speculative-qspec-mem-fraction", "0.08")
+"""QSPEC with a small sidecar: those of several tests run at once, and share the memory."""
 
 
 def cores(index: int) -> tuple[int, ...]:

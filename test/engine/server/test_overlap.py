@@ -19,6 +19,7 @@ from test.engine.server.running import (
     GREEDY,
     MAX_NEW_TOKENS,
     PENALIZED,
+    QSPEC,
     Plain,
     all_at_once,
     cores,
@@ -40,7 +41,7 @@ def overlapped(
 ) -> Iterator[Server]:
     arguments = [
         *COMMON,
-        *("--speculative-algorithm", "QSPEC"),
+        *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
