@@ -72,7 +72,8 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
     passes = 0
     for piece in whole(client.generate(prompt, sampling)):
         meta = piece["meta_info"]
-        provenance = meta.get("qspec_provenance", provenance)
+        # A server whose speculation has ended sends no labels: all tokens are the target's.
+        provenance = meta.get("qspec_provenance") or ["target"] * len(piece["output_ids"])
         passes = meta.get("qspec", {}).get("passes", passes)
         for stretch in stretches.take(piece["text"], piece["output_ids"], provenance):
             yield marks.mark(stretch)

@@ -32,7 +32,7 @@ def _checkpoint(case: Case, path: str, role: str) -> Verdict:
     from sglang_qspec.sidecar.memory import gib
 
     folder = Path(path).expanduser()
-    if compat.is_local(path):
+    if compat.is_local(path) or folder.is_dir():
         if not folder.is_dir():
             return failure(f"{path} is no folder", "Give the folder of a checkpoint.")
         damage = damaged(folder)

@@ -94,7 +94,9 @@ def _traced(client: Client, pieces: Iterator[dict[str, Any]], begin: float) -> I
     first = None
     for piece in whole(pieces):
         first = first or time.monotonic()
-        sources = piece["meta_info"].get("qspec_provenance", [])
+        # A server whose speculation has ended sends no labels: all tokens are the target's.
+        labels = piece["meta_info"].get("qspec_provenance")
+        sources = labels or ["target"] * len(piece["output_ids"])
         known = texts.tokens
         fresh = texts.take(piece["text"], piece["output_ids"])
         tokens = list(zip(fresh, sources[known:], strict=False))
