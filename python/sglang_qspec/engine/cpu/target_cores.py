@@ -20,7 +20,9 @@ class TargetCores:
         self._own = self._all - shared
         self._cpus = self._all
         self._threads = {self._all: torch.get_num_threads()}
-        self._threads[self._own] = max(1, self._threads[self._all] - len(self._all & shared))
+        # By default torch has a thread for each core, which may be two CPUs.
+        own = self._threads[self._all] * len(self._own) // len(self._all)
+        self._threads[self._own] = max(1, own)
 
     @property
     def ratio(self) -> float:
