@@ -87,6 +87,12 @@ class CoreUse:
         may_come = self._speculator.sidecar.may_come
         return self._cores is not None and may_come and self._absent_s < ABSENT_S
 
+    def leave(self) -> None:
+        """Give the target all CPUs for good, because speculation has ended."""
+        cores, self._cores, self._split = self._cores, None, None
+        if cores is not None:
+            self._speculator.totals.target_cpus = cores.use(everything=True)
+
     def enter_prefill(self, tokens: int) -> None:
         """Take the CPUs for a pass over this number of prompt tokens."""
         if self._cores is not None and tokens >= LONG:

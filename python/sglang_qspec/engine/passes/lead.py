@@ -153,6 +153,9 @@ class Lead:
                 )
                 if plan.pipeline == "halves":
                     halves = self._halves.split(rids)
+        if not self._speculates:
+            with guarded("giving the target all CPUs"):
+                self._core_use.leave()
         return plan, halves
 
     def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
