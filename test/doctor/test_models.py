@@ -37,6 +37,13 @@ def test_a_complete_checkpoint_is_described(models: DemoModels) -> None:
     )
 
 
+def test_a_relative_folder_may_have_a_name_like_one_on_the_hub(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy.parent.parent)
+    assert of(f"{copy.parent.name}/{copy.name}").status is Status.OK
+
+
 def test_a_missing_folder_is_named() -> None:
     verdict = of("/nowhere/model")
     assert verdict.status is Status.FAILURE

@@ -140,7 +140,10 @@ def test_open_requests_take_few_threads_and_keep_nobody_out(
             stack.enter_context(client)
             client.sendall(b"GET /health HTTP/1.0\r\n")  # the request never ends
         assert get(metrics, "/health")[0] == 200
-        assert answering() - before <= 3
+        deadline = time.monotonic() + 60
+        while answering() - before > 3:  # a thread ends after its request
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_a_connection_that_breaks_is_one_line_in_the_log(

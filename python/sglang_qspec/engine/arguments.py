@@ -154,8 +154,9 @@ def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     if _kind(view) == placed.device == "cpu":
         cores, shares = core_division.sidecar_cpus(settings), core_division.shares_cpus(settings)
         placed = replace(placed, cores=cores, shares_cpus=shares)
-        if settings.cores == config.AUTO_CORES and view.tp_size * view.dp_size > 1:
-            pinned, shares = core_division.beside_ranks()
+        ranks = view.tp_size * view.dp_size
+        if settings.cores == config.AUTO_CORES and ranks > 1:
+            pinned, shares = core_division.beside_ranks(ranks)
             placed = replace(placed, cores="", pinned=pinned, shares_cpus=shares)
         elif settings.cores == config.AUTO_CORES and not cores:
             logger.info(

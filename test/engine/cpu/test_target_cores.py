@@ -39,5 +39,18 @@ def test_every_thread_moves_and_torch_has_a_thread_for_each_cpu(cores: TargetCor
         other.join()
 
 
+def test_torch_keeps_its_threads_for_each_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two hardware threads a core, torch has a thread for each core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    cores = TargetCores(frozenset((6, 7, 14, 15)))
+    cores.use(everything=False)
+    cores.use(everything=True)
+    assert given == [6, 8]
+
+
 def test_the_ratio_is_the_largest_speedup_by_all_cpus(cores: TargetCores) -> None:
     assert cores.ratio == len(ALL) / (len(ALL) - 1)

@@ -10,6 +10,7 @@ import pytest
 
 from sglang_qspec.engine.passes import core_use
 from sglang_qspec.engine.passes.core_use import ABSENT_S, LONG, CoreUse
+from sglang_qspec.engine.passes.lead import Lead
 from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.policy import PassCost, PassTimes
@@ -109,6 +110,20 @@ def test_the_silence_of_a_sidecar_without_cpus_does_not_count(divided: CoreUse) 
     divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
     assert not divided.enter(64, RUNTIME)
     assert sidecar.starved
+
+
+def test_the_target_has_all_cpus_once_speculation_has_ended(
+    divided: CoreUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert divided.enter(REQUESTS, RUNTIME)
+    cores: Any = divided._cores
+    lead: Any = Lead.__new__(Lead)
+    lead._runtime, lead._core_use = RUNTIME, divided
+    monkeypatch.setattr("sglang_qspec.engine.speculator.active", lambda: None)
+    for _ in range(2):
+        lead._plan(None)
+        assert cores.count == 2
+    assert divided._speculator.totals.target_cpus == 2
 
 
 def test_pass_times_are_learnt_for_each_number_of_cpus(divided: CoreUse) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from sglang.srt.utils import numa_utils
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.sidecar import core_division
@@ -121,4 +122,23 @@ def test_a_sidecar_beside_several_ranks_gets_what_they_leave(
 ) -> None:
     machine(monkeypatch, tmp_path, [(0, (cpu,)) for cpu in range(4)])
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", groups)
-    assert core_division.beside_ranks() == expected
+    assert core_division.beside_ranks(len(groups.split("|"))) == expected
+
+
+def test_a_sidecar_beside_ranks_gets_no_second_thread_of_their_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (cpu, cpu + 4)) for cpu in range(4)])
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0,1|2")
+    assert core_division.beside_ranks(2) == ("3,7", False)
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0,1|2,3")
+    assert core_division.beside_ranks(2) == ("3,7", True)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(2, ("3", True)), (1, ("2,3", False))])
+def test_ranks_on_numa_nodes_of_their_own_leave_the_other_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, expected: tuple[str, bool]
+) -> None:
+    machine(monkeypatch, tmp_path, [(cpu // 2, (cpu,)) for cpu in range(4)])
+    monkeypatch.setattr(numa_utils, "get_cpu_ids_by_node", lambda: ["0,1", "2,3"])
+    assert core_division.beside_ranks(ranks) == expected

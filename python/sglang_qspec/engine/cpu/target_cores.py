@@ -20,9 +20,9 @@ class TargetCores:
         self._own = self._all - shared
         self._cpus = self._all
         self._threads = {self._all: torch.get_num_threads()}
-        # By default torch has a thread for each core, which may be two CPUs.
-        own = self._threads[self._all] * len(self._own) // len(self._all)
-        self._threads[self._own] = max(1, own)
+        # By default torch has one thread for each core, also where a core is two CPUs.
+        threads = self._threads[self._all]
+        self._threads[self._own] = max(1, threads * len(self._own) // len(self._all))
 
     @property
     def ratio(self) -> float:

@@ -38,21 +38,22 @@ def share_of(cores: Sequence[frozenset[int]]) -> int:
     return max(1, len(cores) // SHARE)
 
 
-def beside_ranks() -> tuple[str, bool]:
+def beside_ranks(ranks: int) -> tuple[str, bool]:
     """The CPUs of the sidecar of a target of several ranks, and whether a rank has them too.
 
     Each rank always keeps its CPUs, and polls for requests on them even without any. So the sidecar
-    gets the CPUs that no rank has. If there are none, it shares the last core at equal priority.
+    gets the cores on which no rank runs. If there are none, it shares the last core at equal
+    priority.
     """
-    cpus = os.sched_getaffinity(0)
+    from sglang.srt.utils.numa_utils import get_cpu_ids_by_node
+
     groups = process_placement.rank_cpus().split("|")
-    free = cpus - {cpu for group in groups for cpu in _parsed(group)}
-    return _text(free or cores_of(cpus)[-1]), not free
-
-
-def _parsed(group: str) -> frozenset[int]:
-    """The CPUs of one rank; none for `all`."""
-    return frozenset() if group == "all" else values.parse_cores(group)
+    if groups == ["all"]:  # SGLang gives each rank a NUMA node
+        groups = get_cpu_ids_by_node()[:ranks]
+    taken = {cpu for group in groups for cpu in values.parse_cores(group)}
+    cores = cores_of(os.sched_getaffinity(0))
+    free = [core for core in cores if not core & taken]
+    return _text(cpu for core in free or cores[-1:] for cpu in core), not free
 
 
 def _text(cpus: Iterable[int]) -> str:
