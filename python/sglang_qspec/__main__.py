@@ -40,7 +40,9 @@ from sglang_qspec.top import command as top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Returns 0, or 1 after a QSpecError; wrong usage exits with 2.
+    """Run one subcommand. Returns 0, 1 after a QSpecError or an OSError, and 130 after Ctrl-C.
+
+    Wrong usage exits with 2.
 
     `qspec doctor` also returns 1 if a server cannot start. docs/batch.md has the values of
     `qspec batch`.
@@ -71,9 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(theory.run(options))
         else:
             print(options.run(options))
-    except QSpecError as error:
+    except (QSpecError, OSError) as error:
         print(f"qspec: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

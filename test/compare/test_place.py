@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 
 import pytest
 
+from sglang_qspec.compare.command import add_options
 from sglang_qspec.compare.place import Place, find_place
 from sglang_qspec.engine.sidecar import core_division
 from sglang_qspec.errors import ConfigError
@@ -30,8 +32,11 @@ def test_auto_divides_the_cpus_as_a_server_does(monkeypatch: pytest.MonkeyPatch)
     assert found.target_cpus == CPUS - {last}
 
 
-def test_an_empty_list_shares_the_cpus() -> None:
-    found = find_place("draft", device="cpu", cores="")
+def test_shared_cpus_are_those_of_both() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    cores = parser.parse_args(["--target", "t", "--draft", "d", "--cores", "shared"]).cores
+    found = find_place("draft", device="cpu", cores=cores)
     assert (found.draft_cpus, found.target_cpus, found.overlaps) == (frozenset(), CPUS, False)
 
 

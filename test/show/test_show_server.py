@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sglang_qspec.__main__ import main
 from sglang_qspec.complete.client import Client
 from sglang_qspec.errors import ClientError
 from sglang_qspec.show import server as module
@@ -71,7 +72,7 @@ def test_only_the_files_of_the_page_are_served(show: ShowServer, path: str) -> N
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example:{port}", "127.0.0.1:1"]
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example:{port}", "[::1"]
 )
 def test_a_name_that_was_made_to_lead_here_is_refused(show: ShowServer, host: str) -> None:
     given = {"Host": host.format(port=show.server_port)}
@@ -83,7 +84,18 @@ def test_a_name_that_was_made_to_lead_here_is_refused(show: ShowServer, host: st
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "192.168.1.7"])
 def test_addresses_and_localhost_are_answered(show: ShowServer, host: str) -> None:
-    assert request(show, "GET", "/", headers={"Host": f"{host}:{show.server_port}"})[0] == 200
+    for port in (show.server_port, 8080):  # a forwarded connection has a port of its own
+        assert request(show, "GET", "/", headers={"Host": f"{host}:{port}"})[0] == 200
+
+
+def test_a_page_may_have_an_ipv6_address(asked: Upstream) -> None:
+    with ShowServer("::", 0, Client(asked.url), []) as server:
+        assert server.url == f"http://[::1]:{server.server_port}/"
+
+
+def test_a_name_of_the_host_may_have_capitals(show: ShowServer) -> None:
+    show.host = "MyBox"
+    assert request(show, "GET", "/", headers={"Host": "mybox:80"})[0] == 200
 
 
 def test_a_page_of_another_site_cannot_ask(show: ShowServer, asked: Upstream) -> None:
@@ -141,6 +153,20 @@ def test_a_stream_of_new_tokens_only_gives_the_same_events() -> None:
         with upstream(one) as server, shown(server.url) as show:
             found.append(events(show, QUESTION)[:-1])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_all_tokens_are_the_targets_once_speculation_has_failed(
+    incremental: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(SKY.first, SKY.passes, incremental=incremental, speculates=False)
+    with upstream(script) as server, shown(server.url) as show:
+        *pieces, _, end = events(show, QUESTION)
+        assert main(["complete", "Why?", "--url", server.url, "--show-drafts"]) == 0
+    tokens = [tuple(token) for piece in pieces for token in piece["tokens"]]
+    assert tokens == [(text, "target") for text, _ in SKY.tokens]
+    assert end["end"]["tokens"] == len(SKY.tokens)
+    assert capsys.readouterr().out.startswith(SKY.text)
 
 
 def test_the_request_asks_for_what_the_question_says(show: ShowServer, asked: Upstream) -> None:

@@ -70,6 +70,8 @@ class Script:
     """Set when the server may send what follows the first pass; None if it does not wait."""
     incremental: bool = False
     """Whether a piece has only its new tokens."""
+    speculates: bool = True
+    """Whether the server still speculates; otherwise an answer has no labels and no trace."""
 
     @property
     def tokens(self) -> list[Token]:
@@ -94,7 +96,7 @@ class Script:
             since = begin if self.incremental else 0
             shown = known[since:]
             meta: dict[str, Any] = {"completion_tokens": len(known), "finish_reason": None}
-            if traced:
+            if traced and self.speculates:
                 passes = traces[-1:] if self.incremental and number else traces
                 meta["qspec_provenance"] = [source for _, source in shown]
                 meta["qspec_trace"] = {"version": 1, "passes": passes, "omitted_passes": 0}

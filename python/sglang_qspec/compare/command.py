@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from sglang_qspec import config, values
-from sglang_qspec.compare.answers import WIDTHS
+from sglang_qspec.compare.answers import MOST_IN_FLIGHT, WIDTHS
 from sglang_qspec.config import AUTO_CORES
 from sglang_qspec.models.prompts import PROMPTS, texts_of
 from sglang_qspec.values import option
@@ -39,11 +39,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--in-flight",
-        type=option(values.positive),
+        type=option(values.whole(1, MOST_IN_FLIGHT)),
         nargs="+",
         default=[1, 4],
         metavar="N",
-        help="numbers of requests that are served at once (default: 1 4)",
+        help=f"requests that are served at once, numbers up to {MOST_IN_FLIGHT} (default: 1 4)",
     )
     add(
         "--tokens",
@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=AUTO_CORES,
         metavar="CPUS",
         help="CPUs of the draft model, such as 1 or 2-5, if both are on a CPU; the target has the "
-        "others; an empty text lets both use all (default: auto, which divides them as "
+        "others; shared lets both use all (default: auto, which divides them as "
         "--speculative-qspec-cores auto does)",
     )
     add("--dtype", default="auto", help="data type of both models' activations (default: auto)")

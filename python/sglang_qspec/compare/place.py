@@ -65,8 +65,9 @@ def find_place(
     found = decision.placement.device
     if device != "cpu" or found != "cpu":
         return Place(device, found, cpus)
-    text = core_division.sidecar_cpus(QSpecConfig(cores=cores)) if cores == AUTO_CORES else cores
-    own = parse_cores(text)
+    asked = QSpecConfig(cores=cores)
+    divides = cores == AUTO_CORES
+    own = parse_cores((core_division.sidecar_cpus if divides else core_division.pinned_cpus)(asked))
     if not own < cpus:
         raise ConfigError(
             f"--cores is {cores!r}, but must be some of this process's CPUs, {_listed(cpus)}, "

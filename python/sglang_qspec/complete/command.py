@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_qspec.complete.client import Client
 from sglang_qspec.complete.marks import Brackets, Colours, Marks, summary
-from sglang_qspec.complete.pieces import whole
+from sglang_qspec.complete.pieces import labels, whole
 from sglang_qspec.complete.stretches import Stretches
 
 DESCRIPTION = """Ask a running QSPEC server for a completion, and print it while it is generated.
@@ -72,8 +72,7 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
     passes = 0
     for piece in whole(client.generate(prompt, sampling)):
         meta = piece["meta_info"]
-        # A server whose speculation has ended sends no labels: all tokens are the target's.
-        provenance = meta.get("qspec_provenance") or ["target"] * len(piece["output_ids"])
+        provenance = labels(piece)
         passes = meta.get("qspec", {}).get("passes", passes)
         for stretch in stretches.take(piece["text"], piece["output_ids"], provenance):
             yield marks.mark(stretch)

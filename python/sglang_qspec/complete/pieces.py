@@ -31,3 +31,12 @@ def whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         provenance = meta.get("qspec_provenance", provenance)
         trace = {name: meta.get(TRACE, {}).get(name, trace[name]) for name in trace}
         yield piece
+
+
+def labels(piece: dict[str, Any]) -> list[str]:
+    """The draft source of each token of a whole answer.
+
+    A server sends no labels after its speculation has failed, because the target then decodes all
+    tokens.
+    """
+    return piece["meta_info"].get("qspec_provenance") or ["target"] * len(piece["output_ids"])

@@ -24,21 +24,37 @@ TOKENIZER_FILES = (
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """Return the content of `config.json`. Raises ConfigError if `model` has none."""
+    """Return the content of `config.json`. Raises ConfigError if `model` has none, or no object."""
+    path = model / "config.json"
     try:
-        config: dict[str, Any] = json.loads((model / "config.json").read_text())
+        config: Any = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
             f"model is {str(model)!r}, but must be the folder of a local checkpoint "
             "with a config.json"
         ) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} must hold a JSON object")
     return config
 
 
 def check_new(output: Path) -> None:
-    """Raise QSpecError unless `output` is an empty folder or does not exist."""
+    """Raise QSpecError unless `output` is an empty folder or does not exist.
+
+    An empty folder is removed, because the finished folder is renamed to its name. A mount point
+    cannot be removed.
+    """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise QSpecError(f"{output} exists already; give a new folder, or remove this one")
+    if output.exists():
+        try:
+            output.rmdir()
+        except OSError as error:
+            raise QSpecError(
+                f"{output} cannot be replaced ({error.strerror}); give a new folder inside it"
+            ) from None
 
 
 def copy_files(source: Path, folder: Path, names: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ BANDWIDTH_SHARE, FLOPS_SHARE = 0.8, 0.6
 HOST_S = 0.0005
 """Assumed host work of a pass, in seconds."""
 CONTEXT = 1024
-"""Tokens of a request whose KV a pass reads, if no trace says it."""
+"""Default number of tokens whose KV a pass reads for each request."""
 ROOM = 1.2
 """Memory of a model with its KV, over its weights, that decides how many cards hold a target."""
 MEMORY_SHARE = 0.9
@@ -76,13 +76,13 @@ def pass_seconds(
 
 
 def most_requests(card: Card, cards: int, model: Model, context: float) -> int:
-    """Requests of `context` tokens whose KV the memory holds beside the weights; at least 0."""
+    """The number of requests of `context` tokens whose KV fits in memory beside the weights."""
     free = MEMORY_SHARE * cards * card.memory - 2 * model.parameters
     return max(0, int(free / (context * model.kv_bytes)))
 
 
 def cards_for(card: Card, model: Model, context: float = CONTEXT) -> int:
-    """The smallest power of two of cards whose memory holds the model and the KV of a request."""
+    """The number of cards that hold the model and the KV of one request: a power of two."""
     count = 1
     while count * card.memory < ROOM * 2 * model.parameters or not most_requests(
         card, count, model, context

@@ -62,7 +62,7 @@ class Counts:
     full_seconds: float = 0.0
     """Seconds of the passes, waits included, while all slots were taken."""
     full_tokens: int = 0
-    """Output tokens of these passes."""
+    """Output tokens of the passes in `full_seconds`."""
 
     @property
     def steady_seconds(self) -> float | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from sglang_qspec.complete.client import Client
-from sglang_qspec.complete.pieces import whole
+from sglang_qspec.complete.pieces import labels, whole
 from sglang_qspec.complete.token_texts import TokenTexts
 from sglang_qspec.errors import ClientError, RequestError
 from sglang_qspec.guess_tags import GUESSES_KEY, GuessLimits, split
@@ -94,9 +94,7 @@ def _traced(client: Client, pieces: Iterator[dict[str, Any]], begin: float) -> I
     first = None
     for piece in whole(pieces):
         first = first or time.monotonic()
-        # A server whose speculation has ended sends no labels: all tokens are the target's.
-        labels = piece["meta_info"].get("qspec_provenance")
-        sources = labels or ["target"] * len(piece["output_ids"])
+        sources = labels(piece)
         known = texts.tokens
         fresh = texts.take(piece["text"], piece["output_ids"])
         tokens = list(zip(fresh, sources[known:], strict=False))

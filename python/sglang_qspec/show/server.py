@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import socket
 from collections.abc import Sequence
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,6 +58,8 @@ class ShowServer(ThreadingHTTPServer):
         self.files["/"] = _file("index.html")
         saved = document("An answer of qspec show", SAVED, "HERE").encode()
         self.files["/saved.html"] = (saved, "text/plain; charset=utf-8")
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -65,24 +68,24 @@ class ShowServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the page."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
     def allows(self, headers: Message) -> bool:
         """Whether a request comes from this page.
 
         A page of another site can make its own name resolve to this address (DNS rebinding). So
-        the host must be an address, `localhost`, or the name that the user gave. A request of
-        another site's page has another origin.
+        the host must be an address, `localhost`, or the name that the user gave. Its port may be
+        that of a forwarded connection. A request of another site's page has another origin.
         """
         host = headers.get("Host", "")
         origin = headers.get("Origin")
         try:
-            name, port = urlsplit(f"//{host}").hostname or "", urlsplit(f"//{host}").port
+            name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        known = name in ("localhost", self.host) or _is_address(name)
-        return known and (port or 80) == self.server_port and origin in (None, f"http://{host}")
+        known = name in ("localhost", self.host.lower()) or _is_address(name)
+        return known and origin in (None, f"http://{host}")
 
 
 def _file(name: str) -> tuple[bytes, str]:
