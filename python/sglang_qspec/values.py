@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from sglang_qspec.errors import shown
+
 Parser = Callable[[str], Any]
 """Parses the text of a setting; raises ValueError with the allowed values as its message."""
 
@@ -49,8 +51,13 @@ def _parser(kind: type, allows: Callable[[Any], bool], allowed: str) -> Parser:
     return parse
 
 
-positive = _parser(int, lambda value: value >= 1, "a whole number of at least 1")
-"""Parses a whole number without an upper limit."""
+MAX_POSITIVE = 2**31 - 1
+positive = _parser(
+    int,
+    lambda value: 1 <= value <= MAX_POSITIVE,
+    f"a whole number of at least 1 and at most {MAX_POSITIVE}",
+)
+"""Parses a whole number that needs no other upper limit."""
 
 fraction = _parser(
     float, lambda value: value == 0 or 0.01 <= value <= 0.95, "0 or a number from 0.01 to 0.95"
@@ -159,6 +166,6 @@ def option(parse: Parser) -> Parser:
         try:
             return parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"is {text!r}, but must be {error}") from None
+            raise argparse.ArgumentTypeError(f"is {shown(text)}, but must be {error}") from None
 
     return parse_option

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
+
+from sglang_qspec.complete import peers
 
 TRACE = "qspec_trace"
 
@@ -12,7 +15,9 @@ def whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Extend each piece to the whole answer so far, if the server streams only new tokens.
 
     The piece then has all draft sources in `qspec_provenance`, and all passes in `qspec_trace`.
+    Raises AnswerError if the pieces of one answer are too long together.
     """
+    size = 0
     text: str = ""
     ids: list[int] = []
     provenance: list[str] = []
@@ -20,6 +25,8 @@ def whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for piece in pieces:
         meta = piece["meta_info"]
         if len(piece["output_ids"]) < meta["completion_tokens"]:
+            size += len(json.dumps(piece))
+            peers.check_size(size)
             piece["text"] = text + piece["text"]
             piece["output_ids"] = ids + piece["output_ids"]
             meta["qspec_provenance"] = provenance + meta.get("qspec_provenance", [])
