@@ -10,7 +10,7 @@ from sglang_qspec import values
 from sglang_qspec.complete.client import Client
 from sglang_qspec.complete.marks import Brackets, Colours, Marks, summary
 from sglang_qspec.complete.peers import printable, reading
-from sglang_qspec.complete.pieces import labels, whole
+from sglang_qspec.complete.pieces import end_of, labels, whole
 from sglang_qspec.complete.stretches import Stretch, Stretches
 from sglang_qspec.values import option
 
@@ -67,10 +67,12 @@ def run(options: argparse.Namespace, *, colours: bool) -> Iterator[str]:
 
 def _plain(client: Client, prompt: str, sampling: dict[str, Any]) -> Iterator[str]:
     shown = ""
+    piece: dict[str, Any] = {}
     for piece in whole(client.generate(prompt, sampling)):
         yield printable(piece["text"][len(shown) :])
         shown = piece["text"]
     yield "\n"
+    end_of(piece)
 
 
 def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks) -> Iterator[str]:
@@ -88,6 +90,7 @@ def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks)
         yield marks.mark(_printable(stretch))
     yield marks.end() + "\n\n"
     yield summary(provenance, passes, marks) + "\n"
+    end_of(piece)
 
 
 def _printable(stretch: Stretch) -> Stretch:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_qspec.complete import peers
+from sglang_qspec.errors import ClientError
 
 TRACE = "qspec_trace"
 
@@ -38,6 +39,20 @@ def whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         provenance = meta.get("qspec_provenance", provenance)
         trace = {name: meta.get(TRACE, {}).get(name, trace[name]) for name in trace}
         yield piece
+
+
+def end_of(piece: dict[str, Any]) -> str:
+    """Why the answer ended with this piece, which is empty if no piece came.
+
+    Raises ClientError if the server did not finish the answer.
+    """
+    reason = piece.get("meta_info", {}).get("finish_reason")
+    if not isinstance(reason, dict):
+        raise ClientError("the server ended the answer early; it may have stopped")
+    if reason.get("type") == "abort":
+        why = peers.message(str(reason.get("message", "no reason")))
+        raise ClientError(f"the server aborted the request: {why}")
+    return str(reason["type"])
 
 
 def labels(piece: dict[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ import msgspec
 
 from sglang_qspec.complete.client import Client
 from sglang_qspec.complete.peers import reading
-from sglang_qspec.complete.pieces import labels, whole
+from sglang_qspec.complete.pieces import end_of, labels, whole
 from sglang_qspec.complete.token_texts import TokenTexts
-from sglang_qspec.errors import ClientError, RequestError
+from sglang_qspec.errors import RequestError
 from sglang_qspec.guess_tags import GUESSES_KEY, GuessLimits, split
 
 Event = dict[str, Any]
@@ -157,18 +157,14 @@ def _plain(pieces: Iterator[dict[str, Any]], begin: float) -> Iterator[Event]:
 
 def _end(piece: dict[str, Any], begin: float, first: float | None, omitted: int) -> Event:
     """The last event of an answer. Raises ClientError if the server did not finish the answer."""
-    reason = piece.get("meta_info", {}).get("finish_reason")
-    if not isinstance(reason, dict):
-        raise ClientError("the server ended the answer early; it may have stopped")
-    if reason.get("type") == "abort":
-        raise ClientError(f"the server aborted the request: {reason.get('message', 'no reason')}")
+    reason = end_of(piece)
     now = time.monotonic()
     return {
         "end": {
             "seconds": now - begin,
             "first_seconds": (first or now) - begin,
             "tokens": piece["meta_info"]["completion_tokens"],
-            "reason": reason["type"],
+            "reason": reason,
             "qspec": piece["meta_info"].get("qspec"),
             "omitted_passes": omitted,
         }
