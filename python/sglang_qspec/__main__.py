@@ -96,7 +96,7 @@ def _open_closed_streams() -> None:
     printed. Reads of a closed standard input still fail.
     """
     while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
-        continue
+        os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:

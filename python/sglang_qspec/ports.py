@@ -62,11 +62,10 @@ class OwnPort:
             own = {self._pid, *(each.pid for each in child.children(recursive=True))}
         except psutil.Error:
             return {}
+        places = ((HOST, self._port), ("0.0.0.0", self._port))
         found: dict[str, str] = {}
         for each in psutil.net_connections("tcp4"):
-            if each.status != psutil.CONN_LISTEN or each.laddr.port != self._port:
-                continue
-            if each.laddr.ip not in (HOST, "0.0.0.0"):
+            if each.status != psutil.CONN_LISTEN or tuple(each.laddr) not in places:
                 continue
             link = f"/proc/{each.pid}/fd/{each.fd}"
             target = _target(link)

@@ -51,13 +51,17 @@ def _parser(kind: type, allows: Callable[[Any], bool], allowed: str) -> Parser:
     return parse
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 to MAX_POSITIVE, for values that need no other upper limit."""
+    value: int = _at_least_1(text)
+    if value > MAX_POSITIVE:
+        raise ValueError(f"a whole number of at most {MAX_POSITIVE}")
+    return value
+
+
+_at_least_1 = _parser(int, lambda value: value >= 1, "a whole number of at least 1")
 MAX_POSITIVE = 2**31 - 1
-positive = _parser(
-    int,
-    lambda value: 1 <= value <= MAX_POSITIVE,
-    f"a whole number of at least 1 and at most {MAX_POSITIVE}",
-)
-"""Parses a whole number that needs no other upper limit."""
+
 
 fraction = _parser(
     float, lambda value: value == 0 or 0.01 <= value <= 0.95, "0 or a number from 0.01 to 0.95"

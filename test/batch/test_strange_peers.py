@@ -6,6 +6,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from test.batch.fakes import records_of, write_lines
 from test.strange_server import Answer, Strange, response, strange, strange_responses
 
 INFO = {"max_running_requests": 8, "internal_states": [{"qspec": {"sidecar": "ready"}}]}
-FIGURES = ("many", 1.5, -1, 2**70, [], {}, "7")
+FIGURES: tuple[Any, ...] = ("many", 1.5, -1, 2**70, [], {}, "7")
 ESCAPES = "\x1b]0;owned\x07 \x9b2J refused\nline 7 (x) failed: forged"
 
 
@@ -42,9 +43,9 @@ def serving(info: Any = None) -> Iterator[tuple[Strange, Strange, list[str]]]:
         odd["choices of lists"] = lambda: response({"choices": [[1], [2]]})
         for value in FIGURES:
             figures = {"spec_tokens_details": {"spec_verify_ct": value}}
-            odd[f"passes {value}"] = lambda figures=figures: answer(sglext=figures)
+            odd[f"passes {value}"] = partial(answer, sglext=figures)
             usage = {"completion_tokens": value}
-            odd[f"tokens {value}"] = lambda usage=usage: answer(usage=usage)
+            odd[f"tokens {value}"] = partial(answer, usage=usage)
         for name in ("passes []", "passes {}", "tokens []", "tokens {}"):
             del odd[name]  # nothing is no figure
 

@@ -39,7 +39,10 @@ COMMANDS = (
 )
 META = {"completion_tokens": 1, "finish_reason": {"type": "stop"}, "qspec": {"passes": 1}}
 PIECE_OF_ANSWER = {"text": "a", "output_ids": [0], "meta_info": META}
-PASS = {
+TREE: dict[str, Any] = {
+    name: [] for name in ("ids", "texts", "parents", "sources", "chances", "accepted")
+}
+PASS: dict[str, Any] = {
     "start": 1,
     "tokens": 1,
     "rows": 1,
@@ -48,14 +51,7 @@ PASS = {
     "ms": 1.0,
     "pipeline": "queue",
     "match": None,
-    "tree": {
-        "ids": [],
-        "texts": [],
-        "parents": [],
-        "sources": [],
-        "chances": [],
-        "accepted": [],
-    },
+    "tree": TREE,
 }
 
 
@@ -168,7 +164,7 @@ TRACES: dict[str, Callable[[], Answer]] = {
     "many tokens": lambda: stream(trace(tokens=10**9)),
     "negative": lambda: stream(trace(start=-1)),
     "tree is a list": lambda: stream(trace(tree=[])),
-    "sources are numbers": lambda: stream(trace(tree={**PASS["tree"], "sources": [1]})),
+    "sources are numbers": lambda: stream(trace(tree={**TREE, "sources": [1]})),
     "source is a number": lambda: stream(meta(qspec_provenance=[7])),
     "sources are a number": lambda: stream(meta(qspec_provenance=7)),
     "no reason": lambda: stream(meta(finish_reason={})),

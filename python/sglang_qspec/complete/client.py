@@ -162,7 +162,10 @@ class Client:
 
     def _connection(self) -> tuple[http.client.HTTPConnection, str]:
         """A connection that is not made yet, and the path before those of the endpoints."""
-        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        kinds: dict[str, type[http.client.HTTPConnection]] = {
+            "http": http.client.HTTPConnection,
+            "https": http.client.HTTPSConnection,
+        }
         try:
             parts = urlsplit(self.url)
             if parts.scheme not in kinds or not parts.hostname or parts.username is not None:
