@@ -27,6 +27,8 @@ class Strange:
     url: str = ""
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     """Path and body of each request."""
+    sent: list[int] = field(default_factory=list)
+    """Number of bytes that the client took of each answer, or a little more."""
 
 
 @contextmanager
@@ -47,9 +49,12 @@ def strange(answer: Callable[[str, bytes], Answer]) -> Iterator[Strange]:
             body = self.rfile.read(length)
             made.asked.append((path, body))
             given = made.answer(path, body)
+            sent = 0
             with suppress(OSError):  # the client has left
                 for piece in (given,) if isinstance(given, bytes) else given:
                     self.wfile.write(piece)
+                    sent += len(piece)
+            made.sent.append(sent)
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True

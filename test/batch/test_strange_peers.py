@@ -15,6 +15,7 @@ import pytest
 from sglang_qspec.__main__ import main
 from sglang_qspec.batch import runner
 from sglang_qspec.batch.depth import MAX_DEPTH, depth_of
+from sglang_qspec.complete import peers
 from sglang_qspec.errors import ClientError
 from test.batch.fakes import records_of, write_lines
 from test.strange_server import Answer, Strange, response, strange, strange_responses
@@ -74,6 +75,7 @@ def test_each_strange_answer_is_an_error_line_and_the_batch_goes_on(
         assert main([*given, "--resume"]) == 3
         assert [path for path, _ in server.asked[asked:]] in ([], ["/server_info"])
     assert other.asked == []
+    assert max(server.sent) < 2 * peers.MAX_BYTES
     assert {each["custom_id"] for each in records_of(output)} == set(good)
     failed = records_of(tmp_path / "out.errors.jsonl")
     assert sorted(each["custom_id"] for each in failed) == sorted(odd)
@@ -94,6 +96,7 @@ def test_a_strange_server_info_is_an_error_of_one_line(
         assert main(given) == 1
         assert {path for path, _ in server.asked} == {"/server_info"}
     assert other.asked == []
+    assert max(server.sent, default=0) < 2 * peers.MAX_BYTES
     said = capsys.readouterr().err
     assert said.startswith("qspec: ")
     assert said.count("\n") == 1

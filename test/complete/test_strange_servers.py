@@ -65,6 +65,7 @@ def test_a_strange_answer_is_an_error_of_one_line(
         with strange(lambda path, body: odd()) as server:  # noqa: ARG005
             assert main([*command, "--url", server.url]) == 1
         assert other.asked == []
+    assert max(server.sent, default=0) < 2 * peers.MAX_BYTES
     assert_one_line(capsys)
 
 
@@ -189,6 +190,7 @@ def test_a_strange_stream_is_an_error_of_one_line(
 ) -> None:
     with strange(answering(STREAMS[name])) as server:
         assert main(["complete", "Hi", "--url", server.url, *drafts]) == 1
+    assert max(server.sent) < 2 * peers.MAX_BYTES
     assert_one_line(capsys)
 
 
