@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from sglang_qspec.ports import free_port
+from sglang_qspec.ports import OwnPort, free_port
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -74,6 +74,7 @@ class Server:
             self._environment["OMP_NUM_THREADS"] = str(len(cores))
         self._log = tempfile.NamedTemporaryFile(prefix="sglang-server-", suffix=".log")  # noqa: SIM115
         self._process: subprocess.Popen[bytes] | None = None
+        self._own_port: OwnPort | None = None
         # A connection that idles while the server is paused would fail in the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.Client(base_url=self.url, limits=limits, trust_env=False)
@@ -118,6 +119,7 @@ class Server:
             if self.exit_code() is not None:
                 raise ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
             try:
+                self._check_port()
                 self.get(self.health, timeout=30)
             except (ServerError, OSError):
                 time.sleep(0.25)
@@ -142,6 +144,12 @@ class Server:
             process_group=0,
             preexec_fn=self._prepare,
         )
+        self._own_port = OwnPort(self.port, self._process.pid)
+
+    def _check_port(self) -> None:
+        """Raise ServerError unless the server, and no other process, listens on its port."""
+        if self._own_port is None or not self._own_port.is_held():
+            raise ServerError(f"the server does not listen on port {self.port}")
 
     def _prepare(self) -> None:
         """In the new process: end with this one, and take the cores.

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from sglang_qspec import __version__
 from sglang_qspec.batch import command as batch
 from sglang_qspec.compare import command as compare
 from sglang_qspec.complete import command as complete
+from sglang_qspec.complete.peers import printable
 from sglang_qspec.doctor import command as doctor
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.models import command as models_command
@@ -48,13 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     `qspec batch`.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     if arguments[:1] == ["sidecar"]:  # has its own parser
         from sglang_qspec.sidecar.__main__ import main as sidecar
 
         return sidecar(arguments[1:]) or 0
     arguments, server_arguments = batch.divide(arguments)
     options = _parser().parse_args(arguments, argparse.Namespace(server_arguments=server_arguments))
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         if options.command == "keys":
             _keys(options.path)
@@ -74,11 +79,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(options.run(options))
     except (QSpecError, OSError) as error:
-        print(f"qspec: {error}", file=sys.stderr)
+        print(f"qspec: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except RecursionError:
+        print("qspec: a file has too many lists inside each other", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of standard streams that the caller has closed.
+
+    Otherwise the next files that are opened would get their descriptors, and with them what is
+    printed. Reads of a closed standard input still fail.
+    """
+    while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+class _Formatter(logging.Formatter):
+    """Leaves out what a terminal would obey: messages have texts of servers in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _keys(path: Path) -> None:

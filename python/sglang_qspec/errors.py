@@ -9,6 +9,7 @@ QSpecError
 │   └── PromptError   a pass of the draft model fails for one prompt and succeeds for others
 ├── MeasureError      `qspec doctor --measure`: a model cannot be loaded, or fails
 ├── ClientError       a server does not answer a client, refuses, or does not run QSPEC
+│   ├── AnswerError      an answer is too long, is no JSON, or is not what a server with QSPEC sends
 │   └── ServerLostError  the connection to a server broke, and the server does not answer
 ├── BatchError        the input or the output of `qspec batch` cannot be used
 └── TheoryError       a figure is out of range, or a measured run cannot be fitted
@@ -49,6 +50,10 @@ class MeasureError(QSpecError):
 
 class ClientError(QSpecError):
     """A server does not answer a client, refuses its request, or does not run QSPEC."""
+
+
+class AnswerError(ClientError):
+    """An answer is too long, is no JSON, or is not what a server with QSPEC sends."""
 
 
 class ServerLostError(ClientError):

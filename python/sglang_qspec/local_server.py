@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from sglang_qspec.ports import free_port
+from sglang_qspec.ports import HOST, OwnPort, free_port
 
 START_S = 1800.0
 """Time limit for the start of a server, in seconds; a large model takes minutes."""
@@ -45,14 +45,15 @@ class LocalServer:
 
         The server runs on `cpus`; None means the CPUs of this process.
         """
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self._port = free_port()
+        self.url = f"http://{HOST}:{self._port}"
         self.log = log
         self._command = [sys.executable, "-m", "sglang.launch_server", *arguments]
-        self._command += ["--host", "127.0.0.1", "--port", str(port)]
+        self._command += ["--host", HOST, "--port", str(self._port)]
         self._environment = dict(environment)
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
+        self._own_port: OwnPort | None = None
 
     @property
     def exit_code(self) -> int | None:
@@ -67,6 +68,7 @@ class LocalServer:
                 os.sched_setaffinity(0, self._cpus)  # the server inherits the CPUs
             with self.log.open("ab") as log:
                 self._process = self._popen(log)
+            self._own_port = OwnPort(self._port, self._process.pid)
         finally:
             os.sched_setaffinity(0, own)
 
@@ -80,6 +82,13 @@ class LocalServer:
             process_group=0,
             preexec_fn=_end_with_parent,
         )
+
+    def listens(self) -> bool:
+        """Whether this server, and no other process, accepts connections at `url`.
+
+        Clients ask before and after they connect, and send nothing otherwise.
+        """
+        return self._own_port is not None and self.exit_code is None and self._own_port.is_held()
 
     def obituary(self) -> str:
         """The end of an error message: why the start failed, and the end of the log."""

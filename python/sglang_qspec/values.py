@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from sglang_qspec.errors import shown
+
 Parser = Callable[[str], Any]
 """Parses the text of a setting; raises ValueError with the allowed values as its message."""
 
@@ -49,8 +51,17 @@ def _parser(kind: type, allows: Callable[[Any], bool], allowed: str) -> Parser:
     return parse
 
 
-positive = _parser(int, lambda value: value >= 1, "a whole number of at least 1")
-"""Parses a whole number without an upper limit."""
+def positive(text: str) -> int:
+    """A whole number from 1 to MAX_POSITIVE, for values that need no other upper limit."""
+    value: int = _at_least_1(text)
+    if value > MAX_POSITIVE:
+        raise ValueError(f"a whole number of at most {MAX_POSITIVE}")
+    return value
+
+
+_at_least_1 = _parser(int, lambda value: value >= 1, "a whole number of at least 1")
+MAX_POSITIVE = 2**31 - 1
+
 
 fraction = _parser(
     float, lambda value: value == 0 or 0.01 <= value <= 0.95, "0 or a number from 0.01 to 0.95"
@@ -159,6 +170,6 @@ def option(parse: Parser) -> Parser:
         try:
             return parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"is {text!r}, but must be {error}") from None
+            raise argparse.ArgumentTypeError(f"is {shown(text)}, but must be {error}") from None
 
     return parse_option

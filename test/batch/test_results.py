@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from sglang_qspec.batch import results as module
 from sglang_qspec.batch.line import Line, parse
 from sglang_qspec.batch.results import Results
 from sglang_qspec.batch.server import Reply, Verdict
 from sglang_qspec.errors import BatchError
 from test.batch.fakes import records_of
+from test.strange_server import DEEP
 
 ANSWER = Reply(Verdict.ANSWERED, 200, b'{"choices":[]}', request_id="r")
 
@@ -126,6 +128,42 @@ def test_zeros_that_a_power_failure_left_are_cut(tmp_path: Path) -> None:
     with opened(tmp_path, resume=True) as results:
         assert len(results.answered) == 1
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes(2000),
+        b"\xff\xfe" * 20,
+        b'{"id":"batch_req_1","custom_id":"\xff","response":{}}\n' * 2,
+        DEEP + b"\n7\n",
+        b'{"custom_id":"1","response":' + DEEP + b"}\n",
+        b'{"id":"batch_req_1","cust\n{"custom_id":"1","response":{}}\n',
+        b'{"custom_id":"1","response":"' + b"x" * 2000 + b'"}\n',
+        b"\n" * 5,
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_rubbish_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 1000)
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(BatchError, match="the line is no record of qspec batch"):
+        opened(tmp_path, resume=True)
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_file_cannot_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.mkdir()
+    with pytest.raises(BatchError, match="cannot be written: Is a directory"):
+        opened(tmp_path, resume=True)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(BatchError, match="is no file, so --resume cannot read its records"):
+        opened(tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,28 @@ def test_a_question_that_is_too_large_is_refused(
     assert asked.asked == []
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 21, "\u00b2", "-1", "1e3", "0x10", "", " "])
+def test_a_length_that_is_no_number_is_refused(
+    show: ShowServer, asked: Upstream, length: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = {"Content-Length": length}
+    status, text, _ = request(show, "POST", "/ask", b"", given)
+    assert status in (411, 413)
+    assert len(text) < 200
+    assert asked.asked == []
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("body", [b"[" * 5000, b"\xff", b'{"prompt": "\xff"}', b""])
+def test_a_question_that_is_no_json_is_an_error(
+    show: ShowServer, body: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, text, _ = request(show, "POST", "/ask", body)
+    assert status == 200
+    assert "the question is not allowed" in json.loads(text)["error"]
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("question", "words"),
     [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sglang_qspec import values
 from sglang_qspec.batch.cluster import options as cluster_options
+from sglang_qspec.batch.depth import MAX_DEPTH
 from sglang_qspec.errors import BatchError, ConfigError, QSpecError
 from sglang_qspec.values import option
 
@@ -39,6 +40,8 @@ WAY_ON = "the same command with --resume continues"
 FAILED = 3
 """Exit status if some lines are in the file of errors."""
 MAX_FILES = 65536
+MAX_TIMEOUT_S = 31 * 24 * 3600
+"""Maximum wait for an answer, in seconds."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -80,14 +83,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--in-flight",
-        type=option(values.whole(1, 4096)),
+        type=option(values.whole(1, MAX_DEPTH)),
         metavar="N",
         help="number of lines that a server has at once (default: its running requests and 64 "
         "waiting ones, so that the sidecar can draft for them)",
     )
     add(
         "--timeout",
-        type=option(values.positive),
+        type=option(values.whole(1, MAX_TIMEOUT_S)),
         default=3600,
         metavar="S",
         help="maximum wait for an answer, in seconds (default: %(default)s)",

@@ -11,13 +11,15 @@ WAITING = 64
 completions at once by default, 8 for each line, so it drafts for 8 waiting lines at a time."""
 WAITING_PLAIN = 16
 """Waiting lines for each scheduler without a sidecar. They only keep the batch full."""
+MAX_DEPTH = 4096
+"""Maximum number of lines that a server has at once, whatever it claims to run."""
 
 
 def depth_of(info: Any) -> int:
     """The running requests of all schedulers, and the lines that should wait at them.
 
-    `info` is the answer of /server_info. A limit of the server on its queue is a limit here too.
-    Raises ClientError if the answer is not that of SGLang.
+    `info` is the decoded answer of /server_info. A limit of the server on its queue is a limit here
+    too. Raises ClientError if the answer is not that of SGLang.
     """
     try:
         depth = sum(_of_scheduler(info, state) for state in info["internal_states"])
@@ -25,7 +27,7 @@ def depth_of(info: Any) -> int:
             raise ValueError
     except (LookupError, TypeError, AttributeError, ValueError):
         raise ClientError("its /server_info is not that of an SGLang server") from None
-    return depth
+    return min(depth, MAX_DEPTH)
 
 
 def _of_scheduler(info: dict[str, Any], state: dict[str, Any]) -> int:
@@ -33,4 +35,11 @@ def _of_scheduler(info: dict[str, Any], state: dict[str, Any]) -> int:
     drafts = state.get("qspec", {}).get("sidecar", "none") != "none"
     waiting = WAITING if drafts else WAITING_PLAIN
     limit = info.get("max_queued_requests")
-    return int(running) + (waiting if limit is None else min(waiting, int(limit)))
+    return _count(running) + (waiting if limit is None else min(waiting, _count(limit)))
+
+
+def _count(value: Any) -> int:
+    """A number of requests. Raises ValueError for anything else."""
+    if not isinstance(value, int) or value < 0:
+        raise ValueError
+    return value

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from sglang_qspec.batch.depth import depth_of
 from sglang_qspec.batch.line import Line
 from sglang_qspec.batch.reply import reply_of
 from sglang_qspec.batch.server import Reply, Verdict
-from sglang_qspec.errors import ClientError, ServerLostError
+from sglang_qspec.complete import peers
+from sglang_qspec.errors import AnswerError, ClientError, ServerLostError
 
 HEADERS = {"Content-Type": "application/json"}
+READING_BYTES = 8 * peers.MAX_BYTES
+"""Maximum size of all answers of a server that are being read."""
 OPEN_S = 30.0
 """Time limit of the requests that find out whether a server works, in seconds."""
 KEEPALIVE_S = 3.0
@@ -27,16 +30,27 @@ _PASSWORD = re.compile(r"//[^/]*@")
 class HttpServer:
     """The server at `url`."""
 
-    def __init__(self, url: str, *, timeout: float, in_flight: int | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        in_flight: int | None = None,
+        listens: Callable[[], bool] | None = None,
+    ) -> None:
         """`timeout` is the maximum wait for an answer in seconds.
 
-        `in_flight` is the number of lines that the server has at once; None derives it.
+        `in_flight` is the number of lines that the server has at once; None derives it. `listens`
+        says whether the server itself listens at `url`; None trusts the address.
         """
         self._url = url.rstrip("/")
         self.name = _PASSWORD.sub("//", self._url)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._in_flight = in_flight
+        self._listens = listens
         self._derived = 1
+        self._reading = 0
+        """Number of bytes of the answers that are being read."""
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -53,7 +67,7 @@ class HttpServer:
                 if response.status != 200:
                     reason = f"{self.name}/server_info answers with HTTP {response.status}"
                     raise ServerLostError(reason)
-                self._derived = depth_of(msgspec.json.decode(await response.read()))
+                self._derived = depth_of(peers.decode(await self._read(response)))
         except (aiohttp.InvalidURL, ValueError):
             raise ClientError(
                 f"--url is {self.name!r}, but must be the URL of an SGLang server such as "
@@ -63,6 +77,8 @@ class HttpServer:
             raise ServerLostError(f"no server answers at {self.name}: {_text(error)}") from None
         except ServerLostError:
             raise
+        except AnswerError as error:
+            raise ClientError(f"--url is {self.name!r}, but its /server_info {error}") from None
         except ClientError as error:
             raise ClientError(f"--url is {self.name!r}, but {error}") from None
 
@@ -70,9 +86,15 @@ class HttpServer:
         """Send a line and wait for its reply. Raises ServerLostError."""
         try:
             async with self._opened().post(
-                self._url + line.url, data=line.body, headers=HEADERS, timeout=self._timeout
+                self._url + line.url,
+                data=line.body,
+                headers=HEADERS,
+                timeout=self._timeout,
+                allow_redirects=False,
             ) as response:
-                return reply_of(response.status, await response.read(), line)
+                return reply_of(response.status, await self._read(response), line)
+        except AnswerError as error:
+            return Reply(Verdict.FAILED, reason=f"the answer {error}")
         except TimeoutError:
             reason = f"no answer in {self._timeout.total:g} s"
         except (aiohttp.ClientError, OSError) as error:
@@ -97,18 +119,62 @@ class HttpServer:
 
     def _get(self, path: str) -> Any:
         timeout = aiohttp.ClientTimeout(total=OPEN_S)
-        return self._opened().get(self._url + path, timeout=timeout)
+        return self._opened().get(self._url + path, timeout=timeout, allow_redirects=False)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The body of a response. Raises AnswerError if it is compressed or too long."""
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise AnswerError(f"is compressed ({peers.message(encoding)})")
+        data = bytearray()
+        try:
+            async for piece in response.content.iter_any():
+                data += piece
+                self._reading += len(piece)
+                peers.check_size(len(data))
+                if self._reading > READING_BYTES:
+                    raise AnswerError("is too long beside the other answers")
+        finally:
+            self._reading -= len(data)
+        return bytes(data)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # The pool hands out as many lines as the server should have.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession(
+                connector=_Connector(self._listens),
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
         return self._session
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connects only while the server itself listens."""
+
+    def __init__(self, listens: Callable[[], bool] | None) -> None:
+        # The pool hands out as many lines as the server should have.
+        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S)
+        self._listens = listens
+
+    async def connect(self, *given: Any, **named: Any) -> Any:
+        """A connection to the server. Raises ClientConnectionError if another process listens."""
+        self._check()
+        connection = await super().connect(*given, **named)
+        try:
+            self._check()
+        except aiohttp.ClientConnectionError:
+            connection.close()
+            raise
+        return connection
+
+    def _check(self) -> None:
+        if self._listens is not None and not self._listens():
+            raise aiohttp.ClientConnectionError("the server does not listen on its port")
 
 
 def _text(error: Exception) -> str:
     number = error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
     if number is not None and number > 0:  # the numbers of a resolver are below 0
         return os.strerror(number)
-    return str(error) or type(error).__name__
+    return peers.message(str(error)) or type(error).__name__

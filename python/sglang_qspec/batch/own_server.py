@@ -84,7 +84,12 @@ class OwnServer:
             )
         self._deaths += 1  # until it answers a line
         process = LocalServer(self._arguments, self._environment, self._log, cpus=self._cpus)
-        http = HttpServer(process.url, timeout=self._timeout, in_flight=self._in_flight)
+        http = HttpServer(
+            process.url,
+            timeout=self._timeout,
+            in_flight=self._in_flight,
+            listens=lambda: process.listens(),
+        )
         self._process, self._http = process, http
         began = time.monotonic()
         logger.info("starting a server; its log is %s", self._log)

@@ -8,36 +8,51 @@ import msgspec
 
 from sglang_qspec.batch.line import FIGURES, Line
 from sglang_qspec.batch.server import Reply, Verdict
+from sglang_qspec.complete import peers
 from sglang_qspec.complete.client import reason_of
+from sglang_qspec.errors import AnswerError
 
-REASON = 300
-"""Maximum length of a reason; the record also has the whole response."""
 _BUSY = frozenset({429, 503})
 _AGAIN = frozenset({408, 425})
 """Statuses below 500 with which the server does not blame the request."""
 
 
+MAX_COUNT = 2**31
+"""Maximum of a figure of one answer."""
+
+
 def reply_of(status: int, data: bytes, line: Line) -> Reply:
     """The reply in a response with this HTTP status and these bytes."""
     try:
-        found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = peers.decode(data)
+    except AnswerError:
         found = None
     if status != 200:
         return _error(status, data, found)
-    if not isinstance(found, dict) or not isinstance(found.get("choices"), list):
-        return Reply(Verdict.FAILED, status, _json(data, found), "the answer has no choices")
-    if any(isinstance(c, dict) and c.get("finish_reason") == "abort" for c in found["choices"]):
-        return Reply(Verdict.FAILED, status, _json(data, found), "the server aborted the request")
+    try:
+        return _answer(found, line)
+    except AnswerError as error:
+        return Reply(Verdict.FAILED, status, _json(data, found), f"the answer {error}")
+
+
+def _answer(found: Any, line: Line) -> Reply:
+    """The reply in a decoded answer. Raises AnswerError for what a server does not send."""
+    choices = found.get("choices") if isinstance(found, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise AnswerError("has no choices")
+    if not all(isinstance(each, dict) for each in choices):
+        raise AnswerError("has choices that are no JSON objects")
+    if any(each.get("finish_reason") == "abort" for each in choices):
+        reason = "the server aborted the request"
+        return Reply(Verdict.FAILED, 200, msgspec.json.encode(found), reason)
     passes, accepted = _take_figures(found, line)
-    usage = found.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else 0
+    name, usage = found.get("id"), found.get("usage")
     return Reply(
         Verdict.ANSWERED,
-        status,
+        200,
         msgspec.json.encode(found),
-        request_id=str(found.get("id") or ""),
-        tokens=tokens if isinstance(tokens, int) else 0,
+        request_id=name if isinstance(name, str) else "",
+        tokens=_count(usage, "completion_tokens") if isinstance(usage, dict) else 0,
         passes=passes,
         accepted=accepted,
     )
@@ -50,8 +65,8 @@ def _error(status: int, data: bytes, found: Any) -> Reply:
         verdict = Verdict.REFUSED
     else:
         verdict = Verdict.FAILED
-    reason = reason_of(data.decode(errors="replace"))
-    return Reply(verdict, status, _json(data, found), f"HTTP {status}: {reason}"[:REASON])
+    reason = "redirects are not followed" if 300 <= status < 400 else reason_of(data)
+    return Reply(verdict, status, _json(data, found), f"HTTP {status}: {reason}")
 
 
 def _json(data: bytes, found: Any) -> bytes:
@@ -62,7 +77,10 @@ def _json(data: bytes, found: Any) -> bytes:
 
 
 def _take_figures(found: dict[str, Any], line: Line) -> tuple[int, int]:
-    """Passes and accepted draft tokens of an answer, which loses them unless the line has them."""
+    """Passes and accepted draft tokens of an answer, which loses them unless the line has them.
+
+    Raises AnswerError if they are no counts.
+    """
     extension = found.get("sglext")
     if not isinstance(extension, dict):
         return 0, 0
@@ -74,6 +92,14 @@ def _take_figures(found: dict[str, Any], line: Line) -> tuple[int, int]:
     each = details if isinstance(details, list) else [details]
     numbers = [one for one in each if isinstance(one, dict)]
     return (
-        sum(int(one.get("spec_verify_ct") or 0) for one in numbers),
-        sum(int(one.get("spec_num_correct_drafts") or 0) for one in numbers),
+        sum(_count(one, "spec_verify_ct") for one in numbers),
+        sum(_count(one, "spec_num_correct_drafts") for one in numbers),
     )
+
+
+def _count(figures: dict[str, Any], name: str) -> int:
+    """A figure of an answer; 0 if it is absent or null. Raises AnswerError if it is no count."""
+    value = figures.get(name) or 0
+    if not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        raise AnswerError(f"has a strange {name}")
+    return value

@@ -16,11 +16,14 @@ import msgspec
 from sglang_qspec.batch.digests import Digests
 from sglang_qspec.batch.line import Line
 from sglang_qspec.batch.server import Reply, Verdict
+from sglang_qspec.complete import peers
 from sglang_qspec.errors import BatchError
 
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
+MAX_RECORD_BYTES = 4 * peers.MAX_BYTES
+"""Maximum length of a record, with its answer and its custom_id, also where these are escaped."""
 _LOSSES = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
 """Errors with which a file system reports late that it has lost records."""
 _START = b'{"id":"batch_req_'
@@ -131,7 +134,10 @@ class _File:
                 *(self._path, error.strerror),
             )
         self._descriptor = descriptor
-        if os.fstat(self._descriptor).st_size == 0:
+        found = os.fstat(self._descriptor)
+        if resume and not stat.S_ISREG(found.st_mode):
+            raise BatchError(f"{self._path} is no file, so --resume cannot read its records")
+        if found.st_size == 0:
             return
         if not resume:
             raise BatchError(
@@ -149,12 +155,13 @@ class _File:
         text = b""
         torn: int | None = None
         with self._path.open("rb", buffering=READ_BYTES) as file:
-            for number, text in enumerate(file, 1):
-                if torn is not None:
-                    self._refuse(torn)
+            lines = iter(lambda: file.readline(MAX_RECORD_BYTES + 1), b"")
+            for number, text in enumerate(lines, 1):
+                if torn is not None or len(text) > MAX_RECORD_BYTES:
+                    self._refuse(torn or number)
                 try:
                     record = msgspec.json.decode(text, type=_Record)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     torn = number
                     continue
                 if not text.endswith(b"\n"):

@@ -145,7 +145,8 @@ async def streamed(parts: Callable[[], Iterator[Part]]) -> AsyncIterator[Part]:
                     put(part)
             except Exception as error:
                 put(_Failure(error))
-            put(_End())
+            else:
+                put(_End())
         except (RuntimeError, CancelledError):  # the loop has ended
             return
 

@@ -47,7 +47,7 @@ class TargetServer(PassTimer):
         self._log = tempfile.NamedTemporaryFile(prefix="qspec-compare-", suffix=".log")  # noqa: SIM115
         environment = server_environment(device)
         self._server = LocalServer(arguments, environment, Path(self._log.name), cpus=cpus)
-        super().__init__(Client(self._server.url))
+        super().__init__(Client(self._server.url, listens=self._server.listens))
 
     def __enter__(self) -> Self:
         return self

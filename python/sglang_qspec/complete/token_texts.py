@@ -10,7 +10,10 @@ Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]
 INCOMPLETE = "\ufffd"
 """The text that a tokenizer decodes from the bytes of an incomplete character."""
 LONGEST = 64
-"""Maximum number of known tokens that are decoded again with the new ones."""
+"""Maximum number of known tokens that are decoded again with the new ones, and of new ones at a
+time."""
+MOST = 4096
+"""The same maximum while the known tokens end in the middle of a character."""
 KEPT = 8
 """Number of known tokens that are decoded again after the window has moved."""
 
@@ -44,11 +47,18 @@ class TokenTexts:
         If it does, the last of these texts may be incomplete; its token gets the rest later, as
         a further text: `tokens` is the number of tokens with all of their text.
         """
-        ends = range(self._tokens + 1, len(output_ids) + 1)
-        if not ends:
-            return []
+        texts: list[str] = []
+        while (end := min(len(output_ids), self._tokens + LONGEST)) > self._tokens:
+            texts += self._take(text, output_ids, range(self._tokens + 1, end + 1))
+            if self._tokens < end:
+                break  # the text lags
+        return texts
+
+    def _take(self, text: str, output_ids: Sequence[int], ends: range) -> list[str]:
+        """The texts of the tokens before `ends`, which are the next ones."""
         start = self._start
-        if self._is_whole and self._tokens - start > LONGEST:
+        window = self._tokens - start
+        if window > (LONGEST if self._is_whole else MOST):
             start = self._tokens - KEPT
         moves = start != self._start
         known = [output_ids[start : self._tokens]] if moves else []

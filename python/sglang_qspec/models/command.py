@@ -38,7 +38,7 @@ def _add_quantize(tasks: Any) -> None:
     )
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of the checkpoint")
-    add("--bits", type=int, required=True, help="4 or 8")
+    add("--bits", type=option(values.positive), required=True, help="4 or 8")
     _add_layout(parser)
     add("--output", type=Path, help="folder to create (default: in the cache)")
     parser.set_defaults(run=_quantize)
@@ -76,7 +76,12 @@ def _add_skip_layers(tasks: Any) -> None:
         metavar="N",
         help="maximum length of an answer, in tokens (default: %(default)s)",
     )
-    add("--quantize", type=int, metavar="BITS", help="also quantize the weights: to 4 or 8 bits")
+    add(
+        "--quantize",
+        type=option(values.positive),
+        metavar="BITS",
+        help="also quantize the weights: to 4 or 8 bits",
+    )
     _add_layout(parser)
     add("--output", type=Path, required=True, help="folder to create")
     parser.set_defaults(run=_skip_layers)
@@ -173,6 +178,7 @@ def _group_size(text: str) -> int | str:
     if text == "channel":
         return text
     try:
-        return int(text)
+        size: int = values.positive(text)
+        return size
     except ValueError:
         raise ValueError("128, 64, 32 or channel") from None

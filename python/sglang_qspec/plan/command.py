@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sglang_qspec import values
 from sglang_qspec.config import MODES
-from sglang_qspec.errors import ConfigError
+from sglang_qspec.errors import ConfigError, shown
 from sglang_qspec.plan import trace as traces
 from sglang_qspec.values import option
 
@@ -117,8 +117,8 @@ def _slo(text: str) -> tuple[str, float]:
         value = 0.0
     if name not in OBJECTIVES or not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(
-            f"is {text!r}, but must be NAME=SECONDS with a name of {', '.join(OBJECTIVES)} and "
-            "seconds above 0"
+            f"is {shown(text)}, but must be NAME=SECONDS with a name of "
+            f"{', '.join(OBJECTIVES)} and seconds above 0"
         )
     return name, value
 
@@ -130,7 +130,7 @@ def _outage(text: str) -> tuple[float, float]:
         begin, end = 0.0, 0.0
     if not 0.0 <= begin < end < float("inf"):
         raise argparse.ArgumentTypeError(
-            f"is {text!r}, but must be BEGIN:END in seconds, with 0 <= BEGIN < END"
+            f"is {shown(text)}, but must be BEGIN:END in seconds, with 0 <= BEGIN < END"
         )
     return begin, end
 

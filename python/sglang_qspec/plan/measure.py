@@ -15,7 +15,7 @@ from sglang_qspec.compare.pass_timer import PassTimer
 from sglang_qspec.complete.client import Client
 from sglang_qspec.config import MODES
 from sglang_qspec.controls import SOURCES
-from sglang_qspec.errors import ClientError
+from sglang_qspec.errors import ClientError, shown
 from sglang_qspec.plan.tables import (
     VERSION,
     Agreement,
@@ -83,7 +83,8 @@ class Measurement(PassTimer):
             )
         if state["sidecar"] != "ready":
             raise ClientError(
-                f"the sidecar of {self._client.url} is {state['sidecar']!r}, but must be 'ready'"
+                f"the sidecar of {self._client.url} is {shown(state['sidecar'])}, but must be "
+                "'ready'"
             )
         prompts = [self._client.chat_ids(text) for text in self._texts]
         widest = int(state["settings"]["draft_token_num"])

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 from sglang_qspec import values
+from sglang_qspec.complete.peers import reading
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import option
+
+MOST_REQUESTS = 4096
 
 DESCRIPTION = """Measure the tables of qspec plan on a running server with a sidecar: the time of
 target passes by requests and width, of prompts, and of draft steps, and the agreement of the models
@@ -25,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--output", type=Path, required=True, metavar="FILE", help="file of the tables to write")
     add(
         "--requests",
-        type=option(values.positive),
+        type=option(values.whole(1, MOST_REQUESTS)),
         nargs="+",
         default=[1, 2, 4, 8],
         metavar="N",
@@ -61,12 +64,13 @@ def run(options: argparse.Namespace) -> str:
     # SIGTERM would end Python before the settings of the server are restored.
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        tables = Measurement(options.url, texts, options.tokens).tables(
-            sorted(set(options.requests)),
-            machine=options.machine,
-            draft=options.draft,
-            gpus=(options.target_gpus, options.sidecar_gpus),
-        )
+        with reading(options.url):
+            tables = Measurement(options.url, texts, options.tokens).tables(
+                sorted(set(options.requests)),
+                machine=options.machine,
+                draft=options.draft,
+                gpus=(options.target_gpus, options.sidecar_gpus),
+            )
     finally:
         signal.signal(signal.SIGTERM, before)
     save(tables, options.output)

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from sglang_qspec.errors import ConfigError
+from sglang_qspec.errors import ConfigError, shown
 
 MANY = 1_000_000_000
 """Requests of a trace at most; such a trace does not end before a simulation."""
@@ -119,8 +119,8 @@ def parse(text: str, prompt: int, output: int) -> Trace:
     fits = RATES[0] <= per_second <= RATES[1] if kind == "poisson" else not rate
     if not 1 <= requests <= MANY or not fits:
         raise ConfigError(
-            f"--trace is {text!r}, but must be {ALLOWED}, with REQUESTS from 1 to {MANY} and a "
-            f"RATE from {RATES[0]:g} to {RATES[1]:g}, such as batch:1000 or poisson:12.5:1000"
+            f"--trace is {shown(text)}, but must be {ALLOWED}, with REQUESTS from 1 to {MANY} and "
+            f"a RATE from {RATES[0]:g} to {RATES[1]:g}, such as batch:1000 or poisson:12.5:1000"
         )
     return Trace(requests, per_second, (), prompt, output)
 

@@ -9,12 +9,42 @@ from typing import Annotated, Any
 import msgspec
 
 from sglang_qspec.complete.client import Client
-from sglang_qspec.complete.pieces import labels, whole
+from sglang_qspec.complete.peers import reading
+from sglang_qspec.complete.pieces import end_of, labels, whole
 from sglang_qspec.complete.token_texts import TokenTexts
-from sglang_qspec.errors import ClientError, RequestError
+from sglang_qspec.errors import RequestError
 from sglang_qspec.guess_tags import GUESSES_KEY, GuessLimits, split
 
 Event = dict[str, Any]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+
+class _Match(msgspec.Struct):
+    length: Count
+    text: str | None
+
+
+class _Tree(msgspec.Struct):
+    ids: list[int]
+    texts: list[str] | None
+    parents: list[int]
+    sources: list[str]
+    chances: list[float]
+    accepted: list[bool]
+
+
+class _Pass(msgspec.Struct):
+    """What the page reads of a pass (docs/trace.md)."""
+
+    start: Count
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)]
+    rows: Count
+    batch_requests: Count
+    batch_rows: Count
+    ms: float | None
+    pipeline: str
+    match: _Match | None
+    tree: _Tree
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -36,7 +66,7 @@ class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """Read the JSON of a question. Raises RequestError with the field and what is allowed."""
         try:
             return msgspec.json.decode(body, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"the question is not allowed: {error}") from None
 
     def sampling(self) -> dict[str, Any]:
@@ -65,10 +95,11 @@ def ask(client: Client, question: Question) -> Generator[Event, None, None]:
     prompt, sampling = _request(client, question)
     begin = time.monotonic()
     pieces = client.generate(prompt, sampling)
-    if question.speculate:
-        yield from _traced(client, pieces, begin)
-    else:
-        yield from _plain(pieces, begin)
+    with reading(client.url):
+        if question.speculate:
+            yield from _traced(client, pieces, begin)
+        else:
+            yield from _plain(pieces, begin)
 
 
 def _request(client: Client, question: Question) -> tuple[str | list[int], dict[str, Any]]:
@@ -100,6 +131,8 @@ def _traced(client: Client, pieces: Iterator[dict[str, Any]], begin: float) -> I
         tokens = list(zip(fresh, sources[known:], strict=False))
         trace = piece["meta_info"].get("qspec_trace", {})
         passes = trace.get("passes", [])
+        msgspec.convert(tokens, list[tuple[str, str]])
+        msgspec.convert(passes[shown:], list[_Pass])
         yield {"first": known, "tokens": tokens, "passes": passes[shown:]}
         shown = len(passes)
     if piece:
@@ -124,18 +157,14 @@ def _plain(pieces: Iterator[dict[str, Any]], begin: float) -> Iterator[Event]:
 
 def _end(piece: dict[str, Any], begin: float, first: float | None, omitted: int) -> Event:
     """The last event of an answer. Raises ClientError if the server did not finish the answer."""
-    reason = piece.get("meta_info", {}).get("finish_reason")
-    if not isinstance(reason, dict):
-        raise ClientError("the server ended the answer early; it may have stopped")
-    if reason.get("type") == "abort":
-        raise ClientError(f"the server aborted the request: {reason.get('message', 'no reason')}")
+    reason = end_of(piece)
     now = time.monotonic()
     return {
         "end": {
             "seconds": now - begin,
             "first_seconds": (first or now) - begin,
             "tokens": piece["meta_info"]["completion_tokens"],
-            "reason": reason["type"],
+            "reason": reason,
             "qspec": piece["meta_info"].get("qspec"),
             "omitted_passes": omitted,
         }

@@ -62,7 +62,7 @@ class ShowServer(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), _Handler)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded
             raise ClientError(f"the address {host}:{port} cannot be used: {error}") from None
 
     @property
@@ -125,8 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"there is no {self.path} here")
         elif not length.isdecimal():
             self._refuse(411, "the request has no Content-Length")
-        elif int(length) > MAX_BODY:
-            self._refuse(413, f"the question has {length} bytes; at most {MAX_BODY} are allowed")
+        elif len(length) > 20 or int(length) > MAX_BODY:
+            size = length if len(length) <= 20 else "very many"
+            self._refuse(413, f"the question has {size} bytes; at most {MAX_BODY} are allowed")
         else:
             self._answer(self.rfile.read(int(length)))
 
@@ -141,10 +142,6 @@ class _Handler(BaseHTTPRequestHandler):
                         self._line(event)
             except QSpecError as error:
                 self._line({"error": str(error)})
-            except (LookupError, TypeError, ValueError) as error:
-                LOGGER.warning("cannot read an answer of %s", self.server.client.url, exc_info=True)
-                what = f"{type(error).__name__}: {error}"
-                self._line({"error": f"the answer of {self.server.client.url} is odd: {what}"})
 
     def _line(self, event: object) -> None:
         self.wfile.write(json.dumps(event).encode() + b"\n")

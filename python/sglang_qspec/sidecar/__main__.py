@@ -300,8 +300,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--key-file", default="", help="key file for a tcp endpoint (see qspec keys)")
     add("--attention-backend", help="SGLang's backend (default: one for pages of one token)")
     add("--trust-remote-code", action="store_true", help="run code that is part of the checkpoint")
-    add("--supervisor-pid", type=int, help=argparse.SUPPRESS)
-    add("--parent-pid", type=int, help="PID of the parent process; the sidecar stops when it ends")
+    pid = option(values.positive)
+    add("--supervisor-pid", type=pid, help=argparse.SUPPRESS)
+    add("--parent-pid", type=pid, help="PID of the parent process; the sidecar stops when it ends")
     return parser
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sglang_qspec.errors import TheoryError
+from sglang_qspec.errors import TheoryError, shown
 from sglang_qspec.theory import plot
 from sglang_qspec.theory.curve import Curve
 from sglang_qspec.theory.fit import Comparison, Fit, compare, fit
@@ -203,15 +203,17 @@ def _number(low: float, high: float) -> Callable[[str], float]:
         except ValueError:
             value = low - 1.0
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a number from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(
+                f"{shown(text)} must be a number from {low:g} to {high:g}"
+            )
         return value
 
     return parse
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be an integer from 1 up")
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{shown(text)} must be an integer from 1 up to 999999999")
     return int(text)
 
 
@@ -227,7 +229,7 @@ def _milliseconds(text: str) -> Curve:
         points = {1: 0.0}
     if not all(0.0 < value < math.inf for value in points.values()):
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be milliseconds above 0, or requests:milliseconds pairs such as "
+            f"{shown(text)} must be milliseconds above 0, or requests:milliseconds pairs such as "
             "1:30,8:45"
         )
     return Curve.through(points.items())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sglang_qspec.complete.client import Client
+from sglang_qspec.complete.peers import reading
 from sglang_qspec.errors import ClientError
 from sglang_qspec.top.interval import Interval, Snapshot
 from sglang_qspec.values import number, option, whole
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     client = Client(options.url, TIMEOUT_S)
     shown = frames(client, options.interval, dp_rank=options.dp_rank)
     try:
@@ -93,7 +94,9 @@ def frames(
     while True:
         sleep(seconds)
         now, _ = _snapshot(client, dp_rank)
-        yield view.frame(Interval(before, now), title)
+        with reading(client.url):
+            frame = view.frame(Interval(before, now), title)
+        yield frame
         before = now
 
 

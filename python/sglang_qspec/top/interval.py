@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_qspec.complete.peers import message
+from sglang_qspec.config import MODES
+from sglang_qspec.controls import SOURCES
 from sglang_qspec.errors import ClientError
+
+SHOWN = 40
+"""Maximum length of a text of the server."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,10 @@ class Snapshot:
     """QSPEC's part of /server_info, which docs/observability.md describes."""
 
     def value(self, *path: str) -> Any:
-        """The field at `path`. Raises ClientError if the server has no such field."""
+        """The field at `path`; a text is cut, and has no characters that a terminal obeys.
+
+        Raises ClientError if the server has no such field.
+        """
         found: Any = self.state
         try:
             for name in path:
@@ -29,7 +38,7 @@ class Snapshot:
                 f"the server's /server_info has no field {'.'.join(path)}; use the qspec command "
                 "of the version that the server runs"
             ) from None
-        return found
+        return message(found)[:SHOWN] if isinstance(found, str) else found
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,15 @@ class Interval:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the draft sources."""
-        return tuple(self.now.value("sources"))
+        return tuple(name for name in SOURCES if name in self.now.value("sources"))
 
     @property
     def pipelines(self) -> tuple[str, ...]:
         """Names of the pipelines with passes in the interval."""
         return tuple(
             name
-            for name in self.now.value("pipelines")
-            if self.increase("pipelines", name, "passes")
+            for name in MODES
+            if name in self.now.value("pipelines") and self.increase("pipelines", name, "passes")
         )
 
     def increase(self, *path: str) -> float:

@@ -60,7 +60,7 @@ class Child:
         """The answer to the oldest call without one. Raises MeasureError if there is none."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):
             raise MeasureError(f"the {self._role} cannot be measured: {self._last_words()}")
         content = json.loads(line)
         if "error" in content:

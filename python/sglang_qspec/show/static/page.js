@@ -36,10 +36,13 @@ async function run() {
   if (place.getBoundingClientRect().top > innerHeight / 2) view.root.scrollIntoView();
   running = new AbortController();
   busy(true);
-  await fill(answer, asked, view);
-  if (plain && !answer.error) await fill(plain, { ...asked, speculate: false }, view);
-  running = null;
-  busy(false);
+  try {
+    await fill(answer, asked, view);
+    if (plain && !answer.error) await fill(plain, { ...asked, speculate: false }, view);
+  } finally {
+    running = null;
+    busy(false);
+  }
 }
 
 /** Add the events of one question to an answer; an error stays with the part that came. */
