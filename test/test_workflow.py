@@ -24,7 +24,7 @@ def check(path: Path) -> int:
     """The exit status of check-jsonschema with the schemas of workflows that it ships."""
     program = Path(sys.executable).parent / "check-jsonschema"
     schemas = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
-    commands = [[program, "--builtin-schema", schema, path] for schema in schemas]
+    commands = [[str(program), "--builtin-schema", schema, str(path)] for schema in schemas]
     return max(subprocess.run(command, capture_output=True).returncode for command in commands)
 
 
