@@ -57,6 +57,13 @@ def containers() -> Iterator[tuple[Document, Document]]:
             yield part, spec
 
 
+def admin_key_command() -> str:
+    """The command of the page that writes the admin key to `.env`, the same wherever it is."""
+    page = (FOLDER.parent / "deployment.md").read_text()
+    (command,) = {line.strip() for line in page.splitlines() if "openssl" in line}
+    return command
+
+
 def read_server(arguments: Sequence[str]) -> argparse.Namespace:
     """What the server's parser, with QSPEC's flags, reads. Exits if an argument is wrong."""
     from sglang.srt.server_args import ServerArgs

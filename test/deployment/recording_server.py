@@ -24,12 +24,13 @@ ANSWER = {"text": "", "meta_info": {"qspec": {"passes": 1}}}
 class RecordingServer:
     """Answers every POST with `status` after `delay` seconds, as a context manager.
 
-    `bodies` are the bodies of all POST requests so far. Without `is_healthy` it answers every GET
-    with HTTP 503.
+    `bodies` are the bodies of all POST requests so far, {} for a request without one, and `asked`
+    the methods and paths of all requests. Without `is_healthy` it answers every GET with HTTP 503.
     """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.asked: list[str] = []
         self.status = 200
         self.delay = 0.0
         self.is_healthy = True
@@ -39,11 +40,13 @@ class RecordingServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                owner.asked.append(f"GET {self.path}")
                 self._answer(200 if owner.is_healthy else 503, DESCRIPTION)
 
             def do_POST(self) -> None:
-                size = int(self.headers["Content-Length"])
-                owner.bodies.append(json.loads(self.rfile.read(size)))
+                owner.asked.append(f"POST {self.path}")
+                size = int(self.headers.get("Content-Length", 0))
+                owner.bodies.append(json.loads(self.rfile.read(size) or "{}"))
                 time.sleep(owner.delay)
                 self._answer(owner.status, ANSWER)
 

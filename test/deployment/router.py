@@ -62,7 +62,11 @@ class Router:
 
     def get(self, path: str) -> httpx.Response:
         """The response to a GET request, whatever its status."""
-        return httpx.get(self.url + path, timeout=60, trust_env=False)
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """The response to a request of httpx, whatever its status."""
+        return httpx.request(method, self.url + path, timeout=60, trust_env=False, **options)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The response to a JSON request, whatever its status."""

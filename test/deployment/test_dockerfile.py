@@ -52,15 +52,34 @@ def test_the_image_has_bytecode_because_its_processes_cannot_write_it() -> None:
     assert "--compile-bytecode" in TEXT
 
 
+def test_a_base_has_a_tag_and_a_digest() -> None:
+    bases = re.findall(r"^FROM (\S+)", TEXT, re.MULTILINE)
+    assert len(bases) == 2
+    for base in bases:
+        assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", base)
+
+
+def test_every_python_package_has_a_hash() -> None:
+    installed = re.findall(r"pip install (.+?)(?: && |$)", TEXT.replace("\\\n", ""), re.MULTILINE)
+    assert len(installed) == 5
+    for arguments in installed:
+        if "--no-deps" in arguments:  # the package itself, and what builds it
+            assert "--build-constraint requirements/cuda.txt" in arguments
+        else:
+            assert "--require-hashes" in arguments
+    for name in ("uv", "smg"):
+        assert "--hash=sha256:" in (ROOT / "requirements" / f"{name}.txt").read_text()
+
+
 def test_versions_agree() -> None:
-    assert f"sglang=={SGLANG_VERSION}" in TEXT
     lock = (ROOT / "requirements" / "cuda.txt").read_text()
     cuda = re.search(r"^nvidia-cuda-nvcc==(\d+\.\d+)", lock, re.MULTILINE)
     assert cuda is not None
     assert f"FROM nvidia/cuda:{cuda[1]}." in TEXT
-    router = re.search(r"ARG ROUTER=(sglang-router==\S+)", TEXT)
+    assert f"\nsglang=={SGLANG_VERSION} " in lock
+    router = re.search(r"ARG ROUTER=(\S+)", TEXT)
     assert router is not None
-    assert f"\n{router[1]} " in lock
+    assert f"\n{(ROOT / 'requirements' / f'{router[1]}.txt').read_text().strip()} " in lock
     version = __version__.removesuffix(".dev0")
     images = {service["image"].partition(":")[2] for service in compose()["services"].values()}
     images |= {image["newTag"] for image in kustomization()["images"]}

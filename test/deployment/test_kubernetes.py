@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +23,7 @@ from sglang_qspec.link import keys
 from test.deployment.manifests import (
     KUBERNETES,
     Document,
+    admin_key_command,
     container,
     containers,
     kustomization,
@@ -62,9 +65,10 @@ def test_the_kustomization_lists_every_file() -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_kubectl_builds_the_objects_once_there_is_a_key(tmp_path: Path) -> None:
+def test_kubectl_builds_the_objects_once_there_are_keys(tmp_path: Path) -> None:
     shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "link.key").unlink(missing_ok=True)
+    for name in ("link.key", ".env"):
+        (tmp_path / name).unlink(missing_ok=True)
 
     def build() -> subprocess.CompletedProcess[str]:
         command = ["kubectl", "kustomize", str(tmp_path)]
@@ -72,19 +76,36 @@ def test_kubectl_builds_the_objects_once_there_is_a_key(tmp_path: Path) -> None:
 
     assert build().returncode != 0
     assert main(["keys", str(tmp_path / "link.key")]) == 0
+    assert build().returncode != 0
+    subprocess.run(admin_key_command(), shell=True, check=True, cwd=tmp_path)
     done = build()
     assert done.returncode == 0, done.stderr
     built = list(yaml.safe_load_all(done.stdout))
-    assert len(built) == len(resources()) + 1
-    (secret,) = [part for part in built if part["kind"] == "Secret"]
-    used = {
-        volume["secret"]["secretName"]
+    assert len(built) == len(resources()) + 2
+    link, admin = [
+        next(part for part in built if part["metadata"]["name"].startswith(name + "-"))
+        for name in ("link-key", "admin-key")
+    ]
+    key = base64.b64decode(admin["data"]["QSPEC_ADMIN_KEY"]).decode()
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    pods = [
+        part["spec"]["template"]["spec"]
         for part in built
         if part["kind"] in ("StatefulSet", "Deployment")
-        for volume in part["spec"]["template"]["spec"]["volumes"]
+    ]
+    mounted = {
+        volume["secret"]["secretName"]
+        for pod in pods
+        for volume in pod["volumes"]
         if "secret" in volume
     }
-    assert used == {secret["metadata"]["name"]}
+    assert mounted == {link["metadata"]["name"]}
+    read = [
+        variable["valueFrom"]["secretKeyRef"]
+        for pod in pods
+        for variable in pod["containers"][0].get("env", ())
+    ]
+    assert read == 2 * [{"name": admin["metadata"]["name"], "key": "QSPEC_ADMIN_KEY"}]
     assert all(part["metadata"].get("namespace", "qspec") == "qspec" for part in built)
 
 
@@ -236,13 +257,13 @@ def test_servers_and_sidecar_have_a_gpu_and_the_router_none() -> None:
 
 
 def test_a_mount_names_a_volume_and_a_volume_names_an_object() -> None:
-    secrets = {part["name"]: part["files"] for part in kustomization()["secretGenerator"]}
+    files = {part["name"]: part.get("files") for part in kustomization()["secretGenerator"]}
     for part, pod in containers():
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         assert {mount["name"] for mount in part["volumeMounts"]} <= volumes.keys()
         for volume in volumes.values():
             if "secret" in volume:
-                assert secrets[volume["secret"]["secretName"]] == ["link.key"]
+                assert files[volume["secret"]["secretName"]] == ["link.key"]
             elif "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"] == {"claimName": CLAIM, "readOnly": True}
             else:

@@ -36,6 +36,7 @@ PROMPTS = [
 VARIED = {"frequency_penalty": 1.5}
 """Without it a model of random weights soon repeats one token."""
 ASKED = {"qspec_return_provenance": True}
+KEY = "b3c1f0"
 TAG = "<NGRAMGUESS>{}</NGRAMGUESS>"
 
 
@@ -53,7 +54,7 @@ def servers(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Ite
         endpoint = stack.enter_context(PrivateEndpoint()).address
         start_sidecar(stack, model, endpoint)
         arguments = [*COMMON, "--speculative-algorithm", "QSPEC"]
-        arguments += ["--speculative-qspec-endpoint", endpoint]
+        arguments += ["--speculative-qspec-endpoint", endpoint, "--admin-api-key", KEY]
         found = [Server(model, arguments) for _ in range(2)]
         for server in found:
             stack.callback(server.stop)
@@ -149,6 +150,20 @@ def test_a_wrong_tag_is_a_400(router: Router) -> None:
     response = router.post("/generate", {"text": "<NGRAMGUESS> a", "sampling_params": GREEDY})
     assert response.status_code == 400
     assert "never closed" in response.text
+
+
+def test_a_client_changes_nothing_at_a_server_and_does_not_see_its_key(
+    router: Router, servers: list[Server]
+) -> None:
+    """The router passes a path in the place of an answer's id (`test_takeover`)."""
+    for method, path in (("GET", "flush_cache"), ("POST", "pause_generation%23/cancel")):
+        answer = router.ask(method, f"/v1/responses/..%2F..%2F{path}")
+        assert (answer.status_code, answer.text) == (401, '{"error":"Unauthorized"}')
+    shown = router.get("/v1/responses/..%2F..%2Fserver_info")
+    assert shown.json()["internal_states"][0]["admin_api_key"] == "<redacted>"
+    assert "--admin-api-key <redacted>" in shown.json()["launch_command"]
+    assert KEY not in shown.text
+    assert servers[0].get("/server_info")["admin_api_key"] == "<redacted>"
 
 
 def test_options_have_no_effect_in_generate(router: Router) -> None:

@@ -124,7 +124,10 @@ def test_target_and_sidecar_have_cores_of_their_own(server: Server, models: Demo
     given = set(sidecar.cpu_affinity())
     assert given < everything
     assert sidecar.nice() == 19
-    assert {os.sched_getscheduler(thread.id) for thread in sidecar.threads()} == {os.SCHED_IDLE}
+    classes = Counter(os.sched_getscheduler(thread.id) for thread in sidecar.threads())
+    # The thread that writes the log.
+    assert classes.keys() == {os.SCHED_IDLE, os.SCHED_OTHER}
+    assert classes[os.SCHED_OTHER] == 1
     text = render(models.target, PROMPTS[:1])[0]
     answer = generate(server, text, max_new_tokens=64)
 

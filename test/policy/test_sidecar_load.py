@@ -8,6 +8,7 @@ from sglang_qspec.messages import Heartbeat
 from sglang_qspec.policy.sidecar_load import (
     FULL,
     LEAST,
+    MEMORY,
     Level,
     SidecarLoad,
     joint_step_times,
@@ -33,7 +34,7 @@ def test_equal_sidecars_have_equal_weights() -> None:
 
 
 def test_a_sidecar_that_is_slower_or_has_more_to_do_has_a_lower_weight() -> None:
-    assert weights(a=load(), b=load(seconds=0.04)) == {"a": 1.0, "b": 0.25}
+    assert weights(a=load(), b=load(seconds=0.02)) == {"a": 1.0, "b": 0.5}
     assert weights(a=load(), b=load(3 * FULL)) == {"a": 1.0, "b": 0.25}
     assert weights(a=load(), b=load(FULL, 0.02)) == {"a": 1.0, "b": 0.25}
 
@@ -44,11 +45,34 @@ def test_no_weight_is_too_low_for_any_request() -> None:
 
 def test_a_sidecar_of_unknown_speed_counts_as_the_fastest() -> None:
     assert weights(slow=load(seconds=0.08), fast=load(), new=SidecarLoad()) == {
-        "slow": 0.125,
+        "slow": 0.5,
         "fast": 1.0,
         "new": 1.0,
     }
     assert weights(a=load(seconds=None), b=SidecarLoad()) == {"a": 1.0, "b": 1.0}
+
+
+def test_a_sidecar_loses_only_a_factor_to_another_that_says_that_it_is_faster() -> None:
+    liars = {"fast": load(seconds=1e-300), "faster": load(seconds=5e-324)}
+    assert weights(**liars, honest=load())["honest"] == 0.5
+
+
+def test_a_sidecar_waits_at_least_for_the_requests_of_this_server() -> None:
+    liar = SidecarLoad()
+    liar.observe(Heartbeat(0, 0, 0, 0), 3 * FULL)
+    assert weights(honest=load(3 * FULL, None), liar=liar) == {"honest": 1.0, "liar": 1.0}
+
+
+def test_a_sidecar_without_use_has_the_least_weight_until_it_is_of_use() -> None:
+    useful, useless = load(), load(seconds=1e-300)
+    for accepted, expected in ((0, LEAST), (3, 1.0)):
+        for _ in range(2 * MEMORY):
+            useful.count(3, 4)
+            useless.count(accepted, 4)
+        for each in (useful, useless):
+            each.observe(None)
+        assert weights(useful=useful, useless=useless)["useless"] == expected
+    assert weights(useful=useful, new=SidecarLoad()) == {"useful": 1.0, "new": 1.0}
 
 
 def test_a_small_change_changes_no_weight() -> None:

@@ -61,7 +61,7 @@ def front() -> tuple[Hook, ...]:
     from fastapi import HTTPException
 
     from sglang_qspec.engine import arguments, lora
-    from sglang_qspec.engine.frontend import chats, meta_info, prompts
+    from sglang_qspec.engine.frontend import chats, meta_info, prompts, server_info
     from sglang_qspec.engine.scheduler import internal_state
     from sglang_qspec.errors import RequestError
 
@@ -130,6 +130,12 @@ def front() -> tuple[Hook, ...]:
             BEFORE,
             OnError.SKIP,
             (HTTPException,),
+        ),
+        Hook(
+            "sglang.srt.utils.common.build_server_info",
+            server_info.hide_in_server,
+            AFTER,
+            OnError.SKIP,
         ),
     )
 

@@ -298,6 +298,7 @@ class Speculator:
                 continue
             drafted_by = [Source(sources[row][node]) for node in accepted[row]]
             live.tally.add(sizes[row] - 1, drafted_by, prefill=prefill)
+            self.sidecar.count(live, drafted_by)
             confirmed = [tokens[row][node] for node in accepted[row]]
             self._commit(rid, live, [*confirmed, bonus_ids[row]])
         self._report(rids)

@@ -1,7 +1,9 @@
-"""Estimates how soon each of several sidecars would draft for one more request.
+"""Estimates what each of several sidecars would do for one more request.
 
-A weight follows the sidecar's Heartbeat. It is a power of two with hysteresis, so that a small
-change of the load does not move prompts to another sidecar.
+A weight follows the drafts that passes accepted, which the server counts itself, and the sidecar's
+Heartbeat. A heartbeat may lie, so it cannot draw many requests: what it says of the speed counts up
+to a factor of CLAIM, and its queue is at least what the server itself waits for. A weight is a
+power of two with hysteresis, so that a small change does not move prompts to another sidecar.
 """
 
 from __future__ import annotations
@@ -18,6 +20,15 @@ TURN = 0.75
 """Distance between logarithm and level above which the level changes; 0.5 would be rounding."""
 LEAST = 2.0**-4
 """Smallest weight, relative to the largest."""
+CLAIM = 1
+"""Maximum number of levels that a sidecar loses to another one that says that it is faster."""
+DOUBT = 64
+"""Number of output tokens whose evidence counts as much as the assumption before any evidence."""
+ASSUMED = 0.5
+"""Part of the output that a sidecar drafts right, before any evidence; most are below, so that a
+sidecar without evidence gets requests."""
+MEMORY = 4096
+"""Number of output tokens after which the evidence counts half."""
 
 
 class Level:
@@ -35,17 +46,36 @@ class Level:
 
 
 class SidecarLoad:
-    """Speed and queue of one sidecar."""
+    """Speed, queue and use of one sidecar."""
 
     def __init__(self) -> None:
         self._speed = Level()
         self._queue = Level()
+        self._use = Level()
+        self._use.follow(ASSUMED)
+        self._accepted = 0.0
+        self._output = 0.0
 
-    def observe(self, heartbeat: Heartbeat | None) -> None:
-        """Note the latest heartbeat; None before the first."""
+    def count(self, accepted: int, output: int) -> None:
+        """Note a pass of a request of this sidecar.
+
+        Of the pass's `output` tokens, `accepted` are draft tokens of the sidecar.
+        """
+        self._accepted += accepted
+        self._output += output
+        if self._output > MEMORY:
+            self._accepted /= 2
+            self._output /= 2
+
+    def observe(self, heartbeat: Heartbeat | None, unfinished: int = 0) -> None:
+        """Note the latest heartbeat; None before the first.
+
+        `unfinished` is the number of this server's requests with unfinished completions there.
+        """
+        self._use.follow((self._accepted + ASSUMED * DOUBT) / (self._output + DOUBT))
         if heartbeat is None:
             return
-        self._queue.follow(queue_of(heartbeat))
+        self._queue.follow(queue_of(heartbeat, unfinished))
         if heartbeat.step_times and (seconds := heartbeat.step_times[0][1]) > 0:
             self._speed.follow(seconds)
 
@@ -59,13 +89,19 @@ class SidecarLoad:
         """Level of the queue; 0 is an idle sidecar."""
         return self._queue.value or 0
 
+    @property
+    def use(self) -> int:
+        """Level of the part of the output that the sidecar drafts right."""
+        return self._use.value or 0
 
-def queue_of(heartbeat: Heartbeat) -> float:
+
+def queue_of(heartbeat: Heartbeat, unfinished: int = 0) -> float:
     """Factor by which the sidecar's pending work delays a further request; 1 if it is idle.
 
-    An overloaded sidecar skips work, so the factor grows with its `OverloadLevel`.
+    It waits for `unfinished` requests of this server at least. An overloaded sidecar skips work, so
+    the factor grows with its `OverloadLevel`.
     """
-    return (1.0 + heartbeat.requests / FULL) * (1 + heartbeat.overload)
+    return (1.0 + max(heartbeat.requests, unfinished) / FULL) * (1 + heartbeat.overload)
 
 
 def weights_of(loads: Mapping[str, SidecarLoad]) -> dict[str, float]:
@@ -75,7 +111,9 @@ def weights_of(loads: Mapping[str, SidecarLoad]) -> dict[str, float]:
     """
     fastest = min((load.speed for load in loads.values() if load.speed is not None), default=0)
     levels = {
-        name: (fastest if load.speed is None else load.speed) + load.queue
+        name: min(CLAIM, (fastest if load.speed is None else load.speed) - fastest)
+        + load.queue
+        - load.use
         for name, load in loads.items()
     }
     best = min(levels.values(), default=0)

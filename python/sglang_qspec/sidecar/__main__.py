@@ -28,6 +28,7 @@ from sglang_qspec.config import (
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
+from sglang_qspec.sidecar import log_thread
 from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.values import option
 
@@ -356,9 +357,12 @@ def run_in_background() -> None:
     At the lowest priority alone, Linux lets a process end its time slice of some milliseconds
     before a thread of the target that wakes up gets the CPU. A process of the idle class gives way
     at once. Where that class is not allowed, the lowest priority remains. Both belong to a thread,
-    and new threads take over those of the thread that starts them.
+    and new threads take over those of the thread that starts them. The thread that writes the log
+    keeps its priority (`log_thread`).
     """
-    for thread in map(int, os.listdir("/proc/self/task")):
+    threads = os.listdir("/proc/self/task")
+    log_thread.begin()
+    for thread in map(int, threads):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, 19)
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
@@ -366,6 +370,7 @@ def run_in_background() -> None:
 
 def yield_cores() -> None:
     """Run at the lowest priority, with half the threads, on the CPUs of the starting server."""
+    log_thread.begin()
     os.nice(19)
     os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
 

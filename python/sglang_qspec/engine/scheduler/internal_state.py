@@ -13,6 +13,7 @@ from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.frontend import server_info
 from sglang_qspec.engine.passes import tree_attention
 from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.engine.sidecar import endpoints
@@ -25,9 +26,10 @@ KEY = "qspec"
 
 
 def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
-    """After `SchedulerInternalStateController._add_speculative`."""
+    """After `SchedulerInternalStateController._add_speculative`, on the scheduler's settings."""
     from sglang.srt.runtime_context import get_parallel
 
+    server_info.hide(state)
     latest = speculator.latest()
     if latest is not None:
         state[KEY] = {

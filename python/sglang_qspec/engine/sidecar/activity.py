@@ -75,7 +75,7 @@ def _state(states: Sequence[LinkState]) -> str:
 def _sidecars(clients: Sequence[SidecarClient]) -> list[dict[str, Any]]:
     """One entry for each sidecar."""
     for client in clients:
-        client.load.observe(client.heartbeat)
+        client.observe_load()
     weights = weights_of({client.endpoint: client.load for client in clients})
     return [_entry(client, weights[client.endpoint]) for client in clients]
 

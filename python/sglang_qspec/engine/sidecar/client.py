@@ -73,6 +73,8 @@ class SidecarClient:
         """The rid of each open submission."""
         self._open_tokens = 0
         """Sum of `_open`."""
+        self._unfinished = 0
+        """Number of open submissions with unfinished completions."""
         self._unclosed: dict[int, None] = {}
         """Numbers of ended submissions; the link has not taken their Close yet."""
         self._faults = Faults(logger, terms.clock, owner=f"sidecar {link.endpoint}")
@@ -123,6 +125,15 @@ class SidecarClient:
         """Number of `requests`."""
         return len(self._live)
 
+    def observe_load(self) -> None:
+        """Update `load` by what the sidecar says, and by what this server waits for."""
+        self.load.observe(self.heartbeat, self._unfinished)
+
+    def count(self, live: LiveRequest, accepted: int, output: int) -> None:
+        """Note how many of the `output` tokens of a request's pass this sidecar drafted right."""
+        if live.drafting.submission is not None or live.drafting.declined:
+            self.load.count(accepted, output)
+
     def receive(self, limit: int) -> list[tuple[LiveRequest, Drafted]]:
         """Drafts among at most `limit` messages, each with its request.
 
@@ -161,8 +172,9 @@ class SidecarClient:
             state.complete_at = len(live.output_ids) if done else None
         elif message.completion >= live.controls.completions:
             return False
-        elif message.finished:
+        elif message.finished and state.unfinished:
             state.unfinished.discard(message.completion)
+            self._unfinished -= not state.unfinished
         return True
 
     def _live_of(self, submission: int) -> LiveRequest | None:
@@ -289,6 +301,7 @@ class SidecarClient:
         self._open_tokens += self._open[number]
         self._reporter.begin(number, message.base_len)
         live.drafting.unfinished = set(range(message.completions))
+        self._unfinished += message.completions > 0
         self._unsent.drop(live.rid)
         if not live.waits:
             self.admit(live)
@@ -335,6 +348,7 @@ class SidecarClient:
             self._open_tokens -= self._open.pop(live.drafting.submission)
             del self._rids[live.drafting.submission]
             self._reporter.end(live.drafting.submission)
+            self._unfinished -= bool(live.drafting.unfinished)
         live.drafting.end_submission()
 
     def _close_unclosed(self, budget_s: float = SUBMIT_BUDGET_S) -> None:
@@ -396,5 +410,7 @@ class SidecarClient:
         routes = Counter(live.drafting.route for live in self._live.values())
         if any(routes[route] != count for route, count in self._prompts.items()):
             raise RuntimeError("the prompts are not those of the live requests")
+        if self._unfinished != sum(bool(live.drafting.unfinished) for live in self._live.values()):
+            raise RuntimeError("the number of requests with unfinished completions is wrong")
         if self._open_tokens != sum(self._open.values()):
             raise RuntimeError("the token count of the open submissions is wrong")

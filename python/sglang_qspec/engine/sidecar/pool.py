@@ -29,6 +29,8 @@ from sglang_qspec.trie import Source
 
 MESSAGES_PER_POLL = 64
 """Maximum number of messages that one poll reads of all sidecars; a message takes about 10 us."""
+OF_SIDECARS = frozenset({Source.QUEUE, Source.STEP})
+"""Sources of the drafts that sidecars make."""
 FEWEST_MESSAGES = 8
 """Maximum number of messages that one poll reads of a sidecar, if there are many sidecars."""
 HANDOVER_S = 0.002
@@ -203,7 +205,7 @@ class SidecarPool:
             if client.has_prompt(route):
                 return client
         for client in candidates:
-            client.load.observe(client.heartbeat)
+            client.observe_load()
         weights = weights_of({client.endpoint: client.load for client in candidates})
         chosen = routing.choose(
             route,
@@ -257,6 +259,12 @@ class SidecarPool:
         """Report the committed output of the requests `rids` to their sidecars."""
         for client in self._clients:
             client.report(rids)
+
+    def count(self, live: LiveRequest, drafted_by: Sequence[Source]) -> None:
+        """Note whose draft tokens a pass of a request accepted, besides the target's own token."""
+        if len(self._clients) > 1 and (client := self._client_of(live)) is not None:
+            right = sum(source in OF_SIDECARS for source in drafted_by)
+            client.count(live, right, len(drafted_by) + 1)
 
     def awaits(self, live: LiveRequest) -> bool:
         """Whether a sidecar is about to send more of the request's step draft."""
