@@ -27,8 +27,7 @@ from sglang_qspec.values import parse_cores
 
 ABSENT_S = 20.0
 """Decoding time, in seconds, for which a sidecar that is not connected has its CPUs, whatever the
-batch size. A sidecar needs some ten seconds to start, and on CPUs that the target uses it would
-take minutes."""
+batch size. A sidecar needs some ten seconds to start, and longer on CPUs that the target uses."""
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
 DRAFTED = frozenset((Source.STEP, Source.QUEUE))
