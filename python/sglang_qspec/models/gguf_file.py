@@ -33,7 +33,7 @@ _CHUNK_BYTES = 1 << 24
 """Bytes of float32 weights that `Tensor.chunks` decodes at once."""
 
 
-class _Damage(Exception):
+class _DamageError(Exception):
     """What is wrong with a file."""
 
 
@@ -102,10 +102,10 @@ def read(path: Path) -> GGUFFile:
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
-                raise _Damage("it is empty")
+                raise _DamageError("it is empty")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _Reader(path, content).read()
-    except _Damage as damage:
+    except _DamageError as damage:
         raise QSpecError(f"{path} cannot be read as a GGUF file: {damage}") from None
 
 
@@ -119,39 +119,43 @@ class _Reader:
 
     def read(self) -> GGUFFile:
         if (magic := self._bytes(4, "magic")) != b"GGUF":
-            raise _Damage(f"it begins with {magic!r}, but must begin with b'GGUF'")
+            raise _DamageError(f"it begins with {magic!r}, but must begin with b'GGUF'")
         version = self._number("I", "version")
         if version not in _VERSIONS:
             kind = " (big-endian)" if version & 0xFFFF == 0 else ""
-            raise _Damage(f"the version is {version}{kind}, but must be 2 or 3, little-endian")
+            raise _DamageError(f"the version is {version}{kind}, but must be 2 or 3, little-endian")
         tensors = self._count("number of tensors", at_least=24)
         pairs = self._count("number of metadata keys", at_least=13)
         metadata: dict[str, Any] = {}
         for _ in range(pairs):
             key = self._text("a metadata key")
             if key in metadata:
-                raise _Damage(f"the metadata key {shown(key)} occurs twice")
+                raise _DamageError(f"the metadata key {shown(key)} occurs twice")
             metadata[key] = self._value(self._number("I", key), key)
         table = [self._entry() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise _Damage(f"general.alignment is {shown(alignment)}, but must be a power of two")
+            raise _DamageError(
+                f"general.alignment is {shown(alignment)}, but must be a power of two"
+            )
         begin = -(-self._place // alignment) * alignment
         found: dict[str, Tensor] = {}
         for name, shape, kind, offset in table:
             if name in found:
-                raise _Damage(f"the tensor {shown(name)} occurs twice")
+                raise _DamageError(f"the tensor {shown(name)} occurs twice")
             found[name] = self._tensor(name, shape, kind, offset, begin, alignment)
         for left, right in pairwise(sorted(found.values(), key=lambda each: each.start)):
             if left.end > right.start:
-                raise _Damage(f"the tensors {shown(left.name)} and {shown(right.name)} overlap")
+                raise _DamageError(
+                    f"the tensors {shown(left.name)} and {shown(right.name)} overlap"
+                )
         return GGUFFile(self._path, metadata, found)
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._text("the name of a tensor")
         dimensions = self._number("I", name)
         if not 1 <= dimensions <= 4:
-            raise _Damage(f"{shown(name)} has {dimensions} dimensions, but must have 1 to 4")
+            raise _DamageError(f"{shown(name)} has {dimensions} dimensions, but must have 1 to 4")
         shape = tuple(self._number("Q", name) for _ in range(dimensions))[::-1]
         return name, shape, self._number("I", name), self._number("Q", name)
 
@@ -160,17 +164,17 @@ class _Reader:
     ) -> Tensor:
         block, size = _block(name, kind)
         if not all(shape) or shape[-1] % block:
-            raise _Damage(
+            raise _DamageError(
                 f"{shown(name)} has the shape {list(shape)}, but must have positive dimensions, "
                 f"the last one a multiple of {block}"
             )
         if offset % alignment:
-            raise _Damage(
+            raise _DamageError(
                 f"{shown(name)} has the offset {offset}, but it must be a multiple of {alignment}"
             )
         tensor = Tensor(name, shape, kind, self._path, begin + offset, shape[-1] // block * size)
         if tensor.end > len(self._content):
-            raise _Damage(
+            raise _DamageError(
                 f"{shown(name)} of the shape {list(shape)} ends at byte {tensor.end}, but the file "
                 f"has {len(self._content)} bytes"
             )
@@ -186,23 +190,25 @@ class _Reader:
     def _array(self, key: str) -> list[Any]:
         kind = self._number("I", key)
         if kind == _ARRAY:
-            raise _Damage(f"{shown(key)} is an array of arrays, which are not allowed")
+            raise _DamageError(f"{shown(key)} is an array of arrays, which are not allowed")
         form = "" if kind == _STRING else _format(kind, key)
         width = struct.calcsize(f"<{form}") if form else 8
         count = self._count(f"number of values of {shown(key)}", at_least=width)
         if count > _MOST_VALUES:
-            raise _Damage(f"{shown(key)} has {count} values, but at most {_MOST_VALUES} may be")
+            raise _DamageError(
+                f"{shown(key)} has {count} values, but at most {_MOST_VALUES} may be"
+            )
         if not form:
             return [self._text(key) for _ in range(count)]
         raw = self._bytes(count * width, key)
         if kind == _BOOL and raw.strip(b"\0\1"):
-            raise _Damage(f"{shown(key)} has truth values that are neither 0 nor 1")
+            raise _DamageError(f"{shown(key)} has truth values that are neither 0 nor 1")
         return list(struct.unpack(f"<{count}{form}", raw))
 
     def _number(self, form: str, what: str) -> Any:
         raw = self._bytes(struct.calcsize(f"<{form}"), what)
         if form == "?" and raw not in (b"\0", b"\1"):
-            raise _Damage(f"{shown(what)} is the truth value {raw[0]}, but must be 0 or 1")
+            raise _DamageError(f"{shown(what)} is the truth value {raw[0]}, but must be 0 or 1")
         return struct.unpack(f"<{form}", raw)[0]
 
     def _text(self, what: str) -> str:
@@ -210,20 +216,20 @@ class _Reader:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise _Damage(f"the text of {shown(what)} is not UTF-8: {error.reason}") from None
+            raise _DamageError(f"the text of {shown(what)} is not UTF-8: {error.reason}") from None
 
     def _count(self, what: str, at_least: int) -> int:
         """Read the number of things that each take `at_least` that many bytes of the file."""
         count: int = self._number("Q", what)
         left = len(self._content) - self._place
         if count * at_least > left:
-            raise _Damage(f"the {what} is {count}, but only {left} bytes follow")
+            raise _DamageError(f"the {what} is {count}, but only {left} bytes follow")
         return count
 
     def _bytes(self, size: int, what: str) -> bytes:
         left = len(self._content) - self._place
         if size > left:
-            raise _Damage(f"{shown(what)} takes {size} bytes, but only {left} follow")
+            raise _DamageError(f"{shown(what)} takes {size} bytes, but only {left} follow")
         self._place += size
         return self._content[self._place - size : self._place]
 
@@ -231,7 +237,7 @@ class _Reader:
 def _format(kind: int, key: str) -> str:
     form = _NUMBERS[kind] if kind < len(_NUMBERS) else " "
     if form == " ":
-        raise _Damage(f"{shown(key)} has a value of the type {kind}, but must have 0 to 12")
+        raise _DamageError(f"{shown(key)} has a value of the type {kind}, but must have 0 to 12")
     return form
 
 
@@ -243,5 +249,5 @@ def _block(name: str, kind: int) -> tuple[int, int]:
     kinds = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, *_type_traits}
     if kind not in kinds:
         names = ", ".join(sorted(each.name for each in kinds))
-        raise _Damage(f"{shown(name)} has the type {kind}, but must have one of {names}")
+        raise _DamageError(f"{shown(name)} has the type {kind}, but must have one of {names}")
     return GGML_QUANT_SIZES[GGMLQuantizationType(kind)]

@@ -44,9 +44,8 @@ def test_a_sidecar_that_does_not_connect_is_warned_of_once(
         poll(active)
         clock.now += 1
         poll(active)
-    assert [record.message for record in caplog.records if "connected for" in record.message] == [
-        "no sidecar has been connected for 43 s (connecting). Requests are served without its drafts."
-    ]
+    (found,) = [each.message for each in caplog.records if "connected for" in each.message]
+    assert found.startswith("no sidecar has been connected for 43 s (connecting). Requests are")
     assert str(active.describe()["sidecar_warning"]).startswith("no sidecar has been connected")
 
 
