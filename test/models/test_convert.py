@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import torch
 
 from sglang_qspec.errors import ConfigError, QSpecError
-from sglang_qspec.models import convert
+from sglang_qspec.models import convert, gguf_file, gguf_weights, safetensors_file
+from sglang_qspec.models.intact import check_intact
 from test.models.gguf_files import BPE, SPM, write_gguf
 
 SHAPE = {
@@ -214,3 +217,38 @@ def test_arguments_that_are_not_allowed_are_named(file: Path, tmp_path: Path) ->
         convert(file, tmp_path / "made", tokenizer=tmp_path / "none")
     with pytest.raises(QSpecError, match="exists already"):
         convert(file, tmp_path)
+
+
+def test_two_pieces_of_the_weights_at_most_are_in_memory(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tensors the file has, and however large they are."""
+    monkeypatch.setattr(gguf_file, "_CHUNK_BYTES", 1024)
+    pieces: list[weakref.ref[torch.Tensor]] = []
+    sizes: list[int] = []
+    original = gguf_weights._pieces
+
+    def watched(*given: Any) -> Iterator[torch.Tensor]:
+        for piece in original(*given):
+            pieces.append(weakref.ref(piece))
+            sizes.append(piece.nbytes)
+            assert sum(each() is not None for each in pieces) <= 2
+            yield piece
+
+    monkeypatch.setattr(gguf_weights, "_pieces", watched)
+    made = convert(file, tmp_path / "made", dtype="float32")
+    assert torch.equal(logits(loaded(made)), logits(qwen2()))
+    assert len(pieces) > 100
+    assert max(sizes) <= 1024
+
+
+def test_weights_are_divided_into_files_of_a_limited_size(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_file, "SHARD_BYTES", 20000)
+    made = convert(file, tmp_path / "made", dtype="float32")
+    shards = sorted(made.glob("*.safetensors"))
+    assert len(shards) > 2
+    assert shards[0].name == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert torch.equal(logits(loaded(made)), logits(qwen2()))
+    check_intact(made)

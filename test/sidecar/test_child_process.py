@@ -21,6 +21,7 @@ from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Sub
 from sglang_qspec.models import DemoModels
 from sglang_qspec.ports import free_port
 from sglang_qspec.sidecar.child_process import SidecarProcess
+from test.sidecar.resident import check_memory
 
 START_S = 240.0
 """Time limit in seconds; loading the model is slow on a busy machine."""
@@ -106,6 +107,13 @@ def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Serve
     assert served.told[1, 0] != served.told[1, 1] != served.told[1, 2]
     for submission in (1, 2):
         served.link.send(Close(submission))
+
+
+def test_the_sidecar_takes_the_memory_that_is_announced_and_no_more(served: Served) -> None:
+    served.link.send(Submit(9, [504, 3575, 282], 0, 12, 1, 0.8, ignore_eos=True))
+    served.until(lambda: (9, 0) in served.finished)
+    served.link.send(Close(9))
+    check_memory(served.process.pid, 0.05)
 
 
 def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
