@@ -109,7 +109,7 @@ def _tensors(model: Any, architecture: str) -> dict[str, torch.Tensor]:
     """The weights by their names in GGUF files."""
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue

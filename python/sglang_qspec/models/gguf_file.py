@@ -122,8 +122,8 @@ class _Reader:
             raise _DamageError(f"it begins with {magic!r}, but must begin with b'GGUF'")
         version = self._number("I", "version")
         if version not in _VERSIONS:
-            kind = " (big-endian)" if version & 0xFFFF == 0 else ""
-            raise _DamageError(f"the version is {version}{kind}, but must be 2 or 3, little-endian")
+            order = " (big-endian)" if version & 0xFFFF == 0 else ""
+            raise _DamageError(f"the version is {version}{order}, but must be 2 or 3, little-endian")
         tensors = self._count("number of tensors", at_least=24)
         pairs = self._count("number of metadata keys", at_least=13)
         metadata: dict[str, Any] = {}

@@ -74,5 +74,5 @@ def _write_file(
         file.write(len(text).to_bytes(8, "little") + text)
         while size > 0:
             piece = next(pieces).contiguous()
-            file.write(memoryview(piece.view(-1).view(torch.uint8).numpy()))
+            file.write(piece.view(-1).view(torch.uint8).numpy().data)
             size -= piece.nbytes
