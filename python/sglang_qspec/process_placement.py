@@ -36,6 +36,8 @@ class Placement:
     """CPUs that the server gives to the sidecar while that pays; empty if it does not decide."""
     pinned: str = ""
     """CPUs that the server gives to the sidecar for all time, because it cannot divide them."""
+    left: str = ""
+    """CPUs that the target leaves for all time to a sidecar that the user has pinned to them."""
     shares_cpus: bool = False
     """Whether target and sidecar use the same CPUs, without a division by the server."""
     endpoint: str = ""

@@ -108,8 +108,11 @@ def test_a_pin_to_a_cpu_that_the_machine_lacks_is_a_failure() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_pin_to_a_cpu_of_the_target_is_a_warning() -> None:
+def test_a_pin_to_a_cpu_that_the_target_keeps_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cpu = min(os.sched_getaffinity(0))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     verdict = of_sidecar(str(cpu))
     assert verdict.status is Status.WARNING
     assert f"both run on CPU {cpu}" in verdict.found
@@ -120,8 +123,15 @@ def test_a_pin_beside_the_target_is_fine() -> None:
     if len(before) < 2:
         pytest.skip("one CPU")
     cpu = max(before)
+    for cpus in (before, before - {cpu}):
+        check_apart(cpu, cpus)
+
+
+def check_apart(cpu: int, cpus: set[int]) -> None:
+    """Fail unless a sidecar pinned to `cpu` is apart from a target that starts on `cpus`."""
+    before = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, before - {cpu})
+        os.sched_setaffinity(0, cpus)
         verdict = of_sidecar(str(cpu))
     finally:
         os.sched_setaffinity(0, before)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
+
 from sglang_qspec.doctor import placing
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Status, Verdict, examine
 from sglang_qspec.process_placement import Placement
+from sglang_qspec.sidecar.memory import cpu_bytes, gib
 
 MIB, TIB = 1 << 20, 1 << 40
 
@@ -33,7 +36,8 @@ def test_models_that_fit_are_placed(tmp_path: Path) -> None:
     verdict = placed(target, draft)
     assert verdict.status is Status.OK
     assert verdict.found.startswith("target on the CPU with 0.70 of the available memory")
-    assert "sidecar on the CPU with 0.15 of the memory" in verdict.found
+    taken = gib(cpu_bytes(psutil.virtual_memory().total, 0.15))
+    assert f"sidecar on the CPU with 0.15 of the memory (takes {taken}: 0.0 GiB" in verdict.found
     assert placed(target, None).found.endswith("no sidecar of its own")
 
 

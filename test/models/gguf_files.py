@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import MODEL_ARCH_NAMES, GGUFWriter, TokenType, get_tensor_name_map
+from gguf import (
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    TokenType,
+    get_tensor_name_map,
+    quantize,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 PADDING = [f"[PAD{token_id}]" for token_id in range(259, 272)]
@@ -45,19 +52,20 @@ def write_gguf(
     tokenizer: Mapping[str, Any],
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, torch.Tensor] | None = None,
+    quantized: str = "F32",
 ) -> Path:
-    """Write `model` in float32. `fields` of the architecture and `tensors` come in addition."""
+    """Write `model`, with matrices in the type `quantized`.
+
+    `fields` of the architecture and `tensors` come in addition; a tensor replaces the model's.
+    """
     config = model.config
     writer = GGUFWriter(file, architecture)
     described = {
         "context_length": config.max_position_embeddings,
         "block_count": config.num_hidden_layers,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
+        **_described(config),
         **(fields or {}),
     }
     for name, value in described.items():
@@ -65,7 +73,8 @@ def write_gguf(
     for name, value in tokenizer.items():
         _add(writer, f"tokenizer.ggml.{name}", value)
     for name, tensor in (_tensors(model, architecture) | dict(tensors or {})).items():
-        writer.add_tensor(name, tensor.numpy())
+        kind = GGMLQuantizationType[quantized if tensor.ndim > 1 else "F32"]
+        writer.add_tensor(name, quantize(tensor.numpy(), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -73,22 +82,60 @@ def write_gguf(
     return file
 
 
+def _described(config: Any) -> dict[str, Any]:
+    """The fields that not all families have."""
+    names = {
+        "feed_forward_length": ("intermediate_size",),
+        "attention.head_count_kv": ("num_key_value_heads",),
+        "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+        "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
+        "expert_count": ("num_experts",),
+        "expert_used_count": ("num_experts_per_tok",),
+        "expert_feed_forward_length": ("moe_intermediate_size",),
+        "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    }
+    found = {
+        name: getattr(config, field)
+        for name, fields in names.items()
+        for field in fields
+        if hasattr(config, field)
+    }
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    return found | ({"rope.freq_base": rope["rope_theta"]} if rope else {})
+
+
 def _tensors(model: Any, architecture: str) -> dict[str, torch.Tensor]:
     """The weights by their names in GGUF files."""
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         weight = weight.float().contiguous()
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             weight = weight + 1.0
+        if architecture == "gpt2" and name.split(".")[-2].startswith("c_"):
+            weight = weight.T.contiguous() if weight.ndim == 2 else weight
+        if ".experts." in name:
+            found |= _experts(names, name, weight)
+            continue
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             pairs = weight.unflatten(0, (-1, 2, model.config.head_dim // 2))
             weight = pairs.transpose(1, 2).reshape(weight.shape)
         found[names.get_name(name, (".weight", ".bias"))] = weight
     return found
+
+
+def _experts(names: Any, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The weights of all experts of a layer, which transformers joins further than a file."""
+    layer, _, kind = name.rpartition(".experts.")
+    block = names.get_name(f"{layer}.gate").removesuffix("_gate_inp")
+    if kind == "down_proj":
+        return {f"{block}_down_exps.weight": weight}
+    gate, up = (half.contiguous() for half in weight.chunk(2, 1))
+    return {f"{block}_gate_exps.weight": gate, f"{block}_up_exps.weight": up}
 
 
 def _add(writer: GGUFWriter, name: str, value: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import torch
 
 from sglang_qspec.errors import ConfigError, QSpecError
-from sglang_qspec.models import convert
+from sglang_qspec.models import convert, gguf_file, gguf_weights, safetensors_file
+from sglang_qspec.models.intact import check_intact
 from test.models.gguf_files import BPE, SPM, write_gguf
 
 SHAPE = {
@@ -153,22 +156,22 @@ def test_the_scaled_positions_of_llama_3_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "tensor"),
+    ("fields", "tensor", "message"),
     [
-        ({"rope.scaling.type": "yarn"}, None),
-        (None, "rope_factors_long.weight"),
-        (None, "rope_freqs.weight"),
+        ({"rope.scaling.type": "yarn"}, None, "rope.scaling.type 'yarn', but only 'none'"),
+        (None, "rope_factors_long.weight", "'rope_factors_long.weight', .* would be lost"),
+        (None, "rope_freqs.weight", "scaled rotary positions"),
     ],
 )
 def test_other_scaled_positions_are_refused(
-    tmp_path: Path, fields: dict[str, Any] | None, tensor: str | None
+    tmp_path: Path, fields: dict[str, Any] | None, tensor: str | None, message: str
 ) -> None:
     model = llama(rope_type="default", rope_theta=10000.0)
     added = {tensor: torch.arange(1.0, 9.0)} if tensor else None
     file = write_gguf(
         tmp_path / "model.gguf", model, "llama", {**BPE, "pre": "gpt-2"}, fields, added
     )
-    with pytest.raises(QSpecError, match="scaled rotary positions"):
+    with pytest.raises(QSpecError, match=message):
         convert(file, tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
@@ -186,8 +189,8 @@ def test_an_unknown_split_of_texts_needs_the_models_own_tokenizer(
 
 def test_a_file_without_all_weights_is_refused(tmp_path: Path) -> None:
     model = qwen2()
-    model.config.num_hidden_layers = 3
-    with pytest.raises(QSpecError, match="no weights for model.layers.2"):
+    del model.model.layers[1].mlp.up_proj
+    with pytest.raises(QSpecError, match=r"no weights for model.layers.1.mlp.up_proj.weight"):
         convert(write_gguf(tmp_path / "m.gguf", model, "qwen2", BPE), tmp_path / "made")
 
 
@@ -201,7 +204,7 @@ def test_what_cannot_be_read_is_named(file: Path, tmp_path: Path) -> None:
         convert(broken, tmp_path / "made")
     model = llama(rope_type="default", rope_theta=10000.0)
     unknown = write_gguf(tmp_path / "odd.gguf", model, "granite", BPE)
-    with pytest.raises(QSpecError, match="transformers cannot .*architecture granite"):
+    with pytest.raises(QSpecError, match="architecture 'granite', but can be converted only with"):
         convert(unknown, tmp_path / "made")
 
 
@@ -214,3 +217,38 @@ def test_arguments_that_are_not_allowed_are_named(file: Path, tmp_path: Path) ->
         convert(file, tmp_path / "made", tokenizer=tmp_path / "none")
     with pytest.raises(QSpecError, match="exists already"):
         convert(file, tmp_path)
+
+
+def test_two_pieces_of_the_weights_at_most_are_in_memory(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tensors the file has, and however large they are."""
+    monkeypatch.setattr(gguf_file, "_CHUNK_BYTES", 1024)
+    pieces: list[weakref.ref[torch.Tensor]] = []
+    sizes: list[int] = []
+    original = gguf_weights._pieces
+
+    def watched(*given: Any) -> Iterator[torch.Tensor]:
+        for piece in original(*given):
+            pieces.append(weakref.ref(piece))
+            sizes.append(piece.nbytes)
+            assert sum(each() is not None for each in pieces) <= 2
+            yield piece
+
+    monkeypatch.setattr(gguf_weights, "_pieces", watched)
+    made = convert(file, tmp_path / "made", dtype="float32")
+    assert torch.equal(logits(loaded(made)), logits(qwen2()))
+    assert len(pieces) > 100
+    assert max(sizes) <= 1024
+
+
+def test_weights_are_divided_into_files_of_a_limited_size(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_file, "SHARD_BYTES", 20000)
+    made = convert(file, tmp_path / "made", dtype="float32")
+    shards = sorted(made.glob("*.safetensors"))
+    assert len(shards) > 2
+    assert shards[0].name == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert torch.equal(logits(loaded(made)), logits(qwen2()))
+    check_intact(made)

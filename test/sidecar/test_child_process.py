@@ -21,6 +21,7 @@ from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Sub
 from sglang_qspec.models import DemoModels
 from sglang_qspec.ports import free_port
 from sglang_qspec.sidecar.child_process import SidecarProcess
+from test.sidecar.resident import check_memory
 
 START_S = 240.0
 """Time limit in seconds; loading the model is slow on a busy machine."""
@@ -64,6 +65,12 @@ class Served:
             time.sleep(0.005)
 
 
+def thread_nice(pid: int, thread: int) -> int:
+    """Niceness of a thread of a process."""
+    with open(f"/proc/{pid}/task/{thread}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[16])
+
+
 @pytest.fixture(scope="module")
 def served(models: DemoModels) -> Iterator[Served]:
     with PrivateEndpoint() as endpoint:
@@ -100,6 +107,13 @@ def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Serve
     assert served.told[1, 0] != served.told[1, 1] != served.told[1, 2]
     for submission in (1, 2):
         served.link.send(Close(submission))
+
+
+def test_the_sidecar_takes_the_memory_that_is_announced_and_no_more(served: Served) -> None:
+    served.link.send(Submit(9, [504, 3575, 282], 0, 12, 1, 0.8, ignore_eos=True))
+    served.until(lambda: (9, 0) in served.finished)
+    served.link.send(Close(9))
+    check_memory(served.process.pid, 0.05)
 
 
 def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
@@ -166,9 +180,7 @@ def test_sigterm_ends_a_busy_sidecar_cleanly(served: Served) -> None:
     served.process.stop()
 
 
-def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
-    models: DemoModels,
-) -> None:
+def test_a_sidecar_loads_at_normal_priority_and_ends_with_its_parent(models: DemoModels) -> None:
     # The parent dies while the sidecar still loads the model, its longest step.
     program = (
         "import resource, sys, time\n"
@@ -189,12 +201,50 @@ def test_a_sidecar_without_cores_has_low_priority_and_ends_with_its_parent(
     )
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    until(lambda: child.nice() == 19, "the sidecar did not lower its priority")
     until(
         lambda: child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
         "the sidecar did not raise its limit of open files",
     )
+    until(lambda: child.num_threads() > 1, "the sidecar did not begin to load its model")
+    assert {thread_nice(child.pid, thread.id) for thread in child.threads()} == {0}
     assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
     parent.kill()
     parent.wait()
     child.wait(timeout=60)
+
+
+@pytest.mark.thorough
+def test_a_background_sidecar_gets_ready_beside_work_that_takes_its_core(
+    models: DemoModels,
+) -> None:
+    work = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    os.sched_setaffinity(work.pid, {CORE})
+    with PrivateEndpoint() as endpoint:
+        process = SidecarProcess(
+            QSpecConfig(mem_fraction=0.02),
+            model_path=str(models.draft),
+            quantization=None,
+            endpoint=endpoint.address,
+            device="cpu",
+            cores=str(CORE),
+            background=True,
+        )
+        process.start()
+        vocabulary = transformers.AutoTokenizer.from_pretrained(models.draft).get_vocab()
+        link = SidecarLink(endpoint.address, Hello(PROTOCOL, 49152, fingerprint(vocabulary)))
+        try:
+            # The loop sends the answer when it runs, which takes long in the idle class.
+            until(lambda: idle_threads(process.pid), "the sidecar did not load", START_S)
+            work.kill()
+            until(lambda: link.receive() == [] and link.state is LinkState.READY, "no answer")
+            assert psutil.Process(process.pid).nice() == 19
+        finally:
+            work.kill()
+            link.close()
+            process.stop()
+
+
+def idle_threads(pid: int | None) -> bool:
+    """Whether all threads of the process are in the idle class."""
+    threads = psutil.Process(pid).threads()
+    return all(os.sched_getscheduler(thread.id) == os.SCHED_IDLE for thread in threads)

@@ -59,7 +59,7 @@ def test_any_error_of_sglang_becomes_one_line_that_names_the_draft_model(
 def test_the_exit_code_says_whether_a_new_start_would_help(
     monkeypatch: pytest.MonkeyPatch, error: QSpecError, code: int
 ) -> None:
-    def run(*_: Any) -> int:
+    def run(*_: Any, **_options: Any) -> int:
         raise error
 
     monkeypatch.setattr(program, "_run", run)
@@ -69,10 +69,24 @@ def test_the_exit_code_says_whether_a_new_start_would_help(
 def test_on_a_cpu_kv_gets_what_the_weights_leave_of_the_fraction_of_all_memory() -> None:
     original = KVCacheConfigurator._profile_available_bytes
     options = DraftModelOptions("m", device="cpu", mem_fraction=0.25)
-    with loading.fixed_kv(options, LAYERS):
-        left = KVCacheConfigurator._profile_available_bytes(None, 1)
-    assert left == int(psutil.virtual_memory().total * 0.25) - 4_000_000
+    given = int(psutil.virtual_memory().total * 0.25)
+    for loaded, weights in ((0, 4_000_000), (9_000_000, 9_000_000)):
+        with loading.fixed_kv(options, LAYERS, loaded):
+            left = KVCacheConfigurator._profile_available_bytes(None, 1)
+        assert left == given - weights
     assert KVCacheConfigurator._profile_available_bytes is original
+
+
+def test_kv_leaves_room_for_the_copy_of_the_lm_head_that_the_first_pass_packs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = torch.nn.Module()
+    model.lm_head = torch.nn.Linear(10, 100, bias=False)
+    for is_packable, is_quantized, copy in ((True, False, 4000), (False, True, 1000)):
+        monkeypatch.setattr(loading, "can_pack", lambda _, packable=is_packable: packable)
+        assert loading.head_copy_bytes(model, quantized=is_quantized) == copy
+    assert loading.head_copy_bytes(model, quantized=False) == 0
+    assert loading.head_copy_bytes(LAYERS, quantized=True) == 0
 
 
 @pytest.fixture
@@ -92,7 +106,7 @@ def test_on_a_gpu_kv_does_not_depend_on_what_other_processes_have_taken(
     options = DraftModelOptions("m", device="cuda", mem_fraction=0.15)
     for free in (10 * GIB, 70 * GIB):
         gpu["free"] = free
-        with loading.fixed_kv(options, LAYERS):
+        with loading.fixed_kv(options, LAYERS, 0):
             assert KVCacheConfigurator._profile_available_bytes(None, 1) == (
                 int(80 * GIB * 0.15) - 6 * GIB - RUNTIME_BYTES
             )
@@ -101,7 +115,7 @@ def test_on_a_gpu_kv_does_not_depend_on_what_other_processes_have_taken(
 @pytest.mark.usefixtures("gpu")
 def test_on_a_gpu_without_a_fraction_sglang_takes_what_is_free() -> None:
     original = KVCacheConfigurator._profile_available_bytes
-    with loading.fixed_kv(DraftModelOptions("m", device="cuda"), LAYERS):
+    with loading.fixed_kv(DraftModelOptions("m", device="cuda"), LAYERS, 0):
         assert KVCacheConfigurator._profile_available_bytes is original
 
 
@@ -109,7 +123,7 @@ def test_on_a_gpu_without_a_fraction_sglang_takes_what_is_free() -> None:
 def test_a_fraction_too_small_for_the_weights_stops_the_load() -> None:
     options = DraftModelOptions("m", device="cuda", mem_fraction=0.05)
     with pytest.raises(DraftModelError, match=r"6\.0 GiB of weights"):
-        loading.fixed_kv(options, LAYERS).__enter__()
+        loading.fixed_kv(options, LAYERS, 0).__enter__()
 
 
 def test_a_sidecar_of_a_server_lets_the_servers_kernels_go_first_under_mps(

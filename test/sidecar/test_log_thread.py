@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging, os, sys, threading
-from sglang_qspec.sidecar.__main__ import run_in_background, yield_cores
+from sglang_qspec.sidecar.__main__ import lower_priority
 
 class Priorities(logging.Handler):
     def emit(self, record):
@@ -19,7 +19,7 @@ class Priorities(logging.Handler):
 
 normal = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
 logging.basicConfig(handlers=[Priorities()], level=logging.INFO)
-globals()[sys.argv[1]]()
+lower_priority(idle=sys.argv[1] == "idle")
 lowered = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
 for number in range(3):
     logging.info("line %d", number)
@@ -29,9 +29,9 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("function", ["run_in_background", "yield_cores"])
-def test_a_thread_of_normal_priority_writes_the_log_to_its_end(function: str) -> None:
-    command = [sys.executable, "-c", PROGRAM, function]
+@pytest.mark.parametrize("priority", ["idle", "lowest"])
+def test_a_thread_of_normal_priority_writes_the_log_to_its_end(priority: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, priority]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = [f"line {number} True False" for number in range(3)]
     assert printed.splitlines() == [*lines, "lowered True"]

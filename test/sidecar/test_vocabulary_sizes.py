@@ -28,6 +28,7 @@ from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.child_process import SidecarProcess
 from test.random_llama import pad_vocabulary, write_random_llama
 from test.sidecar.drafter_driver import DrafterDriver
+from test.sidecar.resident import check_memory
 from test.sidecar.scripted import ScriptedModel
 
 SMALL, LARGE, LARGER = (Peer(str(n), bytes([n % 251]), n) for n in (50, 100, 120))
@@ -171,3 +172,8 @@ def test_a_text_with_ids_that_the_draft_model_lacks_does_not_harm_the_sidecar(
     bad = Submit(9, [*PROMPT, IDS + 128], 0, 12, 0, 0.3)
     told = padded.draft(IDS + 256, [bad, *submits()])
     assert sorted(told) == sorted(KINDS)
+
+
+def test_a_sidecar_of_another_shape_takes_the_memory_that_is_announced(padded: Padded) -> None:
+    padded.draft(IDS, submits())
+    check_memory(padded.process.pid, 0.05)

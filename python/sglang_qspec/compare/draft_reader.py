@@ -85,7 +85,7 @@ def read(job: Job) -> Reading:
 
 def _settle(device: str, cpus: frozenset[int]) -> None:
     """Select CPUs and device of this process, which has not imported torch yet."""
-    from sglang_qspec.sidecar.__main__ import settle_cores, settle_device, yield_cores
+    from sglang_qspec.sidecar.__main__ import halve_threads, settle_cores, settle_device
 
     os.dup2(2, 1)  # what SGLang prints must not be among the results
     logging.getLogger("sglang").setLevel(logging.ERROR)
@@ -93,7 +93,7 @@ def _settle(device: str, cpus: frozenset[int]) -> None:
     settle_device(device)
     settle_cores(",".join(map(str, sorted(cpus))))
     if device == "cpu" and not cpus:
-        yield_cores()
+        halve_threads()
 
 
 def _read(job: Job) -> Reading:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_ROUNDED_ROWS = 4096
+"""Output channels that `round_int8` rounds at once."""
 _SHRINKS = tuple(1.0 - 0.04 * step for step in range(9))
 """Widths of a grid that `round_int4` tries, as shares of the range of values in the group."""
 
@@ -43,6 +45,8 @@ class Grid:
         fits int8. Otherwise the weight is rounded again, with an error of at most 1/254 of the
         largest absolute value in its channel.
         """
+        if self.q.dtype == torch.int8 and self.scale.shape[1] == 1 and not bool(self.zero.any()):
+            return self
         zero = self.zero[:, :1]
         if bool((self.zero == zero).all()) and bool((self.scale == self.scale[:, :1]).all()):
             q = self.q.short() - zero.short()
@@ -54,9 +58,14 @@ class Grid:
 
 def round_int8(weight: Tensor) -> Grid:
     """Round `weight` [N, K] to nearest on a symmetric grid, -127..127, one scale per channel."""
-    weight = weight.float()
-    scale = weight.abs().amax(1, keepdim=True).div_(127).clamp_min_(torch.finfo(torch.float32).tiny)
-    q = (weight / scale).round_().to(torch.int8)
+    q = torch.empty(weight.shape, dtype=torch.int8)
+    scale = torch.empty(len(weight), 1)
+    for first in range(0, len(weight), _ROUNDED_ROWS):  # in blocks, as an LM head is large
+        rows = slice(first, first + _ROUNDED_ROWS)
+        block = weight[rows].float()
+        tiny = torch.finfo(torch.float32).tiny
+        scale[rows] = block.abs().amax(1, keepdim=True).div_(127).clamp_min_(tiny)
+        q[rows] = (block / scale[rows]).round_().to(torch.int8)
     return Grid(q, scale, torch.zeros_like(scale))
 
 

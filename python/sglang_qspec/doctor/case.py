@@ -65,12 +65,12 @@ class Case:
 
     @property
     def sidecar_cpus(self) -> str:
-        """CPUs that the server gives the sidecar; empty if it does not divide them."""
-        from sglang_qspec.engine.sidecar.core_division import sidecar_cpus
+        """CPUs that the target leaves to the sidecar; empty if it does not divide its CPUs."""
+        from sglang_qspec.engine.sidecar.core_division import left_cpus, sidecar_cpus
 
         if self.settings is None or not self.kind == self.draft_kind == "cpu":
             return ""
-        return sidecar_cpus(self.settings)
+        return sidecar_cpus(self.settings) or left_cpus(self.settings)
 
     @property
     def divides(self) -> bool:

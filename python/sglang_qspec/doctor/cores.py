@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sglang_qspec import process_placement, values
-from sglang_qspec.config import AUTO_CORES, flag
+from sglang_qspec.config import AUTO_CORES, QSpecConfig, flag
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Verdict, failure, ok, warning
 
@@ -86,7 +86,7 @@ def sidecar_cores(case: Case) -> Verdict:
     assert case.settings is not None
     given, name = case.settings.cores, flag("cores")
     if core_division.pinned_cpus(case.settings):
-        return _pinned(given)
+        return _pinned(case.settings)
     own = core_division.sidecar_cpus(replace(case.settings, cores=AUTO_CORES))
     shares = "the sidecar gets only the time that the target leaves idle"
     if own and given == AUTO_CORES:
@@ -106,11 +106,12 @@ def sidecar_cores(case: Case) -> Verdict:
     )
 
 
-def _pinned(given: str) -> Verdict:
+def _pinned(settings: QSpecConfig) -> Verdict:
     """Whether the sidecar can run on the CPUs that the user chose, apart from the target."""
     from sglang_qspec.engine.sidecar import core_division
 
-    name, asked = flag("cores"), values.parse_cores(given)
+    given, name = settings.cores, flag("cores")
+    asked = values.parse_cores(given)
     own = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, asked)
@@ -130,10 +131,12 @@ def _pinned(given: str) -> Verdict:
         )
     if got & own:
         shared = ",".join(map(str, sorted(got & own)))
-        return warning(
-            f"target and sidecar both run on CPU {shared}",
-            f"Start the server with taskset on other CPUs than {name}, or give {name} auto.",
-        )
+        if not core_division.left_cpus(settings):
+            return warning(
+                f"target and sidecar both run on CPU {shared}",
+                f"Start the server with taskset on other CPUs than {name}, or give {name} auto.",
+            )
+        own -= got
     if any(core & own and core & got for core in core_division.cores_of(own | got)):
         return warning(
             f"target and sidecar share cores: {name} is {given}, and hardware threads of the same "

@@ -25,7 +25,7 @@ def placement(case: Case) -> Verdict:
     import psutil
 
     from sglang_qspec.engine.sidecar.placement import visible_gpus, weight_bytes
-    from sglang_qspec.sidecar.memory import gib, kv_bytes
+    from sglang_qspec.sidecar.memory import cpu_bytes, gib, kv_bytes
 
     assert case.model is not None
     fraction = case.arguments.mem_fraction_static
@@ -55,5 +55,8 @@ def placement(case: Case) -> Verdict:
     if placed.device == "cpu" and draft is not None:
         total = psutil.virtual_memory().total
         room = kv_bytes(total, placed.mem_fraction, draft, 0)  # raises DraftModelError
-        found += f" ({gib(draft)} of weights and up to {gib(room)} of KV)"
+        found += (
+            f" (takes {gib(cpu_bytes(total, placed.mem_fraction))}: {gib(draft)} of weights, up to "
+            f"{gib(room)} of KV, and what Python, torch and SGLang need)"
+        )
     return ok(found)

@@ -20,10 +20,11 @@ from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_qspec import config, process_placement
-from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
+from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig, flag
 from sglang_qspec.engine import compat, hooks, lora, refusal, unsupported
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import kernels
+from sglang_qspec.process_placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     """Place the sidecar, and return the `mem_fraction_static` that leaves room for it."""
-    from sglang_qspec.engine.sidecar import core_division, placement
+    from sglang_qspec.engine.sidecar import placement
 
     fraction: float = view.mem_fraction_static
     path = view.speculative_draft_model_path
@@ -152,17 +153,7 @@ def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     )
     placed = decision.placement
     if _kind(view) == placed.device == "cpu":
-        cores, shares = core_division.sidecar_cpus(settings), core_division.shares_cpus(settings)
-        placed = replace(placed, cores=cores, shares_cpus=shares)
-        ranks = view.tp_size * view.dp_size
-        if settings.cores == config.AUTO_CORES and ranks > 1:
-            pinned, shares = core_division.beside_ranks(ranks)
-            placed = replace(placed, cores="", pinned=pinned, shares_cpus=shares)
-        elif settings.cores == config.AUTO_CORES and not cores:
-            logger.info(
-                "Target and sidecar share the CPUs: to divide them takes two cores or more, and "
-                "neither OMP_NUM_THREADS nor SGLANG_CPU_OMP_THREADS_BIND."
-            )
+        placed = _divide(placed, settings, view.tp_size * view.dp_size)
     placement.check_sidecar(decision, weights)
     if view.dp_size > 1:
         placed = replace(placed, endpoint=placement.shared_endpoint())
@@ -182,6 +173,36 @@ def _reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
         left,
     )
     return left
+
+
+def _divide(placed: Placement, settings: QSpecConfig, ranks: int) -> Placement:
+    """Divide the CPUs between a target of this number of ranks and its sidecar."""
+    from sglang_qspec.engine.sidecar import core_division
+
+    if core_division.pinned_cpus(settings):
+        left = core_division.left_cpus(settings) if ranks == 1 else ""
+        shares = core_division.shares_cpus(settings, ranks)
+        if left:
+            logger.info("The target leaves the CPUs %s to its sidecar.", left)
+        elif shares:
+            logger.warning(
+                "The target also runs on CPUs of its sidecar (%s is %s), and each slows the other "
+                "down: the target keeps its CPUs if OMP_NUM_THREADS or SGLANG_CPU_OMP_THREADS_BIND "
+                "is set, if it has several ranks, or if it has no others.",
+                flag("cores"),
+                settings.cores,
+            )
+        return replace(placed, left=left, shares_cpus=shares)
+    if settings.cores == config.AUTO_CORES and ranks > 1:
+        pinned, shares = core_division.beside_ranks(ranks)
+        return replace(placed, pinned=pinned, shares_cpus=shares)
+    cores, shares = core_division.sidecar_cpus(settings), core_division.shares_cpus(settings)
+    if settings.cores == config.AUTO_CORES and not cores:
+        logger.info(
+            "Target and sidecar share the CPUs: to divide them takes two cores or more, and "
+            "neither OMP_NUM_THREADS nor SGLANG_CPU_OMP_THREADS_BIND."
+        )
+    return replace(placed, cores=cores, shares_cpus=shares)
 
 
 def _kind(args: Any) -> str:

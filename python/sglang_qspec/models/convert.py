@@ -1,26 +1,24 @@
-"""Converts GGUF files to Hugging Face checkpoints, with transformers' reader for such files.
+"""Converts GGUF files to Hugging Face checkpoints.
 
-transformers drops what it does not know: how the tokenizer splits text, and scaled rotary
-positions. This module supplies the ones of SmolLM and Llama 3, and refuses files with others.
+The model in the checkpoint has the weights and the configuration of the file, or the file is
+refused.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import struct
 from pathlib import Path
 from typing import Any
 
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models.cache import build_folder
 from sglang_qspec.models.files import TOKENIZER_FILES, check_new, copy_files
+from sglang_qspec.models.gguf_families import FREQUENCIES, configuration, family_of
+from sglang_qspec.models.gguf_file import GGUFFile, read
+from sglang_qspec.models.gguf_tokenizer import foreign, special_tokens, write_tokenizer
+from sglang_qspec.models.gguf_weights import write_weights
 
 DTYPES = ("bfloat16", "float16", "float32")
-DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""llama.cpp's names of pre-tokenizers that split numbers into digits, and then text as GPT-2's."""
-PLAIN_SPLITS = frozenset({"gpt-2", "phi-2", "mpt", "olmo"})
-"""llama.cpp's names of pre-tokenizers that split text as GPT-2's."""
 _LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -29,9 +27,6 @@ _LLAMA3 = {
 }
 """Scaling of the rotary positions that all Llama 3.1 to 3.3 models share, without the factor."""
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
-_UNUSED = 5
-"""Type of tokens in GGUF files that no text has."""
-_FREQUENCIES = "rope_freqs.weight"
 
 
 def convert(
@@ -42,8 +37,8 @@ def convert(
     Weights are dequantized and rounded to `dtype`. The folder `tokenizer` supplies the tokenizer;
     None takes the tokenizer in the file.
 
-    Raises ConfigError for an argument that is not allowed. Raises QSpecError if the file is not a
-    GGUF file, transformers does not read its architecture, or the checkpoint would lose something.
+    Raises ConfigError for an argument that is not allowed. Raises QSpecError if the file is damaged
+    or of another architecture than FAMILIES, or if the checkpoint would lose something.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}")
@@ -57,68 +52,36 @@ def convert(
 
 def write(file: Path, folder: Path, dtype: str = "bfloat16", tokenizer: Path | None = None) -> None:
     """As `convert`, into the empty folder `folder`."""
-    from transformers.integrations.gguf import read_gguf_metadata
-
-    try:
-        metadata, names = read_gguf_metadata(str(file), ("tokenizer.ggml.tokens",))
-    except (ValueError, IndexError, struct.error) as error:
-        raise QSpecError(f"{file} cannot be read as a GGUF file: {error}") from None
-    _check_positions(file, metadata, names)
+    content = read(file)
+    fields = configuration(content)
     if tokenizer is None:
-        _write_tokenizer(file, metadata, folder)
+        write_tokenizer(content, folder)
     else:
         copy_files(tokenizer, folder, TOKENIZER_FILES)
-    _write_model(file, dtype, folder, scaled=_FREQUENCIES in names)
+    _write_model(content, fields, dtype, folder)
     for name in ("config.json", "generation_config.json"):
         path = folder / name
-        if path.exists():
-            path.write_text(json.dumps(_shortest(json.loads(path.read_text())), indent=2) + "\n")
+        path.write_text(json.dumps(_shortest(json.loads(path.read_text())), indent=2) + "\n")
 
 
-def _check_positions(file: Path, metadata: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Raise QSpecError if the model's rotary positions are scaled in an unknown way."""
-    architecture = metadata["general.architecture"]
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
-    unknown = [name for name in names if name.startswith("rope_") and name != _FREQUENCIES]
-    if (scaling != "none" and architecture != "gpt-oss") or unknown:
-        found = f"the tensor {unknown[0]}" if unknown else f"the scaling {scaling!r}"
-        raise QSpecError(
-            f"{file} has scaled rotary positions ({found}), which cannot be converted; "
-            "take the model's original checkpoint"
-        )
-
-
-def _write_model(file: Path, dtype: str, folder: Path, *, scaled: bool) -> None:
+def _write_model(file: GGUFFile, fields: dict[str, Any], dtype: str, folder: Path) -> None:
     import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    try:
-        from transformers import AutoModelForCausalLM, GgufConfig
-
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=getattr(torch, dtype),
-            quantization_config=GgufConfig(dequantize=True),
-            output_loading_info=True,
+    given = getattr(torch, dtype)
+    with foreign(f"transformers has no model for the configuration of {file.path}"):
+        config = AutoConfig.for_model(
+            family_of(file).model_type, **fields, **special_tokens(file), dtype=given
         )
-    except ImportError as error:
-        raise QSpecError(
-            "converting needs accelerate: run `pip install 'sglang-qspec[convert]'`"
-        ) from error
-    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise QSpecError(f"transformers cannot convert {file}: {reason}") from error
-    if loading["missing_keys"]:
-        raise QSpecError(
-            f"{file} has no weights for {', '.join(sorted(loading['missing_keys'])[:3])}, "
-            "so the model would be incomplete"
-        )
-    model.config.vocab_size = model.get_input_embeddings().weight.shape[0]
-    _scale_attention(model.config)
-    if scaled:
-        _scale_positions(file, model.config)
-    model.config._name_or_path = ""
-    model.save_pretrained(folder)
+        _scale_attention(config)
+        if FREQUENCIES in file.tensors:
+            _scale_positions(file, config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=given)
+    write_weights(file, model, given, folder)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
 
 
 def _scale_attention(config: Any) -> None:
@@ -129,16 +92,15 @@ def _scale_attention(config: Any) -> None:
         config.query_pre_attn_scalar = width
 
 
-def _scale_positions(file: Path, config: Any) -> None:
+def _scale_positions(file: GGUFFile, config: Any) -> None:
     """Set the rotary positions of Llama 3.1 and later, which the file has as a table of factors.
 
     Raises QSpecError if another scaling gives the table.
     """
     import torch
-    from transformers.integrations.gguf import GgufHeader, load_gguf_state_dict
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    table = load_gguf_state_dict(GgufHeader.from_file(str(file)))[_FREQUENCIES][...].float()
+    table = torch.from_numpy(file.tensors[FREQUENCIES].values())
     theta = config.rope_parameters["rope_theta"]
     config.rope_parameters = {**_LLAMA3, "rope_theta": theta, "factor": float(table.max())}
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
@@ -147,75 +109,9 @@ def _scale_positions(file: Path, config: Any) -> None:
         (plain / scaled).float(), table, rtol=1e-3
     ):
         raise QSpecError(
-            f"{file} has scaled rotary positions that are not Llama 3's, which cannot be "
-            "converted; take the model's original checkpoint"
+            f"{file.path} has scaled rotary positions ({FREQUENCIES}) that are not Llama 3's, "
+            "which cannot be converted; take the model's original checkpoint"
         )
-
-
-def _write_tokenizer(file: Path, metadata: dict[str, Any], folder: Path) -> None:
-    from tokenizers import pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    kind = metadata.get("tokenizer.ggml.model")
-    split = metadata.get("tokenizer.ggml.pre")
-    known = GGUF_PRE_TOKENIZER_SPLITS.keys() | DIGIT_SPLITS | PLAIN_SPLITS
-    if kind == "gpt2" and split not in known:
-        raise QSpecError(
-            f"{file} has a tokenizer that splits text as {split!r}, which is unknown; "
-            "give the folder of the model's own tokenizer with --tokenizer"
-        )
-    adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"))
-    architecture = metadata["general.architecture"]
-    given = {"model_max_length": metadata.get(f"{architecture}.context_length")}
-    try:
-        made = PreTrainedTokenizerFast.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            clean_up_tokenization_spaces=False,
-            **{name: value for name, value in given.items() if value is not None},
-            **({"add_bos_token": True} if adds_bos else {}),
-        )
-    except (ValueError, KeyError) as error:
-        raise QSpecError(
-            f"transformers cannot read the tokenizer of {file}: {error}; "
-            "give the folder of the model's own tokenizer with --tokenizer"
-        ) from error
-    if kind == "gpt2" and split in DIGIT_SPLITS:
-        made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ]
-        )
-    made.save_pretrained(folder, save_jinja_files=False)
-    _remove_foreign_tokens(folder / "tokenizer.json", metadata)
-
-
-def _remove_foreign_tokens(path: Path, metadata: dict[str, Any]) -> None:
-    """Remove the tokens that the model's own tokenizer does not have.
-
-    llama.cpp adds tokens such as [PAD151643] for ids without a token, and transformers adds
-    GPT-2's <|endoftext|> after the last token of a file that lacks it. With them the tokenizer
-    would differ from that of the model's target.
-    """
-    tokens = metadata["tokenizer.ggml.tokens"]
-    kinds = metadata.get("tokenizer.ggml.token_type", ())
-    padding = {
-        token
-        for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == _UNUSED and re.fullmatch(rf"\[PAD{token_id}\]", token)
-    }
-    content = json.loads(path.read_text())
-    content["added_tokens"] = [
-        added for added in content["added_tokens"] if added["id"] < len(tokens)
-    ]
-    vocabulary = content["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        content["model"]["vocab"] = {
-            token: token_id for token, token_id in vocabulary.items() if token not in padding
-        }
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _shortest(content: Any) -> Any:

@@ -24,6 +24,7 @@ from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import kernels
 from sglang_qspec.models.cache import MANIFEST, Recipe, build_folder, cached, sha256
 from sglang_qspec.models.files import TOKENIZER_FILES, check_new, copy_files, read_config
+from sglang_qspec.models.intact import check_intact
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,8 @@ def quantize(
     `device` is the kind of device that runs the quantized model.
 
     Raises ConfigError if `bits`, `group_size` or the model folder is not allowed, or if a kernel of
-    `device` does not take the shape of a layer. Raises QSpecError if auto-round is not installed or
+    `device` does not take the shape of a layer, or if a weight is missing, damaged or of another
+    shape. Raises QSpecError if auto-round is not installed or
     `output` exists and is not empty.
     """
     group = group_for(model, bits, group_size, device)
@@ -164,6 +166,7 @@ def _fingerprint(model: Path) -> str:
 
 
 def _round_to_nearest(model: Path, bits: int, group: GroupSize, folder: Path) -> None:
+    check_intact(model)
     logger.info("quantizing %s to %d bits, group %s", model.name, bits, group)
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -21,6 +21,7 @@ from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models.cache import MANIFEST, build_folder
 from sglang_qspec.models.decoder import Decoder, Fit
 from sglang_qspec.models.files import INDEX, check_new, read_config
+from sglang_qspec.models.intact import check_intact
 from sglang_qspec.models.prompts import CALIBRATION, chat_ids
 from sglang_qspec.models.quantize import GroupSize, group_for, quantize
 
@@ -48,7 +49,8 @@ def skip_layers(
     weights are the model's own, or quantized to `bits` in groups of `group_size` for a kind of
     `device` (`models.quantize`).
 
-    Raises ConfigError if an argument is not allowed for the model. Raises QSpecError if its layers
+    Raises ConfigError if an argument is not allowed for the model, or if the checkpoint is not
+    intact. Raises QSpecError if its layers
     cannot be left out, or `output` exists and is not empty.
     """
     check_new(output)
@@ -61,6 +63,7 @@ def skip_layers(
         )
     if bits is not None:
         group_for(model, bits, group_size, device)
+    check_intact(model)
     decoder = Decoder(model)
     _read_answers(decoder, model, prompts, tokens)
     kept, fit = choose(decoder, keep)

@@ -64,13 +64,12 @@ def main(argv: list[str]) -> int:
             return replicas.run(options, argv, _stop_signal())
         kind = settle_device(options.device)
         settle_cores(options.cores)
-        if options.background:
-            run_in_background()
-        elif kind == "cpu" and options.parent_pid is not None and not options.cores:
-            yield_cores()
+        yields = kind == "cpu" and options.parent_pid is not None and not options.cores
+        if yields:
+            halve_threads()
         if kind != "cpu" and options.parent_pid is not None:
             _yield_gpu()
-        return _run(options, kind)
+        return _run(options, kind, yields=yields)
     except QSpecError as error:
         logger.error("%s", error)
         return UNUSABLE if _is_final(error) else 1
@@ -91,7 +90,7 @@ def _is_final(error: QSpecError) -> bool:
     return isinstance(error, ConfigError) or (isinstance(error, LoadError) and error.is_final)
 
 
-def _run(options: argparse.Namespace, kind: str | None) -> int:
+def _run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
     # These import torch, so they follow the settings of CPUs and device.
     from sglang_qspec.link import LinkServer, keys
     from sglang_qspec.sidecar.loop import serve
@@ -123,6 +122,8 @@ def _run(options: argparse.Namespace, kind: str | None) -> int:
         (time.monotonic() - began) * 1e3,
         server.endpoint,
     )
+    if options.background or yields:  # only now, because loading needs CPU time to end
+        lower_priority(idle=options.background)
     try:
         publish = None if metrics is None else partial(metrics.publish, drafter, model, server)
         serve(drafter, server, stopping.is_set, publish)
@@ -219,7 +220,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--device", default="", help="cpu, cuda or cuda:N (default: SGLang's choice)")
     add("--cores", default="", help="CPUs to run on, such as 1 or 2-5 (default: all)")
-    add("--background", action="store_true", help="run while nothing else wants the CPUs")
+    add(
+        "--background",
+        action="store_true",
+        help="once the model is loaded, run while nothing else wants the CPUs",
+    )
     add(
         "--mem-fraction",
         type=option(config.parser("mem_fraction")),
@@ -351,8 +356,8 @@ def settle_cores(text: str) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
 
 
-def run_in_background() -> None:
-    """Run only while nothing else wants this process's CPUs.
+def lower_priority(*, idle: bool) -> None:
+    """Run at the lowest priority or, with `idle`, only while nothing else wants the CPUs.
 
     At the lowest priority alone, Linux lets a process end its time slice of some milliseconds
     before a thread of the target that wakes up gets the CPU. A process of the idle class gives way
@@ -365,13 +370,12 @@ def run_in_background() -> None:
     for thread in map(int, threads):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, 19)
-            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+            if idle:
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
-def yield_cores() -> None:
-    """Run at the lowest priority, with half the threads, on the CPUs of the starting server."""
-    log_thread.begin()
-    os.nice(19)
+def halve_threads() -> None:
+    """Run half the threads on the CPUs of the starting server."""
     os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 

@@ -15,6 +15,7 @@ from sglang_qspec.cpu.native import use_for_drafts
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens
+from sglang_qspec.sidecar.memory import release_unused
 
 
 class DraftModel:
@@ -108,7 +109,10 @@ class DraftModel:
             trust_remote_code=self._options.trust_remote_code,
             revision=self._options.revision,
         )
-        return fingerprint(tokenizer.get_vocab())
+        found = fingerprint(tokenizer.get_vocab())
+        del tokenizer
+        release_unused()
+        return found
 
     def length(self, row: int) -> int:
         return self._rows.length(row)

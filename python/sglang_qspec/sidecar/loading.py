@@ -15,9 +15,10 @@ import psutil
 import torch
 
 from sglang_qspec.config import SHARED_FRACTION
+from sglang_qspec.cpu.dense_linear import can_pack
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.models import kernels
-from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes
+from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused
 
 
 class LoadError(DraftModelError):
@@ -108,6 +109,7 @@ def load(options: DraftModelOptions) -> Any:
             server_args=args, device=get_device().device, dist_port=port
         )
         bootstrap.init_layer_runtime(model_config=model_config)
+        before = _private_bytes()
         runner = ModelRunner(
             model_config=model_config,
             mem_fraction_static=resolving_view(args).mem_fraction_static,
@@ -115,7 +117,10 @@ def load(options: DraftModelOptions) -> Any:
             nccl_port=port,
             server_args=args,
         )
-        with fixed_kv(options, runner.model):
+        release_unused()
+        loaded = _private_bytes() - before
+        loaded += head_copy_bytes(runner.model, quantized=bool(model_config.quantization))
+        with fixed_kv(options, runner.model, loaded):
             runner.alloc_memory_pool()
         runner.init_attention_backends()
         runner.init_cuda_graphs()
@@ -141,11 +146,27 @@ def as_load_error(options: DraftModelOptions) -> Iterator[None]:
         ) from error
 
 
+def _private_bytes() -> int:
+    """Memory of this process that no other process shares, in bytes."""
+    return int(psutil.Process().memory_full_info().uss)
+
+
+def head_copy_bytes(model: torch.nn.Module, *, quantized: bool) -> int:
+    """Bytes of the packed copy of the LM head that the first pass on a CPU makes."""
+    head: Any = getattr(getattr(model, "lm_head", None), "weight", None)
+    if head is None:
+        return 0
+    if quantized:
+        return int(head.numel())
+    return int(head.nbytes) if can_pack(head) else 0
+
+
 @contextlib.contextmanager
-def fixed_kv(options: DraftModelOptions, model: torch.nn.Module) -> Iterator[None]:
+def fixed_kv(options: DraftModelOptions, model: torch.nn.Module, loaded: int) -> Iterator[None]:
     """Let SGLang size the KV by `mem_fraction` of the whole device.
 
     SGLang takes a fraction of the free memory, which depends on the other processes of the device.
+    On a CPU the model has taken `loaded` bytes: packed weights are not among its parameters.
     """
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
@@ -156,7 +177,8 @@ def fixed_kv(options: DraftModelOptions, model: torch.nn.Module) -> Iterator[Non
         return
     if on_cpu:
         total, runtime = psutil.virtual_memory().total, 0
-        weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+        held = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+        weights = max(held, loaded)
     else:
         total, runtime = torch.cuda.mem_get_info(0)[1], RUNTIME_BYTES
         torch.cuda.empty_cache()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
+
 from sglang_qspec.errors import DraftModelError
 
 GIB = 1 << 30
@@ -10,6 +14,18 @@ RUNTIME_BYTES = 2 * GIB
 prompt tokens and 64 rows in a pass, not measured on a GPU yet. It consists of 0.5 GiB for the CUDA
 context, 0.5 for the attention backend, 0.6 for graphs, and 0.4 for activations, logits and the
 table of rows."""
+
+
+PROCESS_BYTES = GIB + GIB // 4
+"""Memory of a sidecar on a CPU besides weights and KV, in bytes of its resident set. Python, torch
+and SGLang take 1 GiB of it, of which 0.4 GiB are libraries that the server's processes share. The
+rest is for passes."""
+
+
+def cpu_bytes(total: int, fraction: float) -> int:
+    """Bytes that a sidecar takes of a CPU's memory of `total` bytes: with weights and KV in
+    `fraction` of it."""
+    return int(total * fraction) + PROCESS_BYTES
 
 
 def kv_bytes(total: int, fraction: float, weights: int, runtime: int) -> int:
@@ -26,6 +42,16 @@ def kv_bytes(total: int, fraction: float, weights: int, runtime: int) -> int:
             f"{(weights + runtime) / total:.2f} (--mem-fraction, --speculative-qspec-mem-fraction)"
         )
     return left
+
+
+def release_unused() -> None:
+    """Return memory that this process has freed to the system.
+
+    glibc keeps it, for example that of the weights before they were packed.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # only glibc has the function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def gib(size: float) -> str:

@@ -66,6 +66,20 @@ def test_without_a_division_the_sidecar_always_drafts() -> None:
         use.observe(trees_of(Source.STEP), [[1]] * REQUESTS, 8, 0.1)
 
 
+def test_a_target_never_takes_the_cpus_of_a_sidecar_that_the_user_pinned_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_use, "TargetCores", Cores)
+    use = CoreUse(Placement("cpu", left="1"), PassTimes(PassCost(0, 0, 0)), speculator())
+    assert count(use) == use._speculator.totals.target_cpus == 1
+    assert use.enter(REQUESTS, RUNTIME)
+    use.enter_prefill(1000)
+    assert use.enter(REQUESTS, replace(RUNTIME, enabled=False))
+    assert count(use) == 1
+    use.leave()  # there is no sidecar any more
+    assert use._speculator.totals.target_cpus == 2
+
+
 def test_a_long_prompt_takes_all_cpus_and_a_short_one_those_of_the_round(divided: CoreUse) -> None:
     assert divided.enter(REQUESTS, RUNTIME)
     assert count(divided) == 1

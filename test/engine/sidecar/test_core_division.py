@@ -9,7 +9,12 @@ from sglang.srt.utils import numa_utils
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.sidecar import core_division
-from sglang_qspec.engine.sidecar.core_division import pinned_cpus, shares_cpus, sidecar_cpus
+from sglang_qspec.engine.sidecar.core_division import (
+    left_cpus,
+    pinned_cpus,
+    shares_cpus,
+    sidecar_cpus,
+)
 
 VARIABLES = ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
 
@@ -106,7 +111,8 @@ def test_target_and_sidecar_share_cpus_unless_they_are_divided_or_pinned_apart(
 ) -> None:
     machine(monkeypatch, tmp_path, [(0, (0,)), (0, (1,))])
     assert shares_cpus(QSpecConfig(cores="shared"))
-    assert shares_cpus(QSpecConfig(cores="1-2"))
+    assert shares_cpus(QSpecConfig(cores="0-1"))
+    assert not shares_cpus(QSpecConfig(cores="1-2"))
     assert not shares_cpus(QSpecConfig(cores="2"))
     assert not shares_cpus(QSpecConfig(cores="auto"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -142,3 +148,28 @@ def test_ranks_on_numa_nodes_of_their_own_leave_the_other_nodes(
     machine(monkeypatch, tmp_path, [(cpu // 2, (cpu,)) for cpu in range(4)])
     monkeypatch.setattr(numa_utils, "get_cpu_ids_by_node", lambda: ["0,1", "2,3"])
     assert core_division.beside_ranks(ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "left"),
+    [("3", "3"), ("0,2", "0,2"), ("3-9", "3"), ("8", ""), ("0-3", ""), ("auto", "")],
+)
+def test_the_target_leaves_the_cpus_that_the_sidecar_is_pinned_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: str, left: str
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (cpu,)) for cpu in range(4)])
+    settings = QSpecConfig(cores=cores)
+    assert left_cpus(settings) == left
+    assert shares_cpus(settings) is (cores == "0-3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert left_cpus(settings) == ""
+    assert shares_cpus(settings) is (cores != "8")
+
+
+def test_a_pinned_sidecar_beside_ranks_shares_the_cpus_of_no_other_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path, [(0, (cpu,)) for cpu in range(4)])
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1,2")
+    assert shares_cpus(QSpecConfig(cores="2"), ranks=2)
+    assert not shares_cpus(QSpecConfig(cores="3"), ranks=2)

@@ -148,12 +148,10 @@ def _answer(answers: TextIO, content: dict[str, Any]) -> None:
 
 
 def _load(options: argparse.Namespace) -> Passes:
-    from sglang_qspec.sidecar.__main__ import run_in_background, settle_cores, settle_device
+    from sglang_qspec.sidecar.__main__ import lower_priority, settle_cores, settle_device
 
     kind = settle_device(options.device)
     settle_cores(options.cores)
-    if options.background:
-        run_in_background()
     # These import torch, so they follow the settings of CPUs and device.
     from sglang_qspec.engine.cpu.target_cores import TargetCores
     from sglang_qspec.sidecar.draft_model import DraftModel
@@ -169,6 +167,8 @@ def _load(options: argparse.Namespace) -> Passes:
         ),
         drafts_only=not options.target,
     )
+    if options.background:
+        lower_priority(idle=True)
     shared = parse_cores(options.shared)
     return Passes(model, options.model_path, TargetCores(shared) if shared else None)
 

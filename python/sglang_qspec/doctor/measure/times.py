@@ -162,15 +162,14 @@ def _options(case: Case) -> tuple[list[str], list[str]]:
     assert case.settings is not None
     placed = case.placement
     assert placed is not None
-    own = core_division.pinned_cpus(case.settings)
-    if case.divides:
-        own = case.sidecar_cpus
+    pinned = core_division.pinned_cpus(case.settings)
     target = ["--target", f"--model-path={case.model}", f"--device={case.device or case.kind}"]
     target += [f"--mem-fraction={case.arguments.mem_fraction_static}"]
     if case.divides:
-        target.append(f"--shared={own}")
-    draft = [f"--model-path={case.draft_model}", f"--device={placed.device}", f"--cores={own}"]
+        target.append(f"--shared={case.sidecar_cpus}")
+    draft = [f"--model-path={case.draft_model}", f"--device={placed.device}"]
+    draft.append(f"--cores={pinned or case.sidecar_cpus}")
     draft += [f"--mem-fraction={placed.mem_fraction}", f"--dtype={case.settings.dtype}"]
-    if placed.device == case.kind == "cpu" and (case.divides or not own):
+    if placed.device == case.kind == "cpu" and not pinned:
         draft.append("--background")
     return target, draft

@@ -27,8 +27,7 @@ from sglang_qspec.values import parse_cores
 
 ABSENT_S = 20.0
 """Decoding time, in seconds, for which a sidecar that is not connected has its CPUs, whatever the
-batch size. A sidecar needs some ten seconds to start, and on CPUs that the target uses it would
-take minutes."""
+batch size. A sidecar needs some ten seconds to start, and longer on CPUs that the target uses."""
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
 DRAFTED = frozenset((Source.STEP, Source.QUEUE))
@@ -57,6 +56,9 @@ class CoreUse:
         if placed is not None and placed.cores:
             self._cores = TargetCores(parse_cores(placed.cores))
             self._split = CoreSplit(self._cores.ratio)
+        elif placed is not None and placed.left:
+            self._cores = TargetCores(parse_cores(placed.left))
+            speculator.totals.target_cpus = self._cores.use(everything=False)
 
     def enter(self, requests: int, settings: RuntimeSettings) -> bool:
         """Take the CPUs for a decode round; whether the sidecar has time to draft for it.
@@ -95,7 +97,7 @@ class CoreUse:
 
     def enter_prefill(self, tokens: int) -> None:
         """Take the CPUs for a pass over this number of prompt tokens."""
-        if self._cores is not None and tokens >= LONG:
+        if self._cores is not None and self._split is not None and tokens >= LONG:
             self._cores.use(everything=True)
 
     def observe(

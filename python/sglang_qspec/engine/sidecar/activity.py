@@ -39,7 +39,7 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
     listed = _sidecars(clients)
     latest = [client.heartbeat or IDLE for client in clients]
     return {
-        "sidecar": _state([client.state for client in clients]),
+        "sidecar": "none" if (state := best_state(clients)) is None else state.value,
         "requests_in_flight": sum(
             bool(live.drafting.unfinished)
             for client in clients
@@ -67,9 +67,10 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
     }
 
 
-def _state(states: Sequence[LinkState]) -> str:
-    """The best of the states; `none` without a sidecar."""
-    return min(states, key=BEST_FIRST.index).value if states else "none"
+def best_state(clients: Sequence[SidecarClient]) -> LinkState | None:
+    """The best state of any sidecar; None without a sidecar."""
+    states = (client.state for client in clients)
+    return min(states, key=BEST_FIRST.index, default=None)
 
 
 def _sidecars(clients: Sequence[SidecarClient]) -> list[dict[str, Any]]:

@@ -45,27 +45,43 @@ def beside_ranks(ranks: int) -> tuple[str, bool]:
     gets the cores on which no rank runs. If there are none, it shares the last core at equal
     priority.
     """
+    taken = _of_ranks(ranks)
+    cores = cores_of(os.sched_getaffinity(0))
+    free = [core for core in cores if not core & taken]
+    return _text(cpu for core in free or cores[-1:] for cpu in core), not free
+
+
+def _of_ranks(ranks: int) -> frozenset[int]:
+    """The CPUs on which the ranks of a target run."""
     from sglang.srt.utils.numa_utils import get_cpu_ids_by_node
 
     groups = process_placement.rank_cpus().split("|")
     if groups == ["all"]:  # SGLang gives each rank a NUMA node
         groups = get_cpu_ids_by_node()[:ranks]
-    taken = {cpu for group in groups for cpu in values.parse_cores(group)}
-    cores = cores_of(os.sched_getaffinity(0))
-    free = [core for core in cores if not core & taken]
-    return _text(cpu for core in free or cores[-1:] for cpu in core), not free
+    return frozenset(cpu for group in groups for cpu in values.parse_cores(group))
 
 
 def _text(cpus: Iterable[int]) -> str:
     return ",".join(map(str, sorted(cpus)))
 
 
-def shares_cpus(settings: QSpecConfig) -> bool:
-    """Whether a sidecar on the CPU uses CPUs of this process, and each slows the other down."""
-    if sidecar_cpus(settings):
+def shares_cpus(settings: QSpecConfig, ranks: int = 1) -> bool:
+    """Whether a sidecar on the CPU uses CPUs of the target, and each slows the other down."""
+    if ranks == 1 and (sidecar_cpus(settings) or left_cpus(settings)):
         return False
     pinned = values.parse_cores(pinned_cpus(settings))
-    return not pinned or bool(pinned & os.sched_getaffinity(0))
+    own = os.sched_getaffinity(0) if ranks == 1 else _of_ranks(ranks)
+    return not pinned or bool(pinned & own)
+
+
+def left_cpus(settings: QSpecConfig) -> str:
+    """The CPUs that a target of one rank leaves to a sidecar that the user has pinned to them.
+
+    It leaves none if the user has placed the target's threads too, or if it has no others.
+    """
+    own = frozenset(os.sched_getaffinity(0))
+    pinned = values.parse_cores(pinned_cpus(settings)) & own
+    return "" if process_placement.places_threads() or pinned == own else _text(pinned)
 
 
 def pinned_cpus(settings: QSpecConfig) -> str:

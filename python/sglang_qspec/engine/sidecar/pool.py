@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar import activity
+from sglang_qspec.engine.sidecar.absence import Absence
 from sglang_qspec.engine.sidecar.client import SUBMIT_BUDGET_S, SidecarClient
 from sglang_qspec.engine.sidecar.terms import Terms
 from sglang_qspec.errors import LinkError
@@ -78,6 +79,7 @@ class SidecarPool:
         self._handovers = 0
         self._past: Counter[str] = Counter()
         """Sums of `activity.counts_of` over removed sidecars."""
+        self._absence = Absence(opened.process, clock)
         for link in opened.links:
             self._add(link)
 
@@ -125,9 +127,10 @@ class SidecarPool:
         return self._past["sessions"] + sum(client.session_count for client in self._clients)
 
     def keep_alive(self) -> None:
-        """Restart the server's own sidecar if it has ended."""
+        """Restart the server's own sidecar if it has ended; warn if no sidecar connects."""
         if self._process is not None:
             self._process.keep_alive()
+        self._absence.look(activity.best_state(self._clients))
 
     def receive(self) -> list[tuple[LiveRequest, Drafted]]:
         """The received drafts, each with its request. Drafts of closed submissions are dropped.
@@ -321,6 +324,7 @@ class SidecarPool:
         """State for /server_info and /metrics. Without a connected sidecar, its activity is 0."""
         return {
             "sidecar_restarts": self._process.restarts if self._process is not None else 0,
+            "sidecar_warning": self._absence.warning,
             "handovers": self._handovers,
             **activity.describe(self._clients, self._past),
         }
