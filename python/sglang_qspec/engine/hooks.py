@@ -19,6 +19,7 @@ BEFORE, AFTER, AROUND = HookType.BEFORE, HookType.AFTER, HookType.AROUND
 _ANTHROPIC = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
+_DETOKENIZER = "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
 _INTERNAL_STATE = (
     "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 )
@@ -57,7 +58,10 @@ class Hook:
 
 
 def front() -> tuple[Hook, ...]:
-    """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`."""
+    """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`.
+
+    It also gets the hooks of the detokenizer's process, so that the start checks them.
+    """
     from fastapi import HTTPException
 
     from sglang_qspec.engine import arguments, lora
@@ -131,6 +135,22 @@ def front() -> tuple[Hook, ...]:
             OnError.SKIP,
             (HTTPException,),
         ),
+        *detokenizer(),
+    )
+
+
+def detokenizer() -> tuple[Hook, ...]:
+    """Hooks of the process that turns tokens into text."""
+    from sglang_qspec.engine.frontend import detokenizer
+
+    return (
+        Hook(_DETOKENIZER + ".init_tokenizer", detokenizer.init_tokenizer, AFTER, OnError.SKIP),
+        Hook(
+            _DETOKENIZER + "._decode_batch_token_id_output",
+            detokenizer.decode_step,
+            AROUND,
+            OnError.SKIP,
+        ),
     )
 
 
@@ -147,6 +167,7 @@ def scheduler() -> tuple[Hook, ...]:
         lora_slots,
         publishing,
         results,
+        stop_strings,
     )
     from sglang_qspec.engine.sidecar import startup
 
@@ -160,6 +181,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
+        Hook(_SCHEDULER + ".init_tokenizer", stop_strings.init_tokenizer, AFTER, OnError.SKIP),
         # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(
             _SCHEDULER + ".init_model_worker",
