@@ -65,7 +65,7 @@ def front() -> tuple[Hook, ...]:
     from fastapi import HTTPException
 
     from sglang_qspec.engine import arguments, lora
-    from sglang_qspec.engine.frontend import chats, meta_info, prompts
+    from sglang_qspec.engine.frontend import chats, meta_info, prompts, samples
     from sglang_qspec.engine.scheduler import internal_state
     from sglang_qspec.errors import RequestError
 
@@ -116,6 +116,7 @@ def front() -> tuple[Hook, ...]:
         Hook(_OLLAMA + ".handle_generate", chats.ollama_generate, AROUND, skip),
         Hook(_OLLAMA + "._convert_options_to_sampling_params", chats.ollama_params, AFTER, skip),
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
+        Hook(_TOKENIZER_MANAGER + "._send_one_request", samples.send_one, AROUND, skip),
         Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
             meta_info.complete_meta_info,
