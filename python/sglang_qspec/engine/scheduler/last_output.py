@@ -28,6 +28,11 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
         def stream_output(self, reqs: list[Any], *args: Any, **kwargs: Any) -> None:
             sent = [req for req in reqs if not stop_strings.has_begun(req)]
+            for req in sent:
+                if req.return_logprob and req.sampling_params.max_new_tokens == 0:
+                    # That of the token after the prompt, which SGLang lists with speculation only.
+                    req.logprob.output_token_logprobs_val.clear()
+                    req.logprob.output_token_logprobs_idx.clear()
             super().stream_output(sent, *args, **kwargs)
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
