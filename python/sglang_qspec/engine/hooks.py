@@ -145,7 +145,7 @@ def detokenizer() -> tuple[Hook, ...]:
     from sglang_qspec.engine.frontend import detokenizer
 
     return (
-        Hook(_DETOKENIZER + ".init_tokenizer", detokenizer.init_tokenizer, AFTER, OnError.SKIP),
+        Hook(_DETOKENIZER + ".init_tokenizer", detokenizer.repair_detokenizer, AFTER, OnError.SKIP),
         Hook(
             _DETOKENIZER + "._decode_batch_token_id_output",
             detokenizer.decode_step,
@@ -182,7 +182,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
-        Hook(_SCHEDULER + ".init_tokenizer", stop_strings.init_tokenizer, AFTER, OnError.SKIP),
+        Hook(_SCHEDULER + ".init_tokenizer", stop_strings.repair_scheduler, AFTER, OnError.SKIP),
         # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(
             _SCHEDULER + ".init_model_worker",

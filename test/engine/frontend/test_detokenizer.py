@@ -107,7 +107,7 @@ class Answering:
             disaggregation_mode=DisaggregationMode.NULL,
             enable_hicache_storage=lambda: False,
         )
-        byte_tokens.repair(self.tokenizer)  # as `stop_strings.init_tokenizer` does
+        byte_tokens.repair(self.tokenizer)  # as `stop_strings.repair_scheduler` does
         self.manager = manager = object.__new__(DetokenizerManager)
         manager.tokenizer = load()
         manager.vocab_size = len(manager.tokenizer)
@@ -115,7 +115,7 @@ class Answering:
         manager.disable_tokenizer_batch_decode = False
         manager.is_tool_call_parser_gpt_oss = False
         manager.tool_close_token_ids = frozenset()
-        detokenizer.init_tokenizer(None, manager)
+        detokenizer.repair_detokenizer(None, manager)
 
     def answer(
         self,
@@ -171,7 +171,7 @@ def test_a_stream_equals_the_whole_answer(answering: Answering, data: st.DataObj
     if not ids:
         return
     cut = ids[: data.draw(st.integers(1, len(ids)))]  # an answer may end amid a character
-    interval = {"stream_interval": data.draw(st.integers(1, 5))}
+    interval: dict[str, Any] = {"stream_interval": data.draw(st.integers(1, 5))}
     whole = answering.answer(cut, [len(cut)], stream=False)
     assert answering.answer(cut, data.draw(steps()), **interval) == whole
     assert answering.answer(cut, data.draw(steps()), stream=False) == whole
@@ -191,12 +191,12 @@ def test_a_stream_of_any_tokens_equals_the_whole_answer(
     tokens = st.integers(0, size - 1) | st.integers(0, 258) | st.sampled_from(special)
     ids = data.draw(st.lists(tokens, min_size=1, max_size=24))
     prompt = data.draw(st.lists(tokens, min_size=1, max_size=8))
-    asked = {
+    asked: dict[str, Any] = {
         "prompt": prompt,
         "ignore_eos": True,
         "skip_special_tokens": data.draw(st.booleans()),
     }
-    interval = {"stream_interval": data.draw(st.integers(1, 5))}
+    interval: dict[str, Any] = {"stream_interval": data.draw(st.integers(1, 5))}
     whole = answering.answer(ids, [len(ids)], stream=False, **asked)
     assert answering.answer(ids, data.draw(steps()), **asked, **interval) == whole
     assert answering.answer(ids, [1] * len(ids), **asked) == whole
@@ -216,7 +216,7 @@ def test_a_stream_shows_no_part_of_a_stop_string(answering: Answering, data: st.
     asked["stop"], asked["stop_regex"] = stops[1:], [re.escape(stops[0])]
     if data.draw(st.booleans()):
         asked["stop_token_ids"] = [data.draw(st.sampled_from(ids))]
-    interval = {"stream_interval": data.draw(st.integers(1, 5))}
+    interval: dict[str, Any] = {"stream_interval": data.draw(st.integers(1, 5))}
     # Without drafts, and without parts that SGLang sends before the end.
     whole = answering.answer(ids, [1] * len(ids), stream=False, **asked)
     assert answering.answer(ids, data.draw(steps()), **asked, **interval) == whole

@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang_qspec.engine.frontend import byte_tokens
 
 
-def init_tokenizer(result: None, manager: Any, *args: Any) -> None:
+def repair_detokenizer(result: None, manager: Any, *args: Any) -> None:
     """After `DetokenizerManager.init_tokenizer`: decode byte tokens by whole characters."""
     if _is_qspec():
         byte_tokens.repair(manager.tokenizer)

@@ -19,7 +19,7 @@ _BYTES = 4
 """Maximum number of bytes, and so of tokens, of a character."""
 
 
-def init_tokenizer(result: None, scheduler: Any) -> None:
+def repair_scheduler(result: None, scheduler: Any) -> None:
     """After `Scheduler.init_tokenizer`: decode as the detokenizer does."""
     if get_spec().speculative_algorithm == "QSPEC":
         byte_tokens.repair(scheduler.tokenizer)
