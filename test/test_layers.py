@@ -23,6 +23,7 @@ LAYERS = (
         "messages",
         "guess_tags",
         "ports",
+        "seeds",
         "local_server",
         "controls",
         "theory",

@@ -145,3 +145,23 @@ def test_a_line_that_is_too_long_is_bad_and_takes_no_memory(
 def test_an_input_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BatchError, match="none.jsonl cannot be read: No such file"):
         Lines(FileSource(str(tmp_path / "none.jsonl"))).check()
+
+
+def test_equal_lines_with_one_seed_get_seeds_of_their_own(tmp_path: Path) -> None:
+    """The seeds do not depend on the lines that have answers already."""
+    same = {"prompt": "Name an animal.", "seed": 7}
+    others = [{"prompt": "Name a tree.", "seed": 7}, {"prompt": "Name an animal."}]
+    path = tmp_path / "input.jsonl"
+    bodies = [same, same, others[0], others[1], others[1], same]
+    path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    source = FileSource(str(path))
+
+    async def seeds(*done: str) -> list[int | None]:
+        lines = Lines(source, answered=answered(*done))
+        return [json.loads(line.body).get("seed") async for line in lines.unanswered()]
+
+    asked = asyncio.run(seeds())
+    assert asked[0] == asked[2] == 7
+    assert asked[3:5] == [None, None]
+    assert len({asked[0], asked[1], asked[5]}) == 3
+    assert asyncio.run(seeds("1", "2")) == asked[2:]

@@ -74,7 +74,7 @@ def load():
     from sglang_qspec.engine import hooks
     from sglang_qspec.sidecar import child_process
 
-    for name in ("front", "scheduler"):
+    for name in ("detokenizer", "front", "scheduler"):
         rows = getattr(hooks, name)
         setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
     child_process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})

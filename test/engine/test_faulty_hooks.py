@@ -152,7 +152,8 @@ def test_the_server_retries_a_sidecar_that_could_not_be_started(
     until(lambda: generate(server, prompts[0]) and of_sidecar(state(server)["accepted_tokens"]) > 0)
 
 
-ELSEWHERE = {"start", "run_grpc", "engine_generate", "engine_async_generate"}
+ELSEWHERE = {"start", "repair_detokenizer", "repair_scheduler"}
+ELSEWHERE |= {"run_grpc", "engine_generate", "engine_async_generate"}
 """Hooks that no HTTP request reaches: the start, native gRPC and `sgl.Engine`. `test_hooks` tests
 their guards, and `test_faulty_start` the start."""
 SKIPPED = [

@@ -23,7 +23,8 @@ def test_an_answer_appears_while_it_is_streamed_with_the_source_of_each_token(pa
         assert not page.is_idle()
         page.point_at(page.all(".token[data-index]")[2])
         page.until(lambda: page.all(".details h3"))
-        assert page.text(".details h3") == "Pass 1 of 1: tokens 2 to 4"
+        assert page.text(".details h3") == "Token 3: ␣is"
+        assert "The passes come with the end of the answer." in page.text(".details")
         goes_on.set()
         page.until(page.is_idle)
         assert page.text(".details h3") == "Pass 1 of 4: tokens 2 to 4"

@@ -97,10 +97,10 @@ class Script:
             shown = known[since:]
             meta: dict[str, Any] = {"completion_tokens": len(known), "finish_reason": None}
             if traced and self.speculates:
-                passes = traces[-1:] if self.incremental and number else traces
                 meta["qspec_provenance"] = [source for _, source in shown]
-                meta["qspec_trace"] = {"version": 1, "passes": passes, "omitted_passes": 0}
             if number == len(self.passes):
+                if traced and self.speculates:
+                    meta["qspec_trace"] = {"version": 1, "passes": traces, "omitted_passes": 0}
                 meta["finish_reason"] = {"type": "stop"}
                 meta["qspec"] = {
                     "passes": number,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from sglang_qspec.batch.digests import Digests
 from sglang_qspec.errors import shown
+from sglang_qspec.seeds import derived_seed
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
@@ -66,6 +68,20 @@ def parse(number: int, text: bytes, max_tokens: int | None = None) -> Line:
     key = PROMPT_KEYS[url]
     ordered = {key: body.pop(key), **body}
     return Line(number, custom_id, url, msgspec.json.encode(ordered), hides)
+
+
+def reseeded(line: Line, seen: Digests) -> Line:
+    """The line with another seed if one of the lines in `seen` asks the same with the same seed.
+
+    The seed depends on the seed and the number of the line. Adds the line to `seen`.
+    """
+    if b'"seed":' not in line.body or seen.add(line.body.decode()):
+        return line
+    body = msgspec.json.decode(line.body)
+    if not isinstance(body.get("seed"), int):
+        return line
+    body["seed"] = derived_seed(body["seed"], line.number)
+    return replace(line, body=msgspec.json.encode(body))
 
 
 def _request(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from sglang_qspec.batch.digests import Digests
-from sglang_qspec.batch.line import Line, parse
+from sglang_qspec.batch.line import Line, parse, reseeded
 from sglang_qspec.batch.source import MAX_LINE_BYTES, Source
 from sglang_qspec.errors import BatchError
 
@@ -70,10 +70,11 @@ class Lines:
 
         After `check` bad lines are left out without another message.
         """
-        seen = Digests()
+        seen, bodies = Digests(), Digests()
         async for number, text in self.source.stream():
             line = self._read(number, text, seen)
             if isinstance(line, Line):
+                line = reseeded(line, bodies)
                 if line.custom_id not in self.answered:
                     yield line
             elif self.total is None:

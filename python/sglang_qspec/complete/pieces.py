@@ -9,20 +9,17 @@ from typing import Any
 from sglang_qspec.complete import peers
 from sglang_qspec.errors import ClientError
 
-TRACE = "qspec_trace"
-
 
 def whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Extend each piece to the whole answer so far, if the server streams only new tokens.
 
-    The piece then has all draft sources in `qspec_provenance`, and all passes in `qspec_trace`.
-    Raises AnswerError if the pieces of one answer are too long together.
+    The piece then has all draft sources in `qspec_provenance`. Raises AnswerError if the pieces of
+    one answer are too long together.
     """
     size = 0
     text: str = ""
     ids: list[int] = []
     provenance: list[str] = []
-    trace: dict[str, Any] = {"passes": [], "omitted_passes": 0}
     for piece in pieces:
         meta = piece["meta_info"]
         if len(piece["output_ids"]) < meta["completion_tokens"]:
@@ -31,13 +28,8 @@ def whole(pieces: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             piece["text"] = text + piece["text"]
             piece["output_ids"] = ids + piece["output_ids"]
             meta["qspec_provenance"] = provenance + meta.get("qspec_provenance", [])
-            fresh = meta.get(TRACE, {})
-            meta[TRACE] = {
-                name: count + fresh.get(name, type(count)()) for name, count in trace.items()
-            }
         text, ids = piece["text"], piece["output_ids"]
         provenance = meta.get("qspec_provenance", provenance)
-        trace = {name: meta.get(TRACE, {}).get(name, trace[name]) for name in trace}
         yield piece
 
 

@@ -19,6 +19,7 @@ BEFORE, AFTER, AROUND = HookType.BEFORE, HookType.AFTER, HookType.AROUND
 _ANTHROPIC = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
+_DETOKENIZER = "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
 _INTERNAL_STATE = (
     "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 )
@@ -57,11 +58,14 @@ class Hook:
 
 
 def front() -> tuple[Hook, ...]:
-    """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`."""
+    """Hooks of the process that parses arguments and serves HTTP or `sgl.Engine`.
+
+    It also gets the hooks of the detokenizer's process, so that the start checks them.
+    """
     from fastapi import HTTPException
 
     from sglang_qspec.engine import arguments, lora
-    from sglang_qspec.engine.frontend import chats, meta_info, prompts, server_info
+    from sglang_qspec.engine.frontend import chats, meta_info, prompts, samples, server_info
     from sglang_qspec.engine.scheduler import internal_state
     from sglang_qspec.errors import RequestError
 
@@ -112,6 +116,7 @@ def front() -> tuple[Hook, ...]:
         Hook(_OLLAMA + ".handle_generate", chats.ollama_generate, AROUND, skip),
         Hook(_OLLAMA + "._convert_options_to_sampling_params", chats.ollama_params, AFTER, skip),
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
+        Hook(_TOKENIZER_MANAGER + "._send_one_request", samples.send_one, AROUND, skip),
         Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
             meta_info.complete_meta_info,
@@ -137,6 +142,22 @@ def front() -> tuple[Hook, ...]:
             AFTER,
             OnError.SKIP,
         ),
+        *detokenizer(),
+    )
+
+
+def detokenizer() -> tuple[Hook, ...]:
+    """Hooks of the process that turns tokens into text."""
+    from sglang_qspec.engine.frontend import detokenizer
+
+    return (
+        Hook(_DETOKENIZER + ".init_tokenizer", detokenizer.repair_detokenizer, AFTER, OnError.SKIP),
+        Hook(
+            _DETOKENIZER + "._decode_batch_token_id_output",
+            detokenizer.decode_step,
+            AROUND,
+            OnError.SKIP,
+        ),
     )
 
 
@@ -153,6 +174,7 @@ def scheduler() -> tuple[Hook, ...]:
         lora_slots,
         publishing,
         results,
+        stop_strings,
     )
     from sglang_qspec.engine.sidecar import startup
 
@@ -166,6 +188,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
+        Hook(_SCHEDULER + ".init_tokenizer", stop_strings.repair_scheduler, AFTER, OnError.SKIP),
         # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(
             _SCHEDULER + ".init_model_worker",

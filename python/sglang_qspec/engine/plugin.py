@@ -1,8 +1,9 @@
 """The entry point that SGLang calls in every process, before the process reads its arguments.
 
-The process that parses arguments and serves clients gets the hooks of `hooks.front`. A scheduler's
-process gets the hooks of `hooks.scheduler`. With another algorithm the hooks change nothing. But on
-a CPU where SGLang's kernels cannot load, `cpu` supplies kernels to every server.
+The process that parses arguments and serves clients gets the hooks of `hooks.front`, a scheduler's
+process those of `hooks.scheduler`, and the detokenizer's those of `hooks.detokenizer`. With another
+algorithm the hooks change nothing. But on a CPU where SGLang's kernels cannot load, `cpu` supplies
+kernels to every server.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def load() -> None:
     algorithm.register()
     if multiprocessing.parent_process() is None or "sglang.srt.entrypoints.engine" in sys.modules:
         _hook_front()
+    elif "sglang.srt.managers.detokenizer_manager" in sys.modules:
+        _hook_detokenizer()
     if "sglang.srt.managers.scheduler" in sys.modules:
         _hook_scheduler()
 
@@ -42,6 +45,12 @@ def _hook_front() -> None:
     register_resolution_hook("handle_gpu_memory_settings")(arguments.resolve_memory)
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
     _register(hooks.front())
+
+
+def _hook_detokenizer() -> None:
+    from sglang_qspec.engine import hooks
+
+    _register(hooks.detokenizer())
 
 
 def _hook_scheduler() -> None:

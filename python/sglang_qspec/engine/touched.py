@@ -93,11 +93,12 @@ _IMPORTED = {
     "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
     "sglang.srt.managers.data_parallel_controller": ("sock_recv",),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
-    "sglang.srt.managers.schedule_batch": ("ScheduleBatch",),
+    "sglang.srt.managers.schedule_batch": ("Req.tail_str", "ScheduleBatch"),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),
     "sglang.srt.managers.scheduler": ("GenerationBatchResult",),
     "sglang.srt.managers.scheduler_components.output_streamer": (
         "SchedulerOutputStreamer.build_additional_customized_info",
+        "SchedulerOutputStreamer.stream_output",
     ),
     "sglang.srt.managers.scheduler_components.internal_state": (
         "UpdateRejected",

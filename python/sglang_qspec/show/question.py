@@ -89,8 +89,8 @@ class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 def ask(client: Client, question: Question) -> Generator[Event, None, None]:
     """Ask the server, and yield the events of the answer. Raises ClientError and GuessError.
 
-    An event has new `tokens` (pairs of text and source) and new `passes` (docs/request-options.md
-    has their schema), or, without speculation, new `text`. The last event has `end`.
+    An event has new `tokens` (pairs of text and source), or, without speculation, new `text`. The
+    last event has `end`, and the event before it all `passes` (docs/trace.md has their schema).
     """
     prompt, sampling = _request(client, question)
     begin = time.monotonic()
@@ -120,8 +120,6 @@ def _traced(client: Client, pieces: Iterator[dict[str, Any]], begin: float) -> I
     texts = TokenTexts(client.decode)
     piece: dict[str, Any] = {}
     sources: list[str] = []
-    trace: dict[str, Any] = {}
-    shown = 0
     first = None
     for piece in whole(pieces):
         first = first or time.monotonic()
@@ -129,18 +127,18 @@ def _traced(client: Client, pieces: Iterator[dict[str, Any]], begin: float) -> I
         known = texts.tokens
         fresh = texts.take(piece["text"], piece["output_ids"])
         tokens = list(zip(fresh, sources[known:], strict=False))
-        trace = piece["meta_info"].get("qspec_trace", {})
-        passes = trace.get("passes", [])
         msgspec.convert(tokens, list[tuple[str, str]])
-        msgspec.convert(passes[shown:], list[_Pass])
-        yield {"first": known, "tokens": tokens, "passes": passes[shown:]}
-        shown = len(passes)
+        yield {"first": known, "tokens": tokens}
+    trace = piece.get("meta_info", {}).get("qspec_trace", {})
+    passes = trace.get("passes", [])
+    msgspec.convert(passes, list[_Pass])
     if piece:
         # The first of the tokens that are left has the rest of the text.
         first_left = min(texts.tokens, max(0, len(sources) - 1))
         left = sources[first_left:]
         rest = [texts.finish(piece["text"]), *[""] * len(left)]
-        yield {"first": first_left, "tokens": list(zip(rest, left, strict=False)), "passes": []}
+        tokens = list(zip(rest, left, strict=False))
+        yield {"first": first_left, "tokens": tokens, "passes": passes}
     yield _end(piece, begin, first, trace.get("omitted_passes", 0))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server, ServerError
-from test.engine.features.asking import TEXT, ask, both, check_same, guessing
+from test.engine.features.asking import PLAIN, TEXT, ask, both, check_same, guessing
 
 pytestmark = pytest.mark.server
 
@@ -44,6 +44,35 @@ def test_the_token_limit_holds_in_the_middle_of_an_accepted_run(
         plain, ours = both(server, {"max_new_tokens": limit}, story["output_ids"])
         check_same(plain, ours, accepted=limit > 2)
         assert ours["output_ids"] == story["output_ids"][:limit]
+        check_counts(ours["meta_info"])
+
+
+def check_counts(meta: dict[str, Any]) -> None:
+    """Fail unless SGLang's counts of accepted drafts are those of QSPEC's record."""
+    record, histogram = meta["qspec"], meta.get("spec_correct_drafts_histogram", [])
+    assert sum(histogram) == record["passes"] == meta.get("spec_verify_ct", 0)
+    accepted = sum(drafts * passes for drafts, passes in enumerate(histogram))
+    assert accepted == record["accepted_tokens"] == meta.get("spec_num_correct_drafts", 0)
+
+
+@pytest.mark.parametrize("limit", [1, 10, 23, 40])
+def test_reasoning_tokens_are_tokens_of_the_answer(server: Server, limit: int) -> None:
+    counting = " ".join(f"{number}," for number in range(1, 15))
+    usages = [
+        server.post(
+            "/v1/chat/completions",
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": "Count to one hundred."}],
+                "temperature": 0,
+                "max_tokens": limit,
+                "custom_params": custom,
+            },
+        )["usage"]
+        for custom in (PLAIN, {"qspec_guesses": [counting]})
+    ]
+    assert usages[1]["reasoning_tokens"] == usages[0]["reasoning_tokens"] > 0
+    assert usages[1]["completion_tokens"] == usages[0]["completion_tokens"] == limit
 
 
 def test_an_end_of_text_ends_the_answer_unless_it_is_ignored(server: Server) -> None:

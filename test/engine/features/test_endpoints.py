@@ -70,6 +70,17 @@ def test_a_stream_of_several_answers_to_several_prompts_keeps_them_apart(server:
     assert [last[index]["text"] for index in sorted(last)] == [a["text"] for a in plain]
 
 
+def test_answers_to_one_prompt_with_a_seed_differ_and_can_be_had_again(server: Server) -> None:
+    seeded = {"temperature": 1.0, "max_new_tokens": 16, "sampling_seed": 7}
+    first = ask(server, seeded)["output_ids"]
+    for sampling, text in (({**seeded, "n": 3}, TEXT), (seeded, [TEXT] * 3)):
+        answers = [ask(server, sampling, text=text) for _ in range(2)]
+        once, again = ([answer["output_ids"] for answer in each] for each in answers)
+        assert once == again
+        assert once[0] == first
+        assert len(set(map(tuple, once))) == 3
+
+
 @pytest.mark.parametrize(
     "wanted", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str
 )

@@ -65,6 +65,15 @@ def test_a_batch_may_ask_for_different_log_probabilities(
             check_close(mine["meta_info"].get(name), theirs["meta_info"].get(name))
 
 
+def test_an_answer_of_no_tokens_has_no_log_probabilities_of_tokens(server: Server) -> None:
+    """But it has the scores of given tokens after the prompt."""
+    asked = {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [5, 9]}
+    meta = ask(server, {"max_new_tokens": 0}, **asked)["meta_info"]
+    assert meta["completion_tokens"] == meta["output_token_logprobs_length"] == 0
+    assert meta["output_token_logprobs"] == []
+    assert [len(one) for one in meta["output_token_ids_logprobs"]] == [2]
+
+
 @pytest.mark.parametrize("custom_params", [PLAIN, None])
 def test_completions_echo_the_prompt_with_its_log_probabilities(
     server: Server, story: dict[str, Any], custom_params: dict[str, Any] | None

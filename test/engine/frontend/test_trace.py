@@ -44,22 +44,20 @@ def item(path: tuple[int, ...] = (0, 1), match_ids: tuple[int, ...] = (7, 8)) ->
 PASS = [item(), MORE, MORE]
 
 
-def manager(tokenizer: Any = None, *, incremental: bool = False) -> Any:
+def manager(tokenizer: Any = None) -> Any:
     """The part of SGLang's `TokenizerManager` that the code reads."""
-    return SimpleNamespace(tokenizer=tokenizer, incremental_streaming_output=incremental)
+    return SimpleNamespace(tokenizer=tokenizer)
 
 
-def state(*, stream: bool = False) -> Any:
+def state() -> Any:
     """The part of SGLang's `ReqState` that the code reads."""
-    return SimpleNamespace(
-        obj=SimpleNamespace(stream=stream), out_list=[], customized_info_reported_keys=set()
-    )
+    return SimpleNamespace(customized_info_reported_keys=set())
 
 
-def add(server: Any, of: Any, items: list[Any]) -> dict[str, Any]:
+def add(server: Any, of: Any, items: list[Any], *, finished: bool = False) -> dict[str, Any]:
     """The `meta_info` of the next tokens."""
     meta_info: dict[str, Any] = {}
-    trace.add(meta_info, server, of, items)
+    trace.add(meta_info, server, of, items, finished=finished)
     return meta_info
 
 
@@ -184,36 +182,16 @@ def test_sglang_does_not_see_the_items() -> None:
             state(),
             batch,
             index,
-            None,
+            {"type": "stop"},
         )
     assert seen == [{"other": [[1], [2]]}] * 2
     assert [list(meta_info) for meta_info in answers] == [[], [KEY]]
 
 
-def test_an_answer_and_each_chunk_of_its_stream_have_all_passes_so_far() -> None:
-    for stream in (False, True):
-        asking = state(stream=stream)
-        first = add(manager(), asking, [PREFILL])
-        assert spans(first) == []
-        second = add(manager(), asking, PASS)
-        third = add(manager(), asking, PASS)
-        assert (spans(first), spans(second)) == ([], [(1, 3)])
-        assert spans(third) == [(1, 3), (4, 3)]
-        assert spans(add(manager(), asking, [])) == spans(third)
-
-
-def test_an_incremental_chunk_has_the_passes_that_are_not_sent_yet() -> None:
-    server, asking = manager(incremental=True), state(stream=True)
-    add(server, asking, [PREFILL])
-    assert spans(add(server, asking, PASS)) == [(1, 3)]
-    asking.out_list.append("a chunk that the client has not taken")
-    waiting = add(server, asking, [*PASS, OMITTED])
-    assert spans(waiting) == [(1, 3), (4, 3)]
-    assert waiting[KEY]["omitted_passes"] == 1
-    asking.out_list.clear()
-    last = add(server, asking, [OMITTED])
-    assert (spans(last), last[KEY]["omitted_passes"]) == ([], 1)
-    whole = state(stream=False)
-    for items in ([PREFILL], PASS):
-        answer = add(server, whole, items)
-    assert spans(answer) == [(1, 3)]
+def test_only_the_end_of_an_answer_has_the_trace_and_then_the_whole_one() -> None:
+    asking = state()
+    for items in ([PREFILL], PASS, []):
+        assert add(manager(), asking, items) == {}
+    last = add(manager(), asking, [*PASS, OMITTED], finished=True)
+    assert spans(last) == [(1, 3), (4, 3)]
+    assert last[KEY]["omitted_passes"] == 1

@@ -22,7 +22,7 @@ def complete_meta_info(
     state: Any,
     customized_info: dict[str, list[Any]],
     index: int,
-    *args: Any,
+    finish_reason: dict[str, Any] | None,
 ) -> None:
     """Around `TokenizerManager.update_request_meta_info`, which collects one item per token.
 
@@ -36,12 +36,13 @@ def complete_meta_info(
     known = provenance.KEY in state.customized_info_reported_keys
     if labels is not None and not known and provenance.is_padding(labels[index]):
         del others[provenance.KEY]
-    update(manager, meta_info, state, others, index, *args)
+    update(manager, meta_info, state, others, index, finish_reason)
     records = customized_info.get(KEY)
     if records is not None and records[index]:
         (meta_info[KEY],) = records[index]
     if trace.KEY in customized_info:
-        trace.add(meta_info, manager, state, customized_info[trace.KEY][index])
+        items = customized_info[trace.KEY][index]
+        trace.add(meta_info, manager, state, items, finished=finish_reason is not None)
 
 
 def correct_rates(result: None, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.frontend import guesses, tags
+from sglang_qspec.engine.frontend import guesses, samples, tags
 from sglang_qspec.errors import RequestError
 
 
@@ -41,6 +41,7 @@ async def run_grpc(
 def generate(manager: Any, obj: Any, request: Any = None) -> None:
     """Before `TokenizerManager.generate_request`, which all endpoints call."""
     guesses.resolve_request(manager, obj)
+    samples.spread(manager, obj)
 
 
 def engine_generate(

@@ -2,7 +2,8 @@
 
 The scheduler's process records the passes (`engine.passes.tracing`). Its record has one item for
 each output token, so SGLang cuts it together with the tokens, at stops and into chunks. In the
-process that serves clients, `AnswerTrace` turns the items into the documented form (docs/trace.md).
+process that serves clients, `AnswerTrace` turns the items into the documented form (docs/trace.md),
+which the client gets with the end of the answer.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ class AnswerTrace:
         self.passes: list[dict[str, Any]] = []
         self.omitted = 0
         """Number of passes left out because a cap was reached; they are the last ones."""
-        self.delivered = (0, 0)
-        """Numbers of passes and of omitted passes in the chunks of a stream that have been sent."""
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
         self._tokens = 0
@@ -94,22 +93,16 @@ class AnswerTrace:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The trace in its documented form, without what is `delivered`."""
-        passes, omitted = self.delivered
-        return {
-            "version": VERSION,
-            "passes": self.passes[passes:],
-            "omitted_passes": self.omitted - omitted,
-        }
+        """The trace in its documented form."""
+        return {"version": VERSION, "passes": self.passes, "omitted_passes": self.omitted}
 
 
-def add(meta_info: dict[str, Any], manager: Any, state: Any, items: Sequence[Any]) -> None:
-    """Put the trace of a request into the `meta_info` of its next tokens, which have these `items`.
+def add(
+    meta_info: dict[str, Any], manager: Any, state: Any, items: Sequence[Any], *, finished: bool
+) -> None:
+    """Keep the `items` of a request's next tokens; put the trace into the last `meta_info`.
 
-    The items of a request that does not ask are padding. With `--incremental-streaming-output` a
-    chunk of a stream has the passes that are not sent yet. If chunks wait in `state.out_list`,
-    SGLang joins them, but keeps only the `meta_info` of the last one. So the last one has the
-    passes of all waiting chunks.
+    The items of a request that does not ask are padding.
     """
     trace: AnswerTrace | None = getattr(state, _TRACE, None)
     if trace is None:
@@ -117,8 +110,6 @@ def add(meta_info: dict[str, Any], manager: Any, state: Any, items: Sequence[Any
             return
         trace = AnswerTrace(manager.tokenizer)
         setattr(state, _TRACE, trace)
-    is_incremental = getattr(state.obj, "stream", False) and manager.incremental_streaming_output
-    if is_incremental and not state.out_list:
-        trace.delivered = len(trace.passes), trace.omitted
     trace.take(items)
-    meta_info[KEY] = trace.report
+    if finished:
+        meta_info[KEY] = trace.report

@@ -3,6 +3,9 @@
 SGLang searches all accepted tokens of a pass for each stop string in turn, then for stop tokens. A
 search token by token may find another end first. If a request is aborted, SGLang keeps all accepted
 tokens of the pass, even after a stop or `max_new_tokens`.
+
+SGLang counts reasoning tokens and accepted drafts before it looks for the end. We take the tokens
+after the end out of these counts.
 """
 
 from __future__ import annotations
@@ -26,14 +29,33 @@ def update_finish_state(
         new_accepted_len += prefill.commit(req)
     aborted = req.to_finish is not None
     update(req, new_accepted_len)
-    if new_accepted_len < 2 or not req.finished():
+    if not req.finished():
         return
     params = req.sampling_params
-    if aborted:
+    if new_accepted_len > 1 and aborted:
         # Without drafts the pass would give one token, so the output keeps one token of the pass.
         req.finished_len = len(req.output_ids) - new_accepted_len + 1
-    elif params.stop_strs or params.stop_regex_strs:
+    elif new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs):
         _find_first(update, req, new_accepted_len)
+    if req.finished_len is not None:
+        _discount(req, new_accepted_len)
+
+
+def _discount(req: Any, run: int) -> None:
+    """Take the tokens after the end of the output out of the counts of a request.
+
+    `run` is the number of tokens that the last pass gave, the target's own token included.
+    """
+    # Reasoning is at the beginning of the output. Without its whole start tag there is none.
+    begun = req.finished_len >= req._think_start_match_len
+    req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len) if begun else 0
+    drafts, kept = run - 1, run - (len(req.output_ids) - req.finished_len)
+    histogram = req.spec_correct_drafts_histogram
+    # A prefill does not count its drafts there.
+    if 0 <= kept < drafts < len(histogram) and histogram[drafts]:
+        histogram[drafts] -= 1
+        histogram[kept] += 1
+        req.spec_num_correct_drafts -= drafts - kept
 
 
 def _find_first(update: Callable[[Any, int], None], req: Any, new_accepted_len: int) -> None:

@@ -1,6 +1,7 @@
 """Ends each request when SGLang sends its last output, and attaches its speculation record.
 
-This covers every request except those that SGLang aborts in the waiting queue.
+This covers every request except those that SGLang aborts in the waiting queue. It also holds output
+back that may be the beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend.meta_info import KEY
-from sglang_qspec.engine.scheduler import lifecycle
+from sglang_qspec.engine.scheduler import lifecycle, stop_strings
 
 
 def output_streamer_class(streamer: type, scheduler: Any) -> type:
@@ -24,6 +25,15 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
     class OutputStreamer(streamer):
         has_additional_customized_info = True
         __slots__ = ()
+
+        def stream_output(self, reqs: list[Any], *args: Any, **kwargs: Any) -> None:
+            sent = [req for req in reqs if not stop_strings.has_begun(req)]
+            for req in sent:
+                if req.return_logprob and req.sampling_params.max_new_tokens == 0:
+                    # That of the token after the prompt, which SGLang lists with speculation only.
+                    req.logprob.output_token_logprobs_val.clear()
+                    req.logprob.output_token_logprobs_idx.clear()
+            super().stream_output(sent, *args, **kwargs)
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)

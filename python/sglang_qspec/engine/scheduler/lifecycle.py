@@ -18,6 +18,7 @@ from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.sampling_seeds import seeded_of
 from sglang_qspec.engine.requests.live_request import Tally
 from sglang_qspec.engine.requests.scopes import scope_of
+from sglang_qspec.engine.scheduler import stop_strings
 
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -27,6 +28,8 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
+    if not is_retracted:
+        stop_strings.widen(req.sampling_params)
     with guarded("starting token provenance"):
         provenance.begin(req, active.settings.return_provenance)
         tracing.begin(req)

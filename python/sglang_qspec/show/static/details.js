@@ -10,7 +10,8 @@ export function details(answer, token) {
   if (index === undefined) {
     const { source, text } = answer.tokens[token];
     const isOmitted = answer.end?.omitted_passes && token >= answer.totals.last;
-    const why = isOmitted ? "The trace was full before this token's pass." : "A pass over the prompt gave this token.";
+    const gave = isOmitted ? "The trace was full before this token's pass." : "A pass over the prompt gave this token.";
+    const why = answer.end ? gave : "The passes come with the end of the answer.";
     return element("div", {}, element("h3", {}, `Token ${token + 1}: ${visible(text)}`), element("p", {}, `${why} Source: ${source}.`));
   }
   const one = answer.passes[index];

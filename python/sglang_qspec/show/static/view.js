@@ -43,9 +43,9 @@ export class View {
     this.details.replaceChildren(element("p", { class: "hint" }, "Point at a token, or walk through the answer with the arrow keys: this box then shows the pass that gave the token."));
   }
 
-  /** Show the details of a token's pass, and mark it everywhere. */
-  select(token) {
-    if (token >= this.tokens.spans.length || token === this.shown) return;
+  /** Show the details of a token's pass, and mark it everywhere; `again` if they are already shown. */
+  select(token, again = false) {
+    if (token >= this.tokens.spans.length || (token === this.shown && !again)) return;
     this.shown = token;
     this.tokens.mark(token);
     const pass = this.answer.passOf[token];
@@ -71,8 +71,8 @@ export class View {
     this.#drawCharts();
     this.#drawSummary();
     this.#drawPlain();
-    // The number of passes is known only now.
-    if (this.answer.end && !this.isSettled && this.shown !== undefined) this.details.replaceChildren(details(this.answer, this.shown));
+    // The passes are known only now.
+    if (this.answer.end && !this.isSettled && this.shown !== undefined) this.select(this.shown, true);
     this.isSettled = this.answer.end !== null;
     const errors = [this.answer.error, this.plain?.error && `Without speculation: ${this.plain.error}`].filter(Boolean);
     this.error.hidden = !errors.length;
@@ -102,7 +102,7 @@ export class View {
   #drawSummary() {
     const { end, passes, tokens } = this.answer;
     if (!end) {
-      this.summary.textContent = tokens.length ? `${counted(tokens.length, "token")} in ${counted(passes.length, "pass")} so far` : "";
+      this.summary.textContent = tokens.length ? `${counted(tokens.length, "token")} so far` : "";
       return;
     }
     // Announced once, not for each token.
