@@ -20,6 +20,7 @@ _IMPORTED = {
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     "sglang.srt.configs.model_config": ("ModelConfig",),
+    "sglang.srt.constrained.outlines_backend": ("OutlinesGrammar.accept_token",),
     "sglang.srt.distributed": (
         "bootstrap._bind_threads_if_cpu",
         "bootstrap.init_layer_runtime",
@@ -93,7 +94,7 @@ _IMPORTED = {
     "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
     "sglang.srt.managers.data_parallel_controller": ("sock_recv",),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
-    "sglang.srt.managers.schedule_batch": ("ScheduleBatch",),
+    "sglang.srt.managers.schedule_batch": ("FINISH_ABORT", "ScheduleBatch"),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),
     "sglang.srt.managers.scheduler": ("GenerationBatchResult",),
     "sglang.srt.managers.scheduler_components.output_streamer": (
@@ -164,8 +165,6 @@ _IMPORTED = {
     "sglang.srt.speculative.spec_registry": ("CustomSpecAlgo",),
     "sglang.srt.speculative.spec_utils": (
         "GrammarMask",
-        "GrammarTree.from_host",
-        "build_grammar_vocab_mask",
         "record_stream_for_v2_verify",
     ),
     "sglang.srt.utils": ("get_available_gpu_memory",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.frontend import guesses, tags
+from sglang_qspec.engine.frontend import fields, guesses, tags
 from sglang_qspec.errors import RequestError
 
 
@@ -97,10 +97,15 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
     `params` is one dict for all prompts, or a list with one dict each. It is returned as a list if
     a list of prompts has tags. Raises RequestError.
     """
+    if not guesses.is_qspec(manager):
+        return prompt, params
+    if isinstance(prompt, str) and isinstance(params, list):  # as SGLang takes it with `n` above 1
+        (text,), params = strip(manager, [prompt], params)
+        return text, params
     if isinstance(prompt, str):
         (text,), params = _strip_one(manager, (prompt,), params)
         return text, params
-    if not _is_texts(prompt) or not guesses.is_qspec(manager):
+    if not _is_texts(prompt):
         return prompt, params
     each = params if isinstance(params, list) else [params] * len(prompt)
     if len(each) != len(prompt):
@@ -115,7 +120,7 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
 
 def _strip_one(manager: Any, texts: tuple[Any, ...], params: Any) -> tuple[tuple[Any, ...], Any]:
     """Strip the tags from each text of one request, where None stands for no text."""
-    custom_params = params.get("custom_params") if isinstance(params, dict) else None
+    custom_params = fields.custom_params_of(params)
     reader = tags.reader(manager, custom_params)
     if reader is None:
         return texts, params

@@ -1,0 +1,197 @@
+"""Refuses requests with a field that SGLang's scheduler cannot serve.
+
+SGLang checks some fields in the process that serves clients, and the scheduler takes the others as
+they come. A value of another type, or a number that a tensor cannot hold, would end the scheduler
+and all its requests. So each sampling parameter must have the type of its field in SGLang's
+`SamplingParams`, and fields keep the rules below.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sglang_qspec import controls
+from sglang_qspec.errors import RequestError, shown
+
+MAX_SAMPLES = 4096
+"""Maximum number of answers of a request with `n` above 1. SGLang keeps a state for each answer
+from the start, so a short request could take all memory."""
+_INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
+_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""The largest finite float32."""
+
+
+class Rule(NamedTuple):
+    """What a field may hold."""
+
+    allowed: str
+    """In messages, after "must be"; `{vocab_size}` and `{last_id}` are filled in."""
+    accepts: Callable[[Any, int], bool]
+    """Whether a value is allowed in a model with this vocabulary size; an error means no."""
+
+
+def _whole(low: int, high: int) -> Rule:
+    return Rule(
+        f"a whole number from {low} to {high}", lambda value, _: _is_whole(value, low, high)
+    )
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    # isinstance would accept a bool as an int.
+    return type(value) is int and low <= value <= high
+
+
+def _are_token_ids(value: Any, vocab_size: int) -> bool:
+    return len(value) > 0 and bool(min(value) >= 0 and max(value) < vocab_size)
+
+
+def _are_biases(value: Any, vocab_size: int) -> bool:
+    return all(
+        0 <= int(token_id) < vocab_size and bias <= _FLOAT32  # false for NaN
+        for token_id, bias in value.items()
+    )
+
+
+def _are_patterns(value: Any, _: int) -> bool:
+    try:
+        for pattern in [value] if isinstance(value, str) else value:
+            re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+SAMPLING = {
+    "n": _whole(1, MAX_SAMPLES),
+    "top_k": _whole(-1, _INT32),
+    "min_new_tokens": _whole(0, _INT32),
+    "stream_interval": _whole(1, _INT64),
+    "temperature": Rule(
+        f"a number from 0 to {_FLOAT32:g}", lambda value, _: 0 <= value <= _FLOAT32
+    ),
+    "logit_bias": Rule(
+        f"an object with token ids from 0 to {{last_id}} and numbers up to {_FLOAT32:g}",
+        _are_biases,
+    ),
+    "stop_regex": Rule("a regular expression of Python, or a list of them", _are_patterns),
+    "is_normalized": Rule("false", lambda value, _: not value),
+}
+"""Rules of fields of `sampling_params`. `SamplingParams.verify` has further ones."""
+REQUEST = {
+    "logprob_start_len": _whole(-1, _INT64),
+    "top_logprobs_num": Rule(
+        "a whole number from 0 to {vocab_size}",
+        lambda value, vocab_size: _is_whole(value, 0, vocab_size),
+    ),
+}
+"""Rules of other fields of a request, which have one value, or a list with one for each prompt."""
+_TOKEN_IDS = Rule("one or more token ids from 0 to {last_id}", _are_token_ids)
+_CONVERTED = frozenset({"custom_params", "stop_token_ids", "watermark"})
+"""Sampling parameters of which SGLang takes values of other types than `SamplingParams` has."""
+
+
+def check_request(manager: Any, obj: Any) -> None:
+    """Check the fields of a `GenerateReqInput`, except its sampling parameters, before SGLang does.
+
+    Raises RequestError, as all functions of this module.
+    """
+    vocab_size = manager.model_config.vocab_size
+    ids = getattr(obj, "input_ids", None)
+    if ids is not None and len(ids):  # without ids a session may have the prompt
+        for prompt in [ids] if isinstance(ids[0], int) else ids:
+            _keep("input_ids", prompt, _TOKEN_IDS, vocab_size)
+    for name, rule in REQUEST.items():
+        given = getattr(obj, name, None)
+        for value in given if isinstance(given, list) else [given]:
+            _keep(name, value, rule, vocab_size)
+
+
+def check_sampling(manager: Any, params: Any) -> dict[str, Any]:
+    """The `sampling_params` of one prompt with values of the types that the scheduler expects."""
+    params = _object(params)
+    vocab_size = manager.model_config.vocab_size
+    kinds = _kinds(manager.sampling_params_class)
+    checked = dict(params)
+    for name, value in params.items():
+        if name not in kinds:
+            known = ", ".join(kinds)
+            raise RequestError(
+                f"{shown(name)} in sampling_params is not known; allowed are {known}"
+            )
+        if name not in _CONVERTED and value is not None:
+            checked[name] = _typed(name, value, kinds[name])
+            if name in SAMPLING:
+                _keep(name, checked[name], SAMPLING[name], vocab_size)
+    if params.get("stop_token_ids"):
+        checked["stop_token_ids"] = _possible_stops(params["stop_token_ids"], vocab_size)
+    _verify(manager, checked)
+    return checked
+
+
+def custom_params_of(params: Any) -> dict[str, Any]:
+    """The `custom_params` among the sampling parameters of one prompt, or an empty dict."""
+    return controls.as_object(_object(params).get("custom_params"))
+
+
+def _object(params: Any) -> Mapping[str, Any]:
+    if params is not None and not isinstance(params, Mapping):
+        raise RequestError(f"sampling_params is {shown(params)}, but must be an object")
+    return params or {}
+
+
+def _keep(name: str, value: Any, rule: Rule, vocab_size: int) -> None:
+    if value is None:
+        return
+    try:
+        kept = rule.accepts(value, vocab_size)
+    except (TypeError, ValueError):
+        kept = False
+    if not kept:
+        allowed = rule.allowed.format(vocab_size=vocab_size, last_id=vocab_size - 1)
+        raise RequestError(f"{name} is {shown(value)}, but must be {allowed}")
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value with its field's type. Whole floats become integers, and 0 and 1 become bools."""
+    if isinstance(value, dict):  # JSON has only texts as keys, but a program may use token ids
+        value = {str(key): item for key, item in value.items()}
+    try:
+        # Not strict, msgspec would also read texts as numbers.
+        return msgspec.convert(value, kind, strict=isinstance(value, str))
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        raise RequestError(f"{name} is {shown(value)}, but must be {_text_of(kind)}") from error
+
+
+@functools.cache
+def _kinds(of: type) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(of)}
+
+
+def _text_of(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _possible_stops(ids: Any, vocab_size: int) -> list[int]:
+    """The stop tokens that the model can choose. SGLang ignores the others, or fails."""
+    try:
+        stops = {int(token_id) for token_id in ids if token_id is not None}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(
+            f"stop_token_ids is {shown(ids)}, but must be a list of whole numbers"
+        ) from error
+    return sorted(token_id for token_id in stops if 0 <= token_id < vocab_size)
+
+
+def _verify(manager: Any, params: dict[str, Any]) -> None:
+    """SGLang's own checks, which it makes later, when a stream has begun."""
+    try:
+        made = manager.sampling_params_class(**params)
+        made.normalize(manager.tokenizer)
+        made.verify(manager.model_config.vocab_size)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the sampling_params are not allowed: {error}") from error
