@@ -113,6 +113,13 @@ def front() -> tuple[Hook, ...]:
         Hook(_OLLAMA + "._convert_options_to_sampling_params", chats.ollama_params, AFTER, skip),
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
         Hook(
+            _TOKENIZER_MANAGER + "._validate_one_request",
+            prompts.tokenized,
+            BEFORE,
+            skip,
+            refusal,
+        ),
+        Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
             meta_info.complete_meta_info,
             AROUND,

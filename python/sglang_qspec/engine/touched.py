@@ -20,6 +20,7 @@ _IMPORTED = {
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     "sglang.srt.configs.model_config": ("ModelConfig",),
+    "sglang.srt.constants": ("HEALTH_CHECK_RID_PREFIX",),
     "sglang.srt.constrained.outlines_backend": ("OutlinesGrammar.accept_token",),
     "sglang.srt.distributed": (
         "bootstrap._bind_threads_if_cpu",

@@ -144,7 +144,7 @@ def test_each_node_has_the_mask_of_its_path(
 def batch_of(*grammars: Any) -> Any:
     reqs = [SimpleNamespace(rid=str(n), grammar=g, to_finish=None) for n, g in enumerate(grammars)]
     info = SimpleNamespace(vocab_size=VOCAB, grammar_mask="of the prefill")
-    return SimpleNamespace(reqs=reqs, sampling_info=info)
+    return SimpleNamespace(reqs=reqs, sampling_info=info, has_grammar=any(grammars))
 
 
 class Broken:
@@ -178,13 +178,16 @@ def test_an_error_of_a_grammar_ends_only_its_request(
         retrieve_next_token=torch.zeros(1), owners=owners, offsets=offsets
     )
     mask = grammar.grammar_mask(batch, trees, verify_input)
-    assert mask is not None and batch.sampling_info.grammar_mask is None
+    assert mask is not None
+    assert batch.sampling_info.grammar_mask is None
     assert len(mask.vocab_mask) == trees.rows
     assert torch.equal(forbidden(mask.vocab_mask)[0], row_of(found[0]))
     assert not forbidden(mask.vocab_mask)[trees.starts[1] : trees.starts[2]].any()
     good, _, bad = batch.reqs
-    assert good.grammar is found[0] and good.to_finish is None
-    assert bad.grammar is None and "a fault of the grammar" in bad.to_finish.message
+    assert good.grammar is found[0]
+    assert good.to_finish is None
+    assert bad.grammar is None
+    assert "a fault of the grammar" in bad.to_finish.message
 
 
 def test_a_batch_without_grammars_has_no_mask() -> None:

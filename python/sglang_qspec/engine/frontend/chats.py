@@ -30,7 +30,7 @@ def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> N
 
 def convert_chat(result: tuple[Any, Any], serving: Any, *args: Any, **kwargs: Any) -> None:
     """After `OpenAIServingChat._convert_to_internal_request`: check before a stream can start."""
-    guesses.resolve_request(serving.tokenizer_manager, result[0])
+    guesses.resolve_of_client(serving.tokenizer_manager, result[0])
 
 
 def convert_anthropic(convert: Callable[..., Any], serving: Any, request: Any) -> Any:

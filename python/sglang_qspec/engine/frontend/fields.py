@@ -9,11 +9,14 @@ and all its requests. So each sampling parameter must have the type of its field
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
 from sglang_qspec import controls
 from sglang_qspec.errors import RequestError, shown
@@ -21,6 +24,9 @@ from sglang_qspec.errors import RequestError, shown
 MAX_SAMPLES = 4096
 """Maximum number of answers of a request with `n` above 1. SGLang keeps a state for each answer
 from the start, so a short request could take all memory."""
+MAX_LOGPROBS = 1 << 24
+"""Maximum number of log probabilities of a request besides those of its tokens. Each takes a few
+hundred bytes on its way to the client."""
 _INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
 _FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest finite float32."""
@@ -90,25 +96,109 @@ REQUEST = {
     ),
 }
 """Rules of other fields of a request, which have one value, or a list with one for each prompt."""
+_OF_THE_SERVER = (
+    *("http_worker_ipc", "lora_id", "token_indices_to_pool", "multi_item_delimiter_indices"),
+    *("positional_embed_overrides", "need_wait_for_mm_inputs", "num_items_assigned"),
+    "encoder_urls",
+)
+"""Fields that SGLang itself sets, and does not expect from a client."""
+_RID = Rule(
+    f"a text that is not empty and does not begin with {HEALTH_CHECK_RID_PREFIX}",
+    lambda value, _: len(value) > 0 and not value.startswith(HEALTH_CHECK_RID_PREFIX),
+)
 _TOKEN_IDS = Rule("one or more token ids from 0 to {last_id}", _are_token_ids)
 _CONVERTED = frozenset({"custom_params", "stop_token_ids", "watermark"})
 """Sampling parameters of which SGLang takes values of other types than `SamplingParams` has."""
 
 
-def check_request(manager: Any, obj: Any) -> None:
-    """Check the fields of a `GenerateReqInput`, except its sampling parameters, before SGLang does.
+def check_client(obj: Any) -> None:
+    """Check the fields of a `GenerateReqInput` that a client may not set, or not to all values.
 
-    Raises RequestError, as all functions of this module.
+    The server itself sets them to others. Raises RequestError, as all functions of this module.
     """
+    for name in _OF_THE_SERVER:
+        value = getattr(obj, name)
+        if value is not None:
+            raise RequestError(
+                f"{name} is {shown(value)}, but must be left out: the server sets it"
+            )
+    for rid in obj.rid if isinstance(obj.rid, list) else [obj.rid]:
+        _keep("rid", rid, _RID, 0)
+
+
+def check_request(manager: Any, obj: Any) -> None:
+    """Check the fields of a `GenerateReqInput`, except its sampling parameters."""
     vocab_size = manager.model_config.vocab_size
-    ids = getattr(obj, "input_ids", None)
-    if ids is not None and len(ids):  # without ids a session may have the prompt
-        for prompt in [ids] if isinstance(ids[0], int) else ids:
+    if not obj.contains_mm_input():
+        for prompt in _prompts(obj) if obj.text is None else ():
             _keep("input_ids", prompt, _TOKEN_IDS, vocab_size)
+    if obj.text is None and obj.input_ids is None and obj.input_embeds is not None:
+        _check_embeds(manager.model_config, obj.input_embeds)
     for name, rule in REQUEST.items():
         given = getattr(obj, name, None)
         for value in given if isinstance(given, list) else [given]:
             _keep(name, value, rule, vocab_size)
+
+
+def _check_embeds(model_config: Any, embeds: Any) -> None:
+    if model_config.dtype != torch.bfloat16:
+        raise RequestError(
+            f"input_embeds need a model in torch.bfloat16, but it is in {model_config.dtype}"
+        )
+    size = model_config.hidden_size
+    rule = Rule(
+        f"one or more lists of {size} numbers",
+        lambda rows, _: (
+            len(rows) > 0 and all(len(row) == size and math.isfinite(sum(row)) for row in rows)
+        ),
+    )
+    is_batch = bool(embeds) and bool(embeds[0]) and isinstance(embeds[0][0], list)
+    for rows in embeds if is_batch else [embeds]:
+        _keep("input_embeds", rows, rule, 0)
+
+
+def check_samples(obj: Any) -> None:
+    """Check the number of answers of a request with checked sampling parameters."""
+    params = obj.sampling_params
+    n = (params[0] if isinstance(params, list) else params).get("n") or 1
+    prompts = len(_prompts(obj))
+    if n > 1 and n * prompts > MAX_SAMPLES:
+        raise RequestError(
+            f"n is {n}, but must be at most {MAX_SAMPLES // prompts} with {prompts} prompts"
+        )
+
+
+def _prompts(obj: Any) -> Sequence[Any]:
+    """The prompts of a request, texts or lists of token ids. A session may have the only prompt."""
+    given = obj.input_ids if obj.text is None else obj.text
+    if not given:
+        return ()
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+
+def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Check the token ids of one prompt, and how many log probabilities the request asks for.
+
+    A tokenizer may have more tokens than the model. The ids of a prompt with images are not
+    checked, because the model replaces some of them.
+    """
+    if obj.contains_mm_input() or not input_ids:
+        return
+    _keep("the prompt", input_ids, _TOKEN_IDS, manager.model_config.vocab_size)
+    if not getattr(obj, "return_logprob", False):
+        return
+    room = max(0, manager.context_len - len(input_ids))
+    asked = obj.sampling_params.get("max_new_tokens")
+    positions = room if asked is None else min(asked, room)
+    if obj.logprob_start_len >= 0:
+        positions += max(0, len(input_ids) - obj.logprob_start_len)
+    each = obj.top_logprobs_num + len(obj.token_ids_logprob or ())
+    if each * positions > MAX_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs_num and token_ids_logprob ask for {each} log probabilities at each of "
+            f"{positions} positions, but must be at most {MAX_LOGPROBS} in all: lower them or "
+            "max_new_tokens, or raise logprob_start_len"
+        )
 
 
 def check_sampling(manager: Any, params: Any) -> dict[str, Any]:
@@ -149,7 +239,7 @@ def _keep(name: str, value: Any, rule: Rule, vocab_size: int) -> None:
         return
     try:
         kept = rule.accepts(value, vocab_size)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, LookupError, AttributeError):
         kept = False
     if not kept:
         allowed = rule.allowed.format(vocab_size=vocab_size, last_id=vocab_size - 1)

@@ -68,7 +68,15 @@ def resolve_request(manager: Any, obj: Any) -> None:
         obj.sampling_params = [resolve_params(manager, own) for own in params]
     else:
         obj.sampling_params = resolve_params(manager, params)
+    fields.check_samples(obj)
     setattr(obj, _RESOLVED, True)
+
+
+def resolve_of_client(manager: Any, obj: Any) -> None:
+    """`resolve_request` for a request that a client made, in which the server has set nothing."""
+    if is_qspec(manager):
+        fields.check_client(obj)
+    resolve_request(manager, obj)
 
 
 def resolve_params(manager: Any, params: Any) -> dict[str, Any]:

@@ -43,6 +43,12 @@ def generate(manager: Any, obj: Any, request: Any = None) -> None:
     guesses.resolve_request(manager, obj)
 
 
+def tokenized(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Before `TokenizerManager._validate_one_request`, which gets the tokens of each prompt."""
+    if guesses.is_qspec(manager):
+        fields.check_prompt(manager, obj, input_ids)
+
+
 def engine_generate(
     run: Callable[..., Any],
     engine: Any,
@@ -82,13 +88,13 @@ def convert_completion(
         adapted.sampling_params = [{**own, **each} for each in params]
     else:
         adapted.sampling_params = {**own, **params}
-    guesses.resolve_request(manager, adapted)
+    guesses.resolve_of_client(manager, adapted)
     return adapted, request
 
 
 def _strip_request(manager: Any, obj: Any) -> None:
     obj.text, obj.sampling_params = strip(manager, obj.text, obj.sampling_params)
-    guesses.resolve_request(manager, obj)
+    guesses.resolve_of_client(manager, obj)
 
 
 def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:

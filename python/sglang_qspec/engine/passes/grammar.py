@@ -51,8 +51,10 @@ def grammar_mask(
     batch: ScheduleBatch, trees: DraftTrees, verify_input: TreeVerifyInput
 ) -> GrammarMask | None:
     """The mask of the rows of a pass over `trees`; None if no request has a grammar."""
+    if not batch.has_grammar:
+        return None
     constrained = [(row, req) for row, req in enumerate(batch.reqs) if req.grammar is not None]
-    if not constrained:
+    if not constrained:  # the grammars have failed
         return None
     info = batch.sampling_info
     any_grammar = constrained[0][1].grammar
