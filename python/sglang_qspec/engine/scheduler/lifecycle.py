@@ -36,13 +36,13 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return  # the draft model cannot read images or embeddings
     fields: dict[str, Any] | None = None
     with reading("starting its drafts"):
-        fields = _fields_of(req, rank(scheduler, req))
+        fields = _fields_of(req, scheduler)
     if fields is not None:
         with guarded("enqueuing a request"):
             active.enqueue(req.rid, **fields)
 
 
-def _fields_of(req: Any, rank: tuple[int, int]) -> dict[str, Any]:
+def _fields_of(req: Any, scheduler: Any) -> dict[str, Any]:
     """The arguments of `Speculator.enqueue` that a request determines, with their types."""
     params = req.sampling_params
     return {
@@ -52,7 +52,7 @@ def _fields_of(req: Any, rank: tuple[int, int]) -> dict[str, Any]:
         "stop_token_ids": sorted(params.stop_token_ids or ()),
         "ignore_eos": bool(params.ignore_eos),
         "custom_params": params.custom_params,
-        "rank": rank,
+        "rank": rank(scheduler, req),
         "seeded": seeded_of(req),
         "scope": scope_of(req),
     }
