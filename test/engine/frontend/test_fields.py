@@ -138,6 +138,10 @@ REFUSED_REQUEST: list[tuple[str, object]] = [
     *(("input_ids", [[5], value]) for value in ([VOCAB], [-1], [], ["x"], [[1]])),
     *(("top_logprobs_num", value) for value in (-1, VOCAB + 1, 10**6, 1 << 40, [0, 101], "5")),
     *(("logprob_start_len", value) for value in (-2, 1 << 63, [-1, -2], 0.5)),
+    *(("custom_logit_processor", value) for value in ("x", "5", "{}", '{"callable": "zz"}')),
+    *(("custom_logit_processor", value) for value in (["x"], "[" * 5000, 5)),
+    *((name, [0]) for name in ("logprob_start_len", "top_logprobs_num")),
+    ("sampling_params", []),
 ]
 
 
@@ -157,7 +161,7 @@ def test_a_field_out_of_range_is_refused_by_its_name(name: str, value: object) -
     ids=repr,
 )
 def test_a_client_sets_no_field_of_the_server(name: str, value: object) -> None:
-    obj = GenerateReqInput(text="Hi", **{name: value})
+    obj: Any = GenerateReqInput(text="Hi", **{name: value})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=name):
         guesses.resolve_of_client(MANAGER, obj)
     guesses.resolve_request(MANAGER, obj)
@@ -174,6 +178,14 @@ def test_embeddings_have_the_shape_and_the_type_of_the_model() -> None:
     manager = SimpleNamespace(**vars(MANAGER) | {"model_config": config})
     with pytest.raises(RequestError, match=r"input_embeds need a model in torch\.bfloat16"):
         guesses.resolve_request(manager, GenerateReqInput(input_embeds=good))
+
+
+def test_a_field_may_have_a_value_for_each_prompt() -> None:
+    for name in ("logprob_start_len", "top_logprobs_num"):
+        resolved(text=["a", "b"], **{name: [0, 1]})
+        resolved(**{name: 1})
+    for made in ('{"callable": "80"}', ['{"callable": "80"}', None]):
+        resolved(text=["a", "b"], custom_logit_processor=made)
 
 
 def test_the_answers_of_a_request_are_limited() -> None:

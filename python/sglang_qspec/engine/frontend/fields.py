@@ -9,6 +9,7 @@ and all its requests. So each sampling parameter must have the type of its field
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,10 @@ REQUEST = {
         "a whole number from 0 to {vocab_size}",
         lambda value, vocab_size: _is_whole(value, 0, vocab_size),
     ),
+    "custom_logit_processor": Rule(
+        "a text that CustomLogitProcessor.to_str has made",
+        lambda value, _: value == "" or bool(bytes.fromhex(json.loads(value)["callable"])),
+    ),
 }
 """Rules of other fields of a request, which have one value, or a list with one for each prompt."""
 _OF_THE_SERVER = (
@@ -136,7 +141,7 @@ def check_request(manager: Any, obj: Any) -> None:
         _check_embeds(manager.model_config, obj.input_embeds)
     for name, rule in REQUEST.items():
         given = getattr(obj, name, None)
-        for value in given if isinstance(given, list) else [given]:
+        for value in given if isinstance(given, list) and _is_batch(obj) else [given]:
             _keep(name, value, rule, vocab_size)
 
 
@@ -160,20 +165,28 @@ def _check_embeds(model_config: Any, embeds: Any) -> None:
 def check_samples(obj: Any) -> None:
     """Check the number of answers of a request with checked sampling parameters."""
     params = obj.sampling_params
+    if params == []:
+        raise RequestError("sampling_params is [], but must have an object for each prompt")
     n = (params[0] if isinstance(params, list) else params).get("n") or 1
     prompts = len(_prompts(obj))
     if n > 1 and n * prompts > MAX_SAMPLES:
-        raise RequestError(
-            f"n is {n}, but must be at most {MAX_SAMPLES // prompts} with {prompts} prompts"
-        )
+        most = max(1, MAX_SAMPLES // prompts)
+        raise RequestError(f"n is {n}, but must be at most {most} with {prompts} prompts")
+
+
+def _given(obj: Any) -> Any:
+    return obj.input_ids if obj.text is None else obj.text
+
+
+def _is_batch(obj: Any) -> bool:
+    given = _given(obj)
+    return bool(given) and not isinstance(given, str) and not isinstance(given[0], int)
 
 
 def _prompts(obj: Any) -> Sequence[Any]:
     """The prompts of a request, texts or lists of token ids. A session may have the only prompt."""
-    given = obj.input_ids if obj.text is None else obj.text
-    if not given:
-        return ()
-    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    given: Sequence[Any] = _given(obj) or ()
+    return given if _is_batch(obj) or not given else [given]
 
 
 def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
@@ -239,7 +252,7 @@ def _keep(name: str, value: Any, rule: Rule, vocab_size: int) -> None:
         return
     try:
         kept = rule.accepts(value, vocab_size)
-    except (TypeError, ValueError, LookupError, AttributeError):
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
         kept = False
     if not kept:
         allowed = rule.allowed.format(vocab_size=vocab_size, last_id=vocab_size - 1)
