@@ -121,8 +121,8 @@ def test_each_node_has_the_mask_of_its_path(
     text = tokenizer.encode(TEXTS[kind], add_special_tokens=False)
     whole = [5, *THINK_END, *text, 2] if reasons else [*text, 2]
     compared = 0
-    for start in range(0, len(whole), 3):
-        tree = tree_along(rng, whole[start:], 12)
+    for start in range(0, len(whole), 6):
+        tree = tree_along(rng, whole[start:], 9)
         found = compiled(backend, kind, reasons=reasons)
         for token in whole[:start]:
             found.accept_token(token)
@@ -138,7 +138,7 @@ def test_each_node_has_the_mask_of_its_path(
             if row is not None:
                 assert torch.equal(forbidden(mask)[node], row)
                 compared += 1
-    assert compared > 20
+    assert compared > 8
 
 
 def batch_of(*grammars: Any) -> Any:
