@@ -94,6 +94,7 @@ _IMPORTED = {
     "sglang.srt.lora.torch_ops": ("sgemm_lora_a_fwd", "sgemm_lora_b_fwd"),
     "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
     "sglang.srt.managers.data_parallel_controller": ("sock_recv",),
+    "sglang.srt.managers.io_struct": ("SessionParams",),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
     "sglang.srt.managers.schedule_batch": ("FINISH_ABORT", "ScheduleBatch"),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),

@@ -142,13 +142,17 @@ REFUSED_REQUEST: list[tuple[str, object]] = [
     *(("custom_logit_processor", value) for value in (["x"], "[" * 5000, 5)),
     *((name, [0]) for name in ("logprob_start_len", "top_logprobs_num")),
     ("sampling_params", []),
+    *(("session_params", value) for value in ("x", [1], 5)),
+    *(("offset", value) for value in (0.5, "x", [1])),
+    ("no_such_field", 1),
 ]
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED_REQUEST, ids=repr)
 def test_a_field_out_of_range_is_refused_by_its_name(name: str, value: object) -> None:
+    known = name not in ("offset", "no_such_field")
     with pytest.raises(RequestError, match=name):
-        resolved(**{name: value})
+        resolved(**{name: value} if known else {"session_params": {name: value}})
 
 
 @pytest.mark.parametrize(

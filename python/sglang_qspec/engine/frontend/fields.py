@@ -8,7 +8,6 @@ and all its requests. So each sampling parameter must have the type of its field
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.io_struct import SessionParams
 
 from sglang_qspec import controls
 from sglang_qspec.errors import RequestError, shown
@@ -139,6 +139,7 @@ def check_request(manager: Any, obj: Any) -> None:
             _keep("input_ids", prompt, _TOKEN_IDS, vocab_size)
     if obj.text is None and obj.input_ids is None and obj.input_embeds is not None:
         _check_embeds(manager.model_config, obj.input_embeds)
+    _typed_fields("session_params", _object("session_params", obj.session_params), SessionParams)
     for name, rule in REQUEST.items():
         given = getattr(obj, name, None)
         for value in given if isinstance(given, list) and _is_batch(obj) else [given]:
@@ -216,20 +217,11 @@ def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 
 def check_sampling(manager: Any, params: Any) -> dict[str, Any]:
     """The `sampling_params` of one prompt with values of the types that the scheduler expects."""
-    params = _object(params)
+    params = _object("sampling_params", params)
     vocab_size = manager.model_config.vocab_size
-    kinds = _kinds(manager.sampling_params_class)
-    checked = dict(params)
-    for name, value in params.items():
-        if name not in kinds:
-            known = ", ".join(kinds)
-            raise RequestError(
-                f"{shown(name)} in sampling_params is not known; allowed are {known}"
-            )
-        if name not in _CONVERTED and value is not None:
-            checked[name] = _typed(name, value, kinds[name])
-            if name in SAMPLING:
-                _keep(name, checked[name], SAMPLING[name], vocab_size)
+    checked = _typed_fields("sampling_params", params, manager.sampling_params_class)
+    for name, rule in SAMPLING.items():
+        _keep(name, checked.get(name), rule, vocab_size)
     if params.get("stop_token_ids"):
         checked["stop_token_ids"] = _possible_stops(params["stop_token_ids"], vocab_size)
     _verify(manager, checked)
@@ -238,13 +230,13 @@ def check_sampling(manager: Any, params: Any) -> dict[str, Any]:
 
 def custom_params_of(params: Any) -> dict[str, Any]:
     """The `custom_params` among the sampling parameters of one prompt, or an empty dict."""
-    return controls.as_object(_object(params).get("custom_params"))
+    return controls.as_object(_object("sampling_params", params).get("custom_params"))
 
 
-def _object(params: Any) -> Mapping[str, Any]:
-    if params is not None and not isinstance(params, Mapping):
-        raise RequestError(f"sampling_params is {shown(params)}, but must be an object")
-    return params or {}
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise RequestError(f"{name} is {shown(value)}, but must be an object")
+    return value or {}
 
 
 def _keep(name: str, value: Any, rule: Rule, vocab_size: int) -> None:
@@ -259,6 +251,19 @@ def _keep(name: str, value: Any, rule: Rule, vocab_size: int) -> None:
         raise RequestError(f"{name} is {shown(value)}, but must be {allowed}")
 
 
+def _typed_fields(of: str, values: Mapping[str, Any], struct: type) -> dict[str, Any]:
+    """The values of an object with the types of the fields of SGLang's `struct`."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    typed = dict(values)
+    for name, value in values.items():
+        if name not in kinds:
+            known = ", ".join(kinds)
+            raise RequestError(f"{shown(name)} in {of} is not known; allowed are {known}")
+        if name not in _CONVERTED and value is not None:
+            typed[name] = _typed(name, value, kinds[name])
+    return typed
+
+
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """The value with its field's type. Whole floats become integers, and 0 and 1 become bools."""
     if isinstance(value, dict):  # JSON has only texts as keys, but a program may use token ids
@@ -268,11 +273,6 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         return msgspec.convert(value, kind, strict=isinstance(value, str))
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         raise RequestError(f"{name} is {shown(value)}, but must be {_text_of(kind)}") from error
-
-
-@functools.cache
-def _kinds(of: type) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(of)}
 
 
 def _text_of(kind: Any) -> str:

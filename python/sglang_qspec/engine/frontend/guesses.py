@@ -57,7 +57,7 @@ def resolve_request(manager: Any, obj: Any) -> None:
 
     Raises RequestError.
     """
-    if getattr(obj, _RESOLVED, False) or not hasattr(obj, "sampling_params"):
+    if getattr(obj, _RESOLVED, False) or not hasattr(obj, "session_params"):  # an embedding
         return
     if not is_qspec(manager):
         return
