@@ -64,6 +64,15 @@ def of_server(settings: QSpecConfig, draft_token_num: int = MAX_DRAFT_TOKENS) ->
     )
 
 
+def as_object(custom_params: object) -> dict[str, Any]:
+    """`custom_params`, or an empty object for None. Raises RequestError for other values."""
+    if custom_params is None:
+        return {}
+    if not isinstance(custom_params, dict):
+        raise RequestError(f"custom_params is {shown(custom_params)}, but must be an object")
+    return custom_params
+
+
 def read(
     custom_params: Mapping[str, Any] | None,
     settings: QSpecConfig,
@@ -77,7 +86,7 @@ def read(
     given = {
         key: value
         for key, value in (custom_params or {}).items()
-        if key.startswith(PREFIX) and key not in GUESS_KEYS
+        if str(key).startswith(PREFIX) and key not in GUESS_KEYS
     }
     if not given:
         return most

@@ -69,6 +69,9 @@ class TheoryError(QSpecError, ValueError):
 
 
 def shown(value: object) -> str:
-    """The `repr` of a value for a message, cut to 60 characters."""
-    text = repr(value)
+    """The `repr` of a value for a message, cut to 60 characters; the type if there is no `repr`."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or an integer with too many digits
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

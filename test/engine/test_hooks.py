@@ -215,6 +215,7 @@ def test_the_hooks_that_refuse_requests_are_those_that_read_them() -> None:
         "prompts.engine_async_generate": (RequestError,),
         "prompts.convert_completion": (RequestError,),
         "prompts.generate": (RequestError,),
+        "prompts.tokenized": (RequestError,),
         "chats.process_messages": (RequestError,),
         "chats.convert_chat": (RequestError,),
         "chats.convert_anthropic": (RequestError,),

@@ -29,6 +29,24 @@ def guarded(what: str) -> Iterator[None]:
         end_speculation(what)
 
 
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Log the error if the block raises, which only reads the fields of one request.
+
+    Speculation continues, and the request goes on without what the block would have begun. `what`
+    completes "A request could not be read while ...".
+    """
+    try:
+        yield
+    except Exception as error:
+        logger.warning(
+            "A request could not be read while %s (%s: %s); it goes on without this",
+            what,
+            type(error).__name__,
+            error,
+        )
+
+
 def end_speculation(what: str) -> None:
     """End speculation because of the exception being handled; `what` is as in `guarded`.
 

@@ -118,6 +118,13 @@ def front() -> tuple[Hook, ...]:
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
         Hook(_TOKENIZER_MANAGER + "._send_one_request", samples.send_one, AROUND, skip),
         Hook(
+            _TOKENIZER_MANAGER + "._validate_one_request",
+            prompts.tokenized,
+            BEFORE,
+            skip,
+            refusal,
+        ),
+        Hook(
             _TOKENIZER_MANAGER + ".update_request_meta_info",
             meta_info.complete_meta_info,
             AROUND,

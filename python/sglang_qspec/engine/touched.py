@@ -20,6 +20,8 @@ _IMPORTED = {
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     "sglang.srt.configs.model_config": ("ModelConfig",),
+    "sglang.srt.constants": ("HEALTH_CHECK_RID_PREFIX",),
+    "sglang.srt.constrained.outlines_backend": ("OutlinesGrammar.accept_token",),
     "sglang.srt.distributed": (
         "bootstrap._bind_threads_if_cpu",
         "bootstrap.init_layer_runtime",
@@ -92,8 +94,9 @@ _IMPORTED = {
     "sglang.srt.lora.torch_ops": ("sgemm_lora_a_fwd", "sgemm_lora_b_fwd"),
     "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
     "sglang.srt.managers.data_parallel_controller": ("sock_recv",),
+    "sglang.srt.managers.io_struct": ("SessionParams",),
     "sglang.srt.managers.overlap_utils": ("FutureMap",),
-    "sglang.srt.managers.schedule_batch": ("Req.tail_str", "ScheduleBatch"),
+    "sglang.srt.managers.schedule_batch": ("FINISH_ABORT", "Req.tail_str", "ScheduleBatch"),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),
     "sglang.srt.managers.scheduler": ("GenerationBatchResult",),
     "sglang.srt.managers.scheduler_components.output_streamer": (
@@ -165,8 +168,6 @@ _IMPORTED = {
     "sglang.srt.speculative.spec_registry": ("CustomSpecAlgo",),
     "sglang.srt.speculative.spec_utils": (
         "GrammarMask",
-        "GrammarTree.from_host",
-        "build_grammar_vocab_mask",
         "record_stream_for_v2_verify",
     ),
     "sglang.srt.utils": ("get_available_gpu_memory",),

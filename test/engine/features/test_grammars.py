@@ -1,12 +1,16 @@
 """Answers that must follow a grammar: drafts that the grammar forbids change no answer."""
 
 import json
+import re
 from typing import Any
 
 import pytest
+from sglang.srt.arg_groups.choices import GRAMMAR_BACKEND_CHOICES
 
 from benchmark.harness.server import Server, ServerError
+from sglang_qspec.models import DemoModels
 from test.engine.features.asking import PLAIN, ask, both, check_same, guessing
+from test.engine.server.running import COMMON, QSPEC, state
 
 pytestmark = pytest.mark.server
 
@@ -118,3 +122,44 @@ def test_an_invalid_grammar_is_refused_and_harms_nothing(server: Server) -> None
         ask(server, {"max_new_tokens": 8, "json_schema": "INVALID"}, text=TEXT)
     plain, ours = both(server, {"max_new_tokens": 24, **GRAMMARS["regex"]}, text=TEXT)
     check_same(plain, ours)
+
+
+TAKEN = {"outlines": {"schema", "regex", "fixed"}, "none": set()}
+"""The grammars that a backend takes; the others take all of them."""
+LIST = r"(\d{1,3}, ){5}\d{1,2}"
+LIST_IDS = [33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216, 37, 28, 216, 38, 32]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", GRAMMAR_BACKEND_CHOICES)
+def test_each_grammar_backend_gives_the_same_answers_as_without_drafts(
+    models: DemoModels, backend: str
+) -> None:
+    arguments = [*COMMON, *QSPEC, "--grammar-backend", backend]
+    with Server(models.target, arguments) as server:
+        free = ask(server, {"max_new_tokens": 24}, text=TEXT)["output_ids"]
+        for name, grammar in GRAMMARS.items():
+            sampling = {"max_new_tokens": 24, **grammar}
+            if name not in TAKEN.get(backend, GRAMMARS):
+                with pytest.raises(ServerError, match="HTTP 400"):
+                    ask(server, sampling, text=TEXT)
+                continue
+            plain, ours = both(server, sampling, text=TEXT)
+            check_same(plain, ours, accepted=len(plain["output_ids"]) > 3)
+            check_same(*both(server, sampling, free, text=TEXT), accepted=False)
+        if backend != "none":
+            check_lists(server)
+        assert not state(server)["failed"]
+
+
+def check_lists(server: Server) -> None:
+    """Right and wrong drafts, some of them of tokens that 32 divides, greedy and sampled."""
+    for regex, ids in ((LIST, LIST_IDS), ("[01]{12}", [32, 33, 32, 33, 32, 32, 33, 32])):
+        sampling = {"max_new_tokens": 30, "regex": regex}
+        plain, ours = both(server, sampling, ids, text="The list: ")
+        check_same(plain, ours, accepted=False)
+        assert re.fullmatch(regex, ours["text"])
+        custom = {"qspec_guess_ids": [ids]}
+        for temperature in (0.7, 1.5):
+            sampled = {**sampling, "temperature": temperature, "custom_params": custom}
+            assert re.fullmatch(regex, ask(server, sampled, text="The list: ")["text"])

@@ -99,3 +99,16 @@ def test_every_node_has_the_penalties_of_plain_decoding_after_its_path() -> None
     penalize_trees(logits, reqs, token_ids, torch.from_numpy(trees.lay_out().mask), rows)
     assert TOKENS[0] == FIRST
     assert torch.allclose(logits.view_as(expected), expected, atol=1e-6)
+
+
+def test_stop_tokens_that_the_model_does_not_have_are_ignored() -> None:
+    params = {"temperature": 1.0, "min_new_tokens": 9, "stop_token_ids": [2]}
+    usual, odd = Request(params, 0), Request(params, 0)
+    odd.sampling_params.stop_token_ids = {2, -1, VOCAB, 1 << 40}
+    found = []
+    for req in (usual, odd):
+        logits, rows = logits_of(1), torch.zeros(1, 1, dtype=torch.int64)
+        penalize_trees(logits, [req], rows, torch.ones(1, 1, 1, dtype=torch.bool), rows)
+        found.append(logits)
+    assert torch.equal(*found)
+    assert found[0].isinf().sum() > 1

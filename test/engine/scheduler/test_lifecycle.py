@@ -1,4 +1,4 @@
-"""Ranks agree with the order in which SGLang's own policy sorts its queue."""
+"""Requests that join the queue: their ranks, and fields that cannot be read."""
 
 import random
 import sys
@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, SchedulePolicy
 
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.scheduler.lifecycle import rank
+from sglang_qspec.link import FakeSidecarLink
+from test.engine.speculating import connect, counting, poll, tree_of
 
 
 def queue() -> list[Any]:
@@ -53,3 +57,56 @@ def test_a_request_without_priority_has_a_rank_that_fits_a_message() -> None:
     none = SimpleNamespace(priority=-sys.maxsize - 1, sampling_params=params)
     some = SimpleNamespace(priority=-1000, sampling_params=params)
     assert rank(scheduler, some) < rank(scheduler, none) < (sys.maxsize, 0)
+
+
+def joining(rid: str, **changes: Any) -> Any:
+    """SGLang's request with its fields."""
+    fields: dict[str, Any] = {
+        "custom_params": None,
+        "max_new_tokens": 20,
+        "stop_token_ids": {2},
+        "ignore_eos": False,
+        "top_k": 1,
+        "sampling_seed": None,
+    }
+    params = SimpleNamespace(**{name: changes.pop(name, fields[name]) for name in fields})
+    req = {
+        "to_finish": None,
+        "customized_info": None,
+        "custom_logit_processor": None,
+        "multimodal_inputs": None,
+        "input_embeds": None,
+        "origin_input_ids_unpadded": [5, 6, 7],
+        "output_ids": [],
+        "lora_id": None,
+        "extra_key": None,
+        "cache_salt": None,
+        "priority": 0,
+    }
+    return SimpleNamespace(rid=rid, sampling_params=params, **(req | changes))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *({"custom_params": value} for value in ([1], "x", 5, {5: 1}, {"qspec_enabled": []})),
+        *({"max_new_tokens": value} for value in (None, "x", 8.0)),
+        *({"stop_token_ids": value} for value in (5, {2, "x"})),
+        *({"priority": value} for value in ("x", None)),
+        {"origin_input_ids_unpadded": None},
+    ],
+    ids=str,
+)
+def test_a_fault_of_one_request_costs_at_most_its_drafts(fault: dict[str, Any]) -> None:
+    active = connect(FakeSidecarLink(counting))
+    speculator.activate(active)
+    policy = SimpleNamespace(priority_sign=1, policy=CacheAgnosticPolicy.LOF)
+    scheduler = SimpleNamespace(enable_priority_scheduling=True, policy=policy)
+    for req in (joining("bad", **fault), joining("good")):
+        scheduler.waiting_queue = [req]
+        lifecycle.enqueued(None, scheduler, req)
+    assert not speculator.failed()
+    assert active.live("good") is not None
+    poll(active)
+    assert tree_of(active, "good", [8], 4).token_ids == (8, 9, 10, 11)
+    active.check_integrity()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from sglang_qspec.engine.frontend import guesses, tags
+from sglang_qspec.engine.frontend import fields, guesses, tags
 from sglang_qspec.errors import RequestError
 
 _responding: ContextVar[dict[str, Any] | None] = ContextVar("_responding", default=None)
@@ -30,7 +30,7 @@ def process_messages(serving: Any, request: Any, *args: Any, **kwargs: Any) -> N
 
 def convert_chat(result: tuple[Any, Any], serving: Any, *args: Any, **kwargs: Any) -> None:
     """After `OpenAIServingChat._convert_to_internal_request`: check before a stream can start."""
-    guesses.resolve_request(serving.tokenizer_manager, result[0])
+    guesses.resolve_of_client(serving.tokenizer_manager, result[0])
 
 
 def convert_anthropic(convert: Callable[..., Any], serving: Any, request: Any) -> Any:
@@ -53,17 +53,22 @@ async def create_responses(
 ) -> Any:
     """Around `OpenAIServingResponses.create_responses`."""
     manager = serving.tokenizer_manager
-    reader = tags.reader(manager, None) if manager else None
-    if reader is None:
+    if not manager or not guesses.is_qspec(manager):
         return await create(serving, request, *args, **kwargs)
+    reader = tags.reader(manager, None)
     given = request.input
+    changes: dict[str, Any] = {}
+    custom_params: dict[str, Any] = {}
     try:
-        changes = {
-            "input": reader.text(given) if isinstance(given, str) else reader.messages(given),
-            "instructions": reader.other(request.instructions),
-        }
-        custom_params = guesses.add(None, reader.guesses)
-        guesses.resolve(manager, custom_params)  # a stream cannot become HTTP 400 later
+        if reader is not None:
+            changes = {
+                "input": reader.text(given) if isinstance(given, str) else reader.messages(given),
+                "instructions": reader.other(request.instructions),
+            }
+            custom_params = guesses.add(None, reader.guesses)
+        # A stream cannot become HTTP 400 later.
+        params = request.to_sampling_params(None, serving.default_sampling_params)
+        guesses.resolve_params(manager, {**params, "custom_params": custom_params})
     except RequestError as error:
         return serving.create_error_response(str(error))
     token = _responding.set(custom_params)
@@ -116,16 +121,16 @@ async def _ollama(
     if not guesses.is_qspec(manager):
         return await handle(serving, request, *args, **kwargs)
     options = dict(request.options or {})
-    custom_params = options.get("custom_params")
-    reader = tags.reader(manager, custom_params)
     try:
+        custom_params = fields.custom_params_of(options)
+        reader = tags.reader(manager, custom_params)
         if reader is not None:
             changes = read(reader)
             if reader.guesses:
                 options["custom_params"] = guesses.add(custom_params, reader.guesses)
             request = request.model_copy(update={**changes, "options": options})
-        if isinstance(options.get("custom_params"), dict):
-            guesses.resolve(manager, options["custom_params"])  # only a check
+        params = serving._convert_options_to_sampling_params(options)
+        guesses.resolve_params(manager, params)  # only a check
     except RequestError as error:
         return JSONResponse(status_code=400, content={"error": str(error)})
     return await handle(serving, request, *args, **kwargs)
@@ -134,6 +139,13 @@ async def _ollama(
 def ollama_params(
     result: dict[str, Any], serving: Any, options: dict[str, Any] | None = None
 ) -> None:
-    """After `OllamaServing._convert_options_to_sampling_params`, which drops `custom_params`."""
-    if options and "custom_params" in options and guesses.is_qspec(serving.tokenizer_manager):
+    """After `OllamaServing._convert_options_to_sampling_params`.
+
+    It drops `custom_params`, and passes on `seed` by a name that SGLang does not know.
+    """
+    if not guesses.is_qspec(serving.tokenizer_manager):
+        return
+    if options and "custom_params" in options:
         result["custom_params"] = options["custom_params"]
+    if "seed" in result:
+        result["sampling_seed"] = result.pop("seed")

@@ -1,4 +1,4 @@
-"""Checks the guesses of a request and turns them into token ids for the scheduler.
+"""Checks a request and turns its guesses into token ids for the scheduler.
 
 Guesses from tags become `qspec_guesses` in the request's `custom_params`. Before SGLang sends the
 request to the scheduler, `resolve` checks them, and appends their token ids to `qspec_guess_ids`.
@@ -13,6 +13,7 @@ from sglang.srt.runtime_context import get_spec
 
 from sglang_qspec import config, controls
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.frontend import fields
 from sglang_qspec.errors import GuessError, RequestError
 from sglang_qspec.guess_tags import (
     GUESS_IDS_KEY,
@@ -56,25 +57,39 @@ def resolve_request(manager: Any, obj: Any) -> None:
 
     Raises RequestError.
     """
-    if getattr(obj, _RESOLVED, False) or not hasattr(obj, "sampling_params"):
+    if getattr(obj, _RESOLVED, False) or not hasattr(obj, "session_params"):  # an embedding
         return
     if not is_qspec(manager):
         return
+    fields.check_request(manager, obj)
     _check_not_empty(manager, obj)
     params = obj.sampling_params
     if isinstance(params, list):
-        obj.sampling_params = [_resolve_params(manager, own) for own in params]
+        obj.sampling_params = [resolve_params(manager, own) for own in params]
     else:
-        obj.sampling_params = _resolve_params(manager, params)
+        obj.sampling_params = resolve_params(manager, params)
+    fields.check_samples(obj)
     setattr(obj, _RESOLVED, True)
 
 
-def _resolve_params(manager: Any, params: Any) -> Any:
-    custom_params = params.get("custom_params") if isinstance(params, dict) else None
-    if not isinstance(custom_params, dict):
-        return params
+def resolve_of_client(manager: Any, obj: Any) -> None:
+    """`resolve_request` for a request that a client made, in which the server has set nothing."""
+    if is_qspec(manager):
+        fields.check_client(obj)
+    resolve_request(manager, obj)
+
+
+def resolve_params(manager: Any, params: Any) -> dict[str, Any]:
+    """The checked sampling parameters of a prompt, with its guesses as token ids.
+
+    Raises RequestError.
+    """
     # A copy, because the dict belongs to the program that calls sgl.Engine.
-    return {**params, "custom_params": resolve(manager, custom_params)}
+    checked = fields.check_sampling(manager, params)
+    custom_params = fields.custom_params_of(checked)
+    if custom_params:
+        checked["custom_params"] = resolve(manager, custom_params)
+    return checked
 
 
 def resolve(manager: Any, custom_params: dict[str, Any]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.frontend import guesses, samples, tags
+from sglang_qspec.engine.frontend import fields, guesses, samples, tags
 from sglang_qspec.errors import RequestError
 
 
@@ -42,6 +42,12 @@ def generate(manager: Any, obj: Any, request: Any = None) -> None:
     """Before `TokenizerManager.generate_request`, which all endpoints call."""
     guesses.resolve_request(manager, obj)
     samples.spread(manager, obj)
+
+
+def tokenized(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Before `TokenizerManager._validate_one_request`, which gets the tokens of each prompt."""
+    if guesses.is_qspec(manager):
+        fields.check_prompt(manager, obj, input_ids)
 
 
 def engine_generate(
@@ -83,13 +89,13 @@ def convert_completion(
         adapted.sampling_params = [{**own, **each} for each in params]
     else:
         adapted.sampling_params = {**own, **params}
-    guesses.resolve_request(manager, adapted)
+    guesses.resolve_of_client(manager, adapted)
     return adapted, request
 
 
 def _strip_request(manager: Any, obj: Any) -> None:
     obj.text, obj.sampling_params = strip(manager, obj.text, obj.sampling_params)
-    guesses.resolve_request(manager, obj)
+    guesses.resolve_of_client(manager, obj)
 
 
 def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
@@ -98,10 +104,15 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
     `params` is one dict for all prompts, or a list with one dict each. It is returned as a list if
     a list of prompts has tags. Raises RequestError.
     """
+    if not guesses.is_qspec(manager):
+        return prompt, params
+    if isinstance(prompt, str) and isinstance(params, list):  # as SGLang takes it with `n` above 1
+        (text,), params = strip(manager, [prompt], params)
+        return text, params
     if isinstance(prompt, str):
         (text,), params = _strip_one(manager, (prompt,), params)
         return text, params
-    if not _is_texts(prompt) or not guesses.is_qspec(manager):
+    if not _is_texts(prompt):
         return prompt, params
     each = params if isinstance(params, list) else [params] * len(prompt)
     if len(each) != len(prompt):
@@ -116,7 +127,7 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
 
 def _strip_one(manager: Any, texts: tuple[Any, ...], params: Any) -> tuple[tuple[Any, ...], Any]:
     """Strip the tags from each text of one request, where None stands for no text."""
-    custom_params = params.get("custom_params") if isinstance(params, dict) else None
+    custom_params = fields.custom_params_of(params)
     reader = tags.reader(manager, custom_params)
     if reader is None:
         return texts, params

@@ -30,14 +30,16 @@ def penalize_trees(
 
     The other arguments are as in `verify.penalties.penalize`.
     """
-    penalties = batch_penalties(reqs, logits.device)
+    penalties = batch_penalties(reqs, logits.device, logits.shape[1])
     if penalties is not None:
         penalize(logits, penalties, token_ids, mask, rows)
 
 
-def batch_penalties(reqs: Sequence[Any], device: torch.device) -> BatchPenalties | None:
+def batch_penalties(
+    reqs: Sequence[Any], device: torch.device, vocab_size: int
+) -> BatchPenalties | None:
     """The penalties of all requests with penalties; None if no request has any."""
-    found = [(row, req, penalty_of(req)) for row, req in enumerate(reqs)]
+    found = [(row, req, penalty_of(req, vocab_size)) for row, req in enumerate(reqs)]
     penalized = [(row, req, penalty) for row, req, penalty in found if penalty is not None]
     if not penalized:
         return None
@@ -112,17 +114,21 @@ class _OutputPenalties:
         penalize_trees(logits, self._reqs, torch.zeros_like(rows), alone, rows)
 
 
-def penalty_of(req: Any) -> Penalty | None:
+def penalty_of(req: Any, vocab_size: int) -> Penalty | None:
     """Return the penalties of a request; None if it has none."""
     params = req.sampling_params
     penalty = Penalty(params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
     if params.min_new_tokens > len(output_of(req)):
-        penalty = penalty._replace(min_new_tokens=params.min_new_tokens, stop_ids=_stop_ids(req))
+        stop_ids = _stop_ids(req, vocab_size)
+        penalty = penalty._replace(min_new_tokens=params.min_new_tokens, stop_ids=stop_ids)
     return None if penalty == Penalty() else penalty
 
 
-def _stop_ids(req: Any) -> tuple[int, ...]:
-    """Return the stop tokens that SGLang's `BatchedMinNewTokensPenalizer` would exclude."""
+def _stop_ids(req: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the stop tokens that SGLang's `BatchedMinNewTokensPenalizer` would exclude.
+
+    A client, a checkpoint or a tokenizer may name tokens that the model does not have.
+    """
     tokenizer = req.tokenizer
     ids = {
         *(req.sampling_params.stop_token_ids or ()),
@@ -130,4 +136,4 @@ def _stop_ids(req: Any) -> tuple[int, ...]:
         *(tokenizer.additional_stop_token_ids or ()),
         tokenizer.eos_token_id,
     }
-    return tuple(sorted(ids - {None}))
+    return tuple(sorted(token_id for token_id in ids - {None} if 0 <= token_id < vocab_size))

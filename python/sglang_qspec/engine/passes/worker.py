@@ -21,6 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import (
     attention_backends,
     get_device,
+    get_exec,
     get_parallel,
     get_schedule,
     get_spec,
@@ -36,13 +37,13 @@ from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import (
     batch_split,
+    grammar,
     prefill,
     relay,
     sampling_seeds,
     tracing,
     tree_attention,
 )
-from sglang_qspec.engine.passes.grammar import grammar_mask
 from sglang_qspec.engine.passes.lead import Decision, Lead
 from sglang_qspec.engine.passes.opening import speculator_of
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
@@ -96,6 +97,7 @@ class QSpecWorker(BaseSpecWorker):
         accounting = None if self._lead is None else self._lead.accounting
         self._settlement = Settlement(accounting, overlap=self._overlap)
         sampling_seeds.install(reject=settings.acceptance == "reject")
+        grammar.install(get_exec().kernel.grammar_backend)
 
     # The methods that SGLang calls on its NGRAM worker.
 
@@ -315,7 +317,7 @@ class QSpecWorker(BaseSpecWorker):
         batch.out_cache_loc = verify_input.slots(batch)
         batch.spec_info = verify_input
         result = self._run(batch, trees.width)
-        allowed = grammar_mask(batch, trees, verify_input)
+        allowed = grammar.grammar_mask(batch, trees, verify_input)
         with sampling_seeds.seeded_draws(batch, self._proposals(batch, trees)):
             predict, accept_lens, accept_index = sample_and_accept(
                 verify_input, batch, result.logits_output, allowed

@@ -12,7 +12,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.failsafe import guarded, reading
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.sampling_seeds import seeded_of
@@ -29,28 +29,37 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
     if not is_retracted:
-        stop_strings.widen(req.sampling_params)
-    with guarded("starting token provenance"):
+        with reading("widening the search for its stop strings"):
+            stop_strings.widen(req.sampling_params)
+    with reading("starting its labels and its trace"):
         provenance.begin(req, active.settings.return_provenance)
         tracing.begin(req)
     if req.custom_logit_processor:  # it may read the output, which excludes draft tokens
         return
     if req.multimodal_inputs is not None or req.input_embeds is not None:
         return  # the draft model cannot read images or embeddings
+    fields: dict[str, Any] | None = None
+    with reading("starting its drafts"):
+        fields = _fields_of(req, scheduler)
+    if fields is not None:
+        with guarded("enqueuing a request"):
+            active.enqueue(req.rid, **fields)
+
+
+def _fields_of(req: Any, scheduler: Any) -> dict[str, Any]:
+    """The arguments of `Speculator.enqueue` that a request determines, with their types."""
     params = req.sampling_params
-    with guarded("enqueuing a request"):
-        active.enqueue(
-            req.rid,
-            prompt_ids=list(req.origin_input_ids_unpadded),
-            output_ids=list(req.output_ids),
-            max_new_tokens=params.max_new_tokens,
-            stop_token_ids=sorted(params.stop_token_ids or ()),
-            ignore_eos=params.ignore_eos,
-            custom_params=params.custom_params,
-            rank=rank(scheduler, req),
-            seeded=seeded_of(req),
-            scope=scope_of(req),
-        )
+    return {
+        "prompt_ids": list(req.origin_input_ids_unpadded),
+        "output_ids": list(req.output_ids),
+        "max_new_tokens": int(params.max_new_tokens),
+        "stop_token_ids": sorted(params.stop_token_ids or ()),
+        "ignore_eos": bool(params.ignore_eos),
+        "custom_params": params.custom_params,
+        "rank": rank(scheduler, req),
+        "seeded": seeded_of(req),
+        "scope": scope_of(req),
+    }
 
 
 def rank(scheduler: Any, req: Any) -> tuple[int, int]:
