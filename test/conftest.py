@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="no test with a server or a model")
     parser.addoption("--thorough", action="store_true", help="also tests that take minutes each")
     parser.addoption("--device", default="cpu", help="of the toy target (scripts/gpu-check)")
+    parser.addoption("--slow", metavar="WHO=FACTOR", help="target=5: slower passes; sidecar=5")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slow"):
+        os.environ["QSPEC_TEST_SLOW"] = config.getoption("--slow")
+        paths = [str(Path(__file__).with_name("slow")), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write the reason of a skipped test to the file that `scripts/test` shows at its end."""
+    path = os.environ.get("QSPEC_TEST_SKIPPED")
+    if path and report.skipped and isinstance(report.longrepr, tuple):
+        with Path(path).open("a") as skipped:
+            skipped.write(report.longrepr[2].removeprefix("Skipped: ") + "\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

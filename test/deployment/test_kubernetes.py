@@ -64,7 +64,10 @@ def test_the_kustomization_lists_every_file() -> None:
     assert listed == {path.name for path in KUBERNETES.glob("*.yaml")}
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None,
+    reason="there is no kubectl (https://kubernetes.io/docs/tasks/tools)",
+)
 def test_kubectl_builds_the_objects_once_there_are_keys(tmp_path: Path) -> None:
     shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
     for name in ("link.key", ".env"):

@@ -21,6 +21,7 @@ from benchmark.harness.speculation import state_of
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.models import DemoModels
 from test.deployment.router import Router
+from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, GREEDY, generate, of_sidecar, until
 from test.random_llama import write_random_llama
 
@@ -55,7 +56,8 @@ def servers(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Ite
         start_sidecar(stack, model, endpoint)
         arguments = [*COMMON, "--speculative-algorithm", "QSPEC"]
         arguments += ["--speculative-qspec-endpoint", endpoint, "--admin-api-key", KEY]
-        found = [Server(model, arguments) for _ in range(2)]
+        environment = awaiting(tmp_path_factory.mktemp("plugin"))
+        found = [Server(model, arguments, environment=environment) for _ in range(2)]
         for server in found:
             stack.callback(server.stop)
             server.launch()
@@ -110,15 +112,18 @@ def test_answers_through_the_router_equal_those_without_speculation(
     router: Router, servers: list[Server], expected: list[list[int]]
 ) -> None:
     before = sum(map(proposed, servers))
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = list(pool.map(lambda text: ask(router, text), PROMPTS))
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert all(answer["meta_info"]["qspec"]["passes"] > 0 for answer in answers)
+    assert sum(map(proposed, servers)) > before
 
-    def drafted() -> bool:
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            answers = list(pool.map(lambda text: ask(router, text), PROMPTS))
-        assert [answer["output_ids"] for answer in answers] == expected
-        assert all(answer["meta_info"]["qspec"]["passes"] > 0 for answer in answers)
-        return sum(map(proposed, servers)) > before
 
-    until(drafted)
+def answers_of(server: Server) -> list[list[int]]:
+    """The output ids of one server for all prompts at once."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = pool.map(lambda text: generate(server, text, **VARIED), PROMPTS)
+        return [answer["output_ids"] for answer in answers]
 
 
 def test_the_sidecar_drafts_for_both_servers(
@@ -126,14 +131,8 @@ def test_the_sidecar_drafts_for_both_servers(
 ) -> None:
     for server in servers:
         before = proposed(server)
-
-        def drafted(server: Server = server, before: int = before) -> bool:
-            with ThreadPoolExecutor(len(PROMPTS)) as pool:
-                answers = list(pool.map(lambda text: generate(server, text, **VARIED), PROMPTS))
-            assert [answer["output_ids"] for answer in answers] == expected
-            return proposed(server) > before
-
-        until(drafted)
+        assert answers_of(server) == expected
+        assert proposed(server) > before
         assert not state_of(server)["failed"], server.log[-4000:]
 
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 ARMED = """
 import inspect
 import os
@@ -85,23 +86,27 @@ fails before or after its work, and adds a byte to NAME.met. The first two start
 
 
 def plugin(folder: Path, code: str) -> dict[str, str]:
-    """Environment variables of a server that loads `code` as a plugin, before this package's."""
+    """Environment variables of a server that loads `code` as a plugin, before this package's.
+
+    `code` can import `test`.
+    """
     (folder / "faulty.py").write_text(code)
     package = folder / "faulty-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
     (package / "entry_points.txt").write_text("[sglang.srt.plugins]\nfaulty = faulty:load\n")
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class Faults:
     """Arms the hooks of a server that has `environment`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more: str = "") -> None:
+        """`folder` is an empty folder; `more` are further lines of the plugin's `load`."""
         self._folder = folder / "faults"
         self._folder.mkdir()
-        self.environment = plugin(folder, ARMED) | {"QSPEC_TEST_FAULTS": str(self._folder)}
+        self.environment = plugin(folder, ARMED + more) | {"QSPEC_TEST_FAULTS": str(self._folder)}
 
     def arm(self, hook: str, moment: str = "before") -> None:
         """Make the hook fail `before` or `after` its work at each call, until `disarm`."""

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sglang_qspec.models import DemoModels
+from test.engine.awaiting import awaiting
 
 pytestmark = pytest.mark.server
 
@@ -51,7 +53,7 @@ if __name__ == "__main__":
 """
 
 
-def run(models: DemoModels, **settings: str) -> subprocess.CompletedProcess[str]:
+def run(models: DemoModels, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models.target), str(models.draft)],
         env={**os.environ, **settings},
@@ -61,8 +63,8 @@ def run(models: DemoModels, **settings: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels) -> None:
-    ended = run(models, SGLANG_QSPEC_COMPLETIONS="2")
+def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels, tmp_path: Path) -> None:
+    ended = run(models, {**awaiting(tmp_path), "SGLANG_QSPEC_COMPLETIONS": "2"})
     assert ended.returncode == 0, ended.stderr[-3000:]
     result = json.loads(ended.stdout.splitlines()[-1])
     assert result["guessed"]["output_ids"] == result["plain"]["output_ids"]
@@ -76,6 +78,6 @@ def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels) -> Non
 
 
 def test_a_bad_setting_raises_in_the_program(models: DemoModels) -> None:
-    ended = run(models, SGLANG_QSPEC_COMPLETIONS="none")
+    ended = run(models, {"SGLANG_QSPEC_COMPLETIONS": "none"})
     assert ended.returncode != 0
     assert "ConfigError: SGLANG_QSPEC_COMPLETIONS is 'none'" in ended.stderr

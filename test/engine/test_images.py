@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
 from test.engine import vision
+from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing
 from test.engine.server.running import QSPEC
 from test.engine.vision import Reference
@@ -44,14 +45,18 @@ def expected(path: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def server(path: Path, models: DemoModels) -> Iterator[Server]:
+def server(
+    path: Path, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     arguments = [
         *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
         *("--max-running-requests", "4", "--max-total-tokens", "4096"),
         *("--mm-attention-backend", "sdpa"),
         *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
     ]
-    with Server(path, arguments) as running:
+    with Server(
+        path, arguments, environment=awaiting(tmp_path_factory.mktemp("plugin"))
+    ) as running:
         yield running
 
 
@@ -101,7 +106,7 @@ def test_a_guess_is_removed_from_a_prompt_with_an_image(
 
 
 @pytest.mark.thorough
-def test_embeddings_are_answered_without_drafts(models: DemoModels) -> None:
+def test_embeddings_are_answered_without_drafts(models: DemoModels, tmp_path: Path) -> None:
     """SGLang takes embeddings only in bfloat16 and without the radix cache.
 
     They go through the stock layers, which round differently, so only the first token is compared.
@@ -111,7 +116,7 @@ def test_embeddings_are_answered_without_drafts(models: DemoModels) -> None:
         *("--max-running-requests", "4", "--max-total-tokens", "4096", "--disable-radix-cache"),
         *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
     ]
-    with Server(models.target, arguments) as server:
+    with Server(models.target, arguments, environment=awaiting(tmp_path)) as server:
         plain = ask(server, {**LONG, "custom_params": PLAIN})
         prompt = {"input_embeds": embed(models.target, TEXT)}
         answer = server.post("/generate", {**prompt, "sampling_params": {"temperature": 0, **LONG}})

@@ -19,6 +19,7 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES
 from sglang_qspec.models import DemoModels
 from test.engine.adapters import LINEAR, write_adapter
+from test.engine.awaiting import awaiting, held
 from test.engine.features.asking import PLAIN, ask, guessing
 from test.engine.server.running import QSPEC, cores, of_sidecar, state, turn, until
 from test.random_llama import write_random_llama
@@ -54,7 +55,9 @@ def adapters(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture(scope="module")
-def server(models: DemoModels, adapters: dict[str, Path]) -> Iterator[Server]:
+def server(
+    models: DemoModels, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     paths = [f"{name}={adapters[name]}" for name in NAMES if name]
     arguments = [
         *ARGUMENTS,
@@ -63,7 +66,8 @@ def server(models: DemoModels, adapters: dict[str, Path]) -> Iterator[Server]:
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         wait_for_sidecar(running)
         yield running
         assert not state(running)["failed"], running.log[-4000:]
@@ -181,18 +185,20 @@ def test_an_abort_changes_no_answer_of_another_adapter(
     server: Server, prompts: list[str], expected: dict[tuple[str, str | None], dict[str, Any]]
 ) -> None:
     with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(
-            ask,
-            server,
-            {"max_new_tokens": 600, "ignore_eos": True},
-            text=prompts[0],
-            lora_path="linear",
-            rid="long",
-        )
-        until(lambda: state(server)["live_requests"] > 0)
-        others = pool.submit(all_at_once, server, prompts[1:3])
-        until(lambda: state(server)["live_requests"] > 2)
-        server.post("/abort_request", {"rid": "long"})
+        with held(server) as target:
+            long = pool.submit(
+                ask,
+                server,
+                {"max_new_tokens": 600, "ignore_eos": True},
+                text=prompts[0],
+                lora_path="linear",
+                rid="long",
+            )
+            until(lambda: state(server)["live_requests"] == 1)
+            others = pool.submit(all_at_once, server, prompts[1:3])
+            until(lambda: state(server)["live_requests"] > 2)
+            target.run(4)
+            server.post("/abort_request", {"rid": "long"})
         assert long.result()["meta_info"]["finish_reason"]["type"] == "abort"
         for key, answer in others.result().items():
             assert answer["output_ids"] == expected[key]["output_ids"]
@@ -215,8 +221,9 @@ def test_adapters_are_loaded_and_unloaded_while_others_run(
         return plain[prompts[0], "late"]
 
     with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(all_at_once, server, prompts[1:])
-        until(lambda: state(server)["live_requests"] > 2)
+        with held(server):
+            others = pool.submit(all_at_once, server, prompts[1:])
+            until(lambda: state(server)["live_requests"] > 2)
         late, later = answer_of("late"), answer_of("later")
         rest = others.result()
     assert late != later
@@ -269,7 +276,8 @@ def test_two_ranks_give_the_answers_of_one_rank_without_qspec(
     prompts = ["one two three one two three one two", "The sea was calm, and the boats went out."]
     arguments = [*ARGUMENTS, "--lora-paths", *paths]
     qspec = [*QSPEC, "--speculative-draft-model-path", str(model)]
-    with Server(model, [*arguments, *qspec, "--tp-size", "2"]) as server:
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(model, [*arguments, *qspec, "--tp-size", "2"], environment=environment) as server:
         wait_for_sidecar(server)
         plain = ids(all_at_once(server, prompts, custom_params=PLAIN))
         assert ids(all_at_once(server, prompts)) == plain

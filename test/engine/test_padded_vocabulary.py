@@ -13,6 +13,7 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
+from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, QSPEC, cores, of_sidecar, state, until
 from test.random_llama import pad_vocabulary, write_random_llama
 
@@ -49,7 +50,8 @@ def server(
         *(*QSPEC, "--speculative-draft-model-path", str(draft)),
         *("--speculative-qspec-cores", str(cores(1)[0]), "--speculative-qspec-dtype", "float32"),
     ]
-    with Server(target, arguments, cores=cores(0)) as server:
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(target, arguments, cores=cores(0), environment=environment) as server:
         until(lambda: state(server)["sidecar"] == "ready")
         yield server
 

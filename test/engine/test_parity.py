@@ -24,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from sglang_qspec.models import DemoModels
-from test.engine.overlapping import overlapping
+from test.engine.awaiting import awaiting
+from test.engine.overlapping import OVERLAP
 from test.engine.server.running import QSPEC, cores, state
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(3600)]
@@ -106,7 +107,7 @@ def server(
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
     overlaps = request.param == "overlap"
-    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
+    environment = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP if overlaps else "")
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
         wait_for_sidecar(running)

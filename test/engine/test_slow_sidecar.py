@@ -27,8 +27,9 @@ pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(900)
 
 CLIENTS = 16
 """Clients of each server. Most of their requests wait."""
-PERIOD_S, SHARE = 0.2, 0.1
-"""The sidecar runs for this share of each period."""
+PERIOD_S, SHARE, FALL = 0.2, 0.1, 0.98
+"""The sidecar runs for this share of the first period, and for ever less of the next ones: it has
+to become slower than any target."""
 
 __all__ = ["key_file"]  # a fixture
 
@@ -39,11 +40,13 @@ def slowed(sidecar: Sidecar) -> Iterator[None]:
     ended = threading.Event()
 
     def stop_and_go() -> None:
+        share = SHARE
         while not ended.is_set():
             sidecar.signal(signal.SIGSTOP)
-            time.sleep(PERIOD_S * (1 - SHARE))
+            time.sleep(PERIOD_S * (1 - share))
             sidecar.signal(signal.SIGCONT)
-            time.sleep(PERIOD_S * SHARE)
+            time.sleep(PERIOD_S * share)
+            share *= FALL
 
     thread = threading.Thread(target=stop_and_go)
     thread.start()

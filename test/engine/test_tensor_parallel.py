@@ -18,6 +18,7 @@ import pytest
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import wait_for_sidecar
 from sglang_qspec.config import MODES
+from test.engine.awaiting import AWAIT
 from test.engine.faulty import plugin
 from test.engine.server.running import (
     COMMON,
@@ -75,7 +76,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     small_target: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    environment = plugin(tmp_path_factory.mktemp("plugin"), FAULT)
+    environment = plugin(tmp_path_factory.mktemp("plugin"), FAULT + AWAIT)
     arguments = [
         *TENSOR_PARALLEL,
         *(*QSPEC, "--speculative-draft-model-path", str(small_target)),

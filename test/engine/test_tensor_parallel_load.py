@@ -15,6 +15,7 @@ import pytest
 
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import wait_for_sidecar
+from test.engine.awaiting import awaiting
 from test.engine.server.running import GREEDY, sidecar_process, state, until
 
 pytestmark = [
@@ -36,14 +37,15 @@ ABORTED = range(0, 100, 9)
 
 
 @pytest.fixture(scope="module")
-def server(small_target: Path) -> Iterator[Server]:
+def server(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     qspec = (
         "--speculative-algorithm",
         "QSPEC",
         "--speculative-draft-model-path",
         str(small_target),
     )
-    with Server(small_target, [*ARGUMENTS, *qspec], environment=ENVIRONMENT) as running:
+    environment = awaiting(tmp_path_factory.mktemp("plugin")) | ENVIRONMENT
+    with Server(small_target, [*ARGUMENTS, *qspec], environment=environment) as running:
         wait_for_sidecar(running)
         yield running
 

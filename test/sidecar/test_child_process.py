@@ -29,7 +29,7 @@ CORE = max(os.sched_getaffinity(0))
 """The sidecar's core; servers of other tests use the first one."""
 
 
-def until(happened: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def until(happened: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"{what} within {seconds:g} s"
@@ -49,7 +49,7 @@ class Served:
     finished: set[tuple[int, int]] = field(default_factory=set)
     declined: dict[int, str] = field(default_factory=dict)
 
-    def until(self, happened: Callable[[], bool], seconds: float = 60.0) -> None:
+    def until(self, happened: Callable[[], bool], seconds: float = 300.0) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
             assert time.monotonic() < deadline, "nothing came"

@@ -123,7 +123,9 @@ class _Reader:
         version = self._number("I", "version")
         if version not in _VERSIONS:
             order = " (big-endian)" if version & 0xFFFF == 0 else ""
-            raise _DamageError(f"the version is {version}{order}, but must be 2 or 3, little-endian")
+            raise _DamageError(
+                f"the version is {version}{order}, but must be 2 or 3, little-endian"
+            )
         tensors = self._count("number of tensors", at_least=24)
         pairs = self._count("number of metadata keys", at_least=13)
         metadata: dict[str, Any] = {}

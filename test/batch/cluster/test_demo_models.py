@@ -19,6 +19,7 @@ from test.batch.cluster.nodes import Nodes, two_nodes, until
 from test.batch.fakes import records_of
 from test.batch.test_killed import start
 from test.batch.test_own_server import FLAGS, KV
+from test.engine.awaiting import awaiting
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
@@ -26,8 +27,9 @@ TOKENS = 48
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= awaiting(tmp_path_factory.mktemp("plugin"))
     with two_nodes(environment) as nodes:
         yield nodes
 

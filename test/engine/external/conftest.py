@@ -11,6 +11,7 @@ from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.models import DemoModels
+from test.engine.awaiting import awaiting
 from test.engine.external.load import PLAINLY, SLOTS
 from test.engine.external.sidecars import Sidecars
 from test.engine.server.running import cores, state, until
@@ -28,7 +29,9 @@ def sidecars(models: DemoModels) -> Iterator[Sidecars]:
 
 
 @pytest.fixture(scope="package")
-def server(models: DemoModels, sidecars: Sidecars) -> Iterator[Server]:
+def server(
+    models: DemoModels, sidecars: Sidecars, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     arguments = [
         *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
         *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
@@ -36,7 +39,8 @@ def server(models: DemoModels, sidecars: Sidecars) -> Iterator[Server]:
         *("--speculative-qspec-endpoint", sidecars.endpoint),
         "--enable-custom-logit-processor",
     ]
-    with Server(models.target, arguments, cores=cores(0)) as running:
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         until(lambda: state(running)["sidecar"] == "ready")
         yield running
 

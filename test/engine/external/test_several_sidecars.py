@@ -13,6 +13,7 @@ from benchmark.harness.server import Server, ServerError
 from sglang_qspec.config import MODES
 from sglang_qspec.engine.sidecar.endpoints import PREFIX
 from sglang_qspec.models import DemoModels
+from test.engine.awaiting import held
 from test.engine.external.load import GREEDY, drafts_are_accepted, loaded
 from test.engine.external.sidecars import Sidecars
 from test.engine.server.running import state, turn, until
@@ -72,17 +73,19 @@ def test_both_sidecars_draft_and_equal_prompts_meet_on_one(
     off = {**short, "custom_params": {"qspec_enabled": False}}
     expected = server.post("/generate", {"text": MANY, "sampling_params": off})
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.post, "/generate", {"text": MANY, "sampling_params": short})
-        until(lambda: has_requests(server, sidecars) and has_requests(server, other))
+        with held(server):
+            asked = pool.submit(server.post, "/generate", {"text": MANY, "sampling_params": short})
+            until(lambda: has_requests(server, sidecars) and has_requests(server, other))
         answers = asked.result()
-        equal = {"text": MANY[:1] * 12, "sampling_params": {**short, "max_new_tokens": 40}}
-        asked = pool.submit(server.post, "/generate", equal)
-        until(lambda: sum(each["requests"] for each in state(server)["sidecars"]) > 6)
-        counts = [each["requests"] for each in state(server)["sidecars"]]
-        assert min(counts) == 0 < max(counts)
+        with held(server):
+            equal = {"text": MANY[:1] * 12, "sampling_params": short}
+            asked = pool.submit(server.post, "/generate", equal)
+            until(lambda: state(server)["live_requests"] == 12)
+            counts = [each["requests"] for each in state(server)["sidecars"]]
+            assert sorted(counts) == [0, 12]
         repeated = asked.result()
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
-    assert {tuple(a["output_ids"][:8]) for a in repeated} == {tuple(expected[0]["output_ids"])}
+    assert {tuple(a["output_ids"]) for a in repeated} == {tuple(expected[0]["output_ids"])}
 
 
 def test_a_killed_sidecars_requests_get_drafts_of_the_other_and_no_answer_changes(

@@ -5,7 +5,6 @@ Each test compares greedy float32 answers with those of the same server without 
 """
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,10 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
+from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, ask
-from test.engine.overlapping import overlapping
-from test.engine.server.running import QSPEC, state
+from test.engine.overlapping import OVERLAP
+from test.engine.server.running import QSPEC, state, until
 
 ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
@@ -45,14 +45,11 @@ def server(
         *("--speculative-qspec-cores", str(available[-1])),
     ]
     overlaps = request.param == "overlap"
-    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
-    environment |= ENVIRONMENT
+    plugin = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP if overlaps else "")
+    environment = plugin | ENVIRONMENT
     with Server(models.target, arguments, cores=available[:1], environment=environment) as running:
         assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
-        deadline = time.monotonic() + 120
-        while state(running)["sidecar"] != "ready":
-            assert time.monotonic() < deadline, running.log[-2000:]
-            time.sleep(0.1)
+        until(lambda: state(running)["sidecar"] == "ready")
         yield running
         assert not state(running)["failed"], running.log[-4000:]
         assert running.exit_code(1.0) is None, "the server has ended:\n" + running.log[-4000:]

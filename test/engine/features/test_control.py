@@ -1,15 +1,16 @@
 """Pauses, retractions, priorities, aborts and new weights change no answer that completes."""
 
-import contextlib
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import json
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
+from test.engine.awaiting import Held, held
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing
 from test.engine.server.running import state, until
 
@@ -26,14 +27,12 @@ def expected(server: Server) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@contextlib.contextmanager
-def running(server: Server, **body: Any) -> Iterator[list[Future[Any]]]:
-    """A context in which the server answers TEXTS; at least one answer has begun."""
-    before = state(server)["pipelines"]
-    with ThreadPoolExecutor(len(TEXTS)) as pool:
-        asked = [pool.submit(ask, server, LONG, text=text, **body) for text in TEXTS]
-        until(lambda: passes(state(server)["pipelines"]) > passes(before) + 3)
-        yield asked
+def begin(server: Server, target: Held, pool: Executor, texts: list[str]) -> list[Future[Any]]:
+    """Begin to answer `texts`; the first answers have tokens, and none is complete."""
+    asked = [pool.submit(ask, server, LONG, text=text) for text in texts]
+    until(lambda: state(server)["live_requests"] == len(texts))
+    target.run(5)
+    return asked
 
 
 def passes(pipelines: dict[str, Any]) -> int:
@@ -44,21 +43,28 @@ def passes(pipelines: dict[str, Any]) -> int:
 def test_paused_requests_continue_to_the_same_answers(
     server: Server, expected: list[list[int]], mode: str
 ) -> None:
-    with running(server) as asked:
-        server.post("/pause_generation", {"mode": mode})
-        paused = passes(state(server)["pipelines"])
-        assert not all(answer.done() for answer in asked)
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        with held(server) as target:
+            asked = begin(server, target, pool, TEXTS)
+            server.post("/pause_generation", {"mode": mode})
+            paused = passes(state(server)["pipelines"])
         assert passes(state(server)["pipelines"]) == paused
+        assert not any(answer.done() for answer in asked)
         server.post("/continue_generation", {})
         assert [answer.result()["output_ids"] for answer in asked] == expected
 
 
 def test_a_pause_may_abort_running_requests(server: Server, expected: list[list[int]]) -> None:
-    with running(server) as asked:
-        server.post("/pause_generation", {"mode": "abort"})
+    texts = TEXTS * 2
+    with ThreadPoolExecutor(len(texts) + 1) as pool:
+        with held(server) as target:
+            asked = begin(server, target, pool, texts)
+            pausing = pool.submit(server.post, "/pause_generation", {"mode": "abort"})
+            until(lambda: state(server)["waiting_requests"] == 0)  # those end at once
+        pausing.result()
         server.post("/continue_generation", {})
-        ends = [answer.result()["meta_info"]["finish_reason"]["type"] for answer in asked]
-    assert "abort" in ends
+        ends = {answer.result()["meta_info"]["finish_reason"]["type"] for answer in asked}
+    assert ends == {"abort"}
     check_idle(server)
     assert ask(server, LONG, text=TEXTS[0])["output_ids"] == expected[0]
 
@@ -74,10 +80,11 @@ def test_new_weights_drop_the_drafts_of_the_old_ones(
     """The server loads the same weights during a request: the answer stays, the drafts go."""
     custom = guessing(expected[0])
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server, {**LONG, "custom_params": custom}, text=TEXTS[0])
-        until(lambda: state(server)["trie_tokens"] > 0)
-        server.post("/pause_generation", {"mode": "retract"})
-        before = state(server)["trie_tokens"]
+        with held(server) as target:
+            asked = pool.submit(ask, server, {**LONG, "custom_params": custom}, text=TEXTS[0])
+            target.run(3)
+            server.post("/pause_generation", {"mode": "retract"})
+            before = state(server)["trie_tokens"]
         result = server.post("/update_weights_from_disk", {"model_path": str(models.target)})
         assert result["success"], result
         assert state(server)["trie_tokens"] < before
@@ -95,16 +102,18 @@ def test_retracted_requests_give_the_same_answers(
     for ragged in (False, True):
         set_ragged(server, ragged)
         with ThreadPoolExecutor(len(TEXTS)) as pool:
-            asked = [
-                pool.submit(
-                    ask,
-                    server,
-                    {**LONG, "custom_params": guessing(ids[9:])},
-                    text=text,
-                    **body,
-                )
-                for text, ids, body in zip(TEXTS, expected, bodies, strict=True)
-            ]
+            with held(server):
+                asked = [
+                    pool.submit(
+                        ask,
+                        server,
+                        {**LONG, "custom_params": guessing(ids[9:])},
+                        text=text,
+                        **body,
+                    )
+                    for text, ids, body in zip(TEXTS, expected, bodies, strict=True)
+                ]
+                until(lambda: state(server)["live_requests"] == len(TEXTS))
             answers = [answer.result() for answer in asked]
         assert [answer["output_ids"] for answer in answers] == expected
         for name in ("output_token_logprobs", "output_top_logprobs"):
@@ -129,9 +138,12 @@ def test_an_urgent_request_overtakes_others_and_no_answer_changes(
         return answer
 
     with ThreadPoolExecutor(8) as pool:
-        usual = [pool.submit(answer_of, "usual", TEXTS[n % 4], 0) for n in range(7)]
-        until(lambda: state(server)["live_requests"] == 7)
-        urgent = pool.submit(answer_of, "urgent", TEXTS[0], 9)
+        with held(server) as target:
+            usual = [pool.submit(answer_of, "usual", TEXTS[n % 4], 0) for n in range(7)]
+            until(lambda: state(server)["live_requests"] == 7)
+            target.run(2)
+            urgent = pool.submit(answer_of, "urgent", TEXTS[0], 9)
+            until(lambda: state(server)["live_requests"] == 8)
         assert urgent.result() == expected[0]
         assert [answer.result() for answer in usual] == [expected[n % 4] for n in range(7)]
     assert ended[-1] != "urgent"
@@ -153,22 +165,17 @@ def test_clients_that_go_away_leave_nothing_behind(
 def until_gone(server: Server, body: dict[str, Any], hang_up: bool) -> None:
     """Send a request and end it midway, by its client or by /abort_request."""
 
-    def wait() -> None:
-        with contextlib.suppress(ServerError, OSError):
-            timeout = 1.0 if hang_up else 60.0
-            if body["stream"]:
-                for number, _ in enumerate(server.stream("/generate", {"text": TEXT, **body})):
-                    if hang_up and number > 2:
-                        break
+    content = json.dumps({"text": TEXT, **body})
+    with closing(HTTPConnection("127.0.0.1", server.port)) as client:
+        with held(server) as target:
+            client.request("POST", "/generate", content, {"Content-Type": "application/json"})
+            target.run(3)
+            if hang_up:
+                client.close()
             else:
-                server.post("/generate", {"text": TEXT, **body}, timeout=timeout)
-
-    client = threading.Thread(target=wait)
-    client.start()
-    until(lambda: state(server)["live_requests"] > 0)
-    if not hang_up:
-        server.post("/abort_request", {"rid": body["rid"]})
-    client.join(60)
+                server.post("/abort_request", {"rid": body["rid"]})
+        if not hang_up:
+            client.getresponse().read()
     until(lambda: state(server)["live_requests"] == 0)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
-from test.engine.overlapping import overlapping
+from test.engine.awaiting import awaiting
+from test.engine.overlapping import OVERLAP
 from test.engine.server.running import COMMON, QSPEC, cores, state, until
 
 
@@ -27,9 +28,9 @@ def server(
         *("--speculative-qspec-acceptance", "reject"),
         *("--speculative-qspec-mode", "sequential"),
     ]
-    overlaps = request.param == "overlap"
-    environment = overlapping(tmp_path_factory.mktemp("overlap")) if overlaps else {}
+    more = OVERLAP if request.param == "overlap" else ""
+    environment = awaiting(tmp_path_factory.mktemp("plugin"), more)
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
-        until(lambda: state(running)["sidecar"] == "ready", 120)
+        until(lambda: state(running)["sidecar"] == "ready")
         yield running
         assert not state(running)["failed"], running.log[-4000:]

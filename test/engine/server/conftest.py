@@ -10,6 +10,7 @@ from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.models import DemoModels
 from sglang_qspec.ports import free_port
+from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, GREEDY, PENALIZED, QSPEC, Plain, cores, state, until
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
 
@@ -20,7 +21,7 @@ def prompts(models: DemoModels) -> list[str]:
 
 
 @pytest.fixture(scope="package")
-def starting(models: DemoModels) -> Iterator[Server]:
+def starting(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server of all tests. It starts while another server answers without speculation."""
     arguments = [
         *COMMON,
@@ -30,7 +31,8 @@ def starting(models: DemoModels) -> Iterator[Server]:
         "--enable-metrics",
         *("--grpc-port", str(free_port())),
     ]
-    server = Server(models.target, arguments, cores=cores(0))
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    server = Server(models.target, arguments, cores=cores(0), environment=environment)
     try:
         server.launch()
         yield server
@@ -59,5 +61,5 @@ def expected(plain: Plain) -> list[dict[str, Any]]:
 @pytest.fixture(scope="package")
 def server(starting: Server, plain: Plain) -> Server:
     starting.start()
-    until(lambda: state(starting)["sidecar"] == "ready", 120)
+    until(lambda: state(starting)["sidecar"] == "ready")
     return starting

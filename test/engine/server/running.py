@@ -38,7 +38,7 @@ def cores(index: int) -> tuple[int, ...]:
     return (available[index % len(available)],)
 
 
-def until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 600.0) -> None:
     """Wait until the condition is true. Only a broken build reaches the limit."""
     deadline = time.monotonic() + seconds
     while not condition():

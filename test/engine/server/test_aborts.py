@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmark.harness.server import Server, ServerError
+from test.engine.awaiting import held
 from test.engine.server.running import GREEDY, generate, state, until
 
 pytestmark = pytest.mark.server
@@ -25,11 +26,13 @@ def test_an_aborted_request_leaves_nothing_behind(server: Server, prompts: list[
             server.post("/generate", body)
 
     asking = threading.Thread(target=ask)
-    asking.start()
-    until(lambda: state(server)["live_requests"] == 6)
-    for rid in body["rid"]:
-        server.post("/abort_request", {"rid": rid})
-    asking.join(60)
+    with held(server) as target:
+        asking.start()
+        until(lambda: state(server)["live_requests"] == 6)
+        target.run(4)
+        for rid in body["rid"]:
+            server.post("/abort_request", {"rid": rid})
+    asking.join()
     until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
     until(lambda: state(server)["drafting_rows"] == 0)
 

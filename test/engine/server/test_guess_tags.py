@@ -150,7 +150,7 @@ def test_guesses_are_used_on_every_endpoint_that_generates(
     before = state(server)["accepted_tokens"]["guess"]
     answer = server.post(*asked(way, prompt, expected[3]["text"], model))
     assert expected[3]["text"][:100] in texts_of(answer)
-    until(lambda: state(server)["accepted_tokens"]["guess"] > before, 10)
+    until(lambda: state(server)["accepted_tokens"]["guess"] > before)
 
 
 def texts_of(value: Any) -> str:

@@ -13,7 +13,8 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.models import DemoModels
-from test.engine.overlapping import overlapping
+from test.engine.awaiting import awaiting
+from test.engine.overlapping import OVERLAP
 from test.engine.server.running import (
     COMMON,
     GREEDY,
@@ -30,7 +31,7 @@ from test.engine.server.running import (
 )
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 from test.engine.server.test_provenance import ASKED, check
-from test.engine.server.traces import BOTH, body_of, check_trace
+from test.engine.server.traces import BOTH, NARROW, body_of, check_trace
 
 pytestmark = pytest.mark.server
 
@@ -45,9 +46,9 @@ def overlapped(
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    environment = overlapping(tmp_path_factory.mktemp("overlap"))
+    environment = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP)
     with Server(models.target, arguments, cores=cores(0), environment=environment) as server:
-        until(lambda: state(server)["sidecar"] == "ready", 120)
+        until(lambda: state(server)["sidecar"] == "ready")
         yield server
         assert not state(server)["failed"], server.log[-4000:]
         assert server.exit_code(1.0) is None, "the server has ended:\n" + server.log[-4000:]
@@ -68,7 +69,8 @@ def test_every_answer_is_the_targets_and_every_token_has_its_label_and_pass(
 
 
 def test_a_stream_labels_all_tokens_so_far(overlapped: Server, prompts: list[str]) -> None:
-    pieces = list(overlapped.stream("/generate", {**body_of(prompts[3]), "stream": True}))
+    asked = body_of(prompts[3], custom_params=NARROW)
+    pieces = list(overlapped.stream("/generate", {**asked, "stream": True}))
     for piece in pieces:
         labels = piece["meta_info"]["qspec_provenance"]
         assert len(labels) == len(piece["output_ids"]) == piece["meta_info"]["completion_tokens"]

@@ -7,6 +7,7 @@ import pytest
 
 from benchmark.harness.server import Server, ServerError
 from test.engine.server.running import GREEDY, generate, tagged
+from test.engine.server.traces import NARROW
 
 pytestmark = pytest.mark.server
 
@@ -79,7 +80,8 @@ def test_the_list_ends_where_the_answer_ends_in_the_middle_of_an_accepted_run(
 def test_each_piece_of_a_stream_labels_all_tokens_so_far(
     server: Server, prompts: list[str]
 ) -> None:
-    body = {"text": prompts[3], "sampling_params": {**GREEDY, **ASKED}, "stream": True}
+    custom = {"custom_params": {**ASKED["custom_params"], **NARROW}}
+    body = {"text": prompts[3], "sampling_params": {**GREEDY, **custom}, "stream": True}
     before: list[str] = []
     pieces = list(server.stream("/generate", body))
     for piece in pieces:

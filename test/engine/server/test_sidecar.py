@@ -1,18 +1,18 @@
 """The sidecar of a running server stops or dies."""
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from benchmark.harness.server import Server
+from test.engine.external.load import MAX_NEW_TOKENS, drafts_are_accepted, loaded
 from test.engine.server.running import all_at_once, of_sidecar, sidecar_process, state, until
 
 pytestmark = pytest.mark.server
 
 
-def test_a_stopped_sidecar_delays_nothing_and_changes_nothing(
+def test_a_stopped_sidecar_changes_no_answer(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     process = sidecar_process(server)
@@ -29,13 +29,11 @@ def test_a_sidecar_killed_in_the_middle_changes_nothing(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     """The server starts another sidecar, which drafts for later requests."""
-    with ThreadPoolExecutor(1) as pool:
-        during = pool.submit(all_at_once, server, prompts)
-        until(lambda: state(server)["drafting_rows"] > 0)
+    with loaded(server, prompts, [e["output_ids"][:MAX_NEW_TOKENS] for e in expected]):
+        drafts_are_accepted(server)
         sidecar_process(server).kill()
-        assert [a["output_ids"] for a in during.result()] == [e["output_ids"] for e in expected]
-    until(lambda: state(server)["sidecar_restarts"] == 1)
-    until(lambda: state(server)["sidecar"] == "ready", 240)
+        until(lambda: state(server)["sidecar_restarts"] == 1)
+    until(lambda: state(server)["sidecar"] == "ready")
     before = state(server)["accepted_tokens"]
     answers = all_at_once(server, prompts)
     assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server, ServerError
+from test.engine.awaiting import held
 from test.engine.server.running import GREEDY, generate
-from test.engine.server.traces import BOTH, TRACED, body_of, check_trace
+from test.engine.server.traces import BOTH, NARROW, TRACED, body_of, check_trace
 
 pytestmark = pytest.mark.server
 
@@ -59,8 +60,8 @@ def test_a_stop_in_the_middle_of_an_accepted_run_shortens_the_last_pass(
 
 def test_the_last_piece_of_a_stream_has_all_passes(server: Server, prompts: list[str]) -> None:
     for interval in (1, 7):
-        body = {**body_of(prompts[3], stream_interval=interval), "stream": True}
-        *pieces, last = server.stream("/generate", body)
+        asked = body_of(prompts[3], stream_interval=interval, custom_params=NARROW)
+        *pieces, last = server.stream("/generate", {**asked, "stream": True})
         assert check_trace(last)
         assert len(pieces) > 1
         assert not any("qspec_trace" in piece["meta_info"] for piece in pieces)
@@ -83,11 +84,13 @@ def test_a_request_without_drafts_has_passes_of_one_row(server: Server, prompts:
 
 def test_an_aborted_answer_has_the_passes_up_to_its_end(server: Server, prompts: list[str]) -> None:
     body = body_of(prompts[1], max_new_tokens=1000, ignore_eos=True)
-    pieces = []
-    for piece in server.stream("/generate", {**body, "rid": "ends-early", "stream": True}):
-        pieces.append(piece)
-        if len(pieces) == 3:
+    stream = server.stream("/generate", {**body, "rid": "ends-early", "stream": True})
+    with ThreadPoolExecutor(1) as pool:
+        with held(server) as target:
+            asked = pool.submit(list, stream)
+            target.run(4)
             server.post("/abort_request", {"rid": "ends-early"})
+        pieces = asked.result()
     assert pieces[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert check_trace(pieces[-1])
 

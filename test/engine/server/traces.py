@@ -6,6 +6,8 @@ from test.engine.server.running import GREEDY
 
 TRACED = {"qspec_return_trace": True}
 BOTH = {**TRACED, "qspec_return_provenance": True}
+NARROW = {"qspec_draft_token_num": 2}
+"""For answers of many passes: SGLang may stream the tokens of several passes at once."""
 FIELDS = ["start", "tokens", "rows", "batch_requests", "batch_rows", "ms", "pipeline"]
 LISTS = {"ids", "texts", "parents", "sources", "chances", "accepted"}
 

@@ -1,0 +1,78 @@
+"""Servers whose drafts do not depend on the speeds of target and sidecar, through a second plugin.
+
+On another machine drafts come too late, wide passes do not pay, or the target is better off without
+the sidecar. A test that needs drafts, or a request that still runs, uses a server with this plugin:
+
+- A pass waits for all step drafts that the sidecar is about to send, also for a request's first. A
+  request that gets no step drafts waits for its first completion before it is served.
+- A pass counts with the time that `PassCost` predicts, not with the measured time. Waits and the
+  link cost nothing. The sidecar drafts for running requests, whatever that costs the target.
+- A test can hold the target, and let it run a number of passes (`held`).
+
+The policies, the passes and the sidecar are otherwise those of any server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmark.harness.server import Server
+from test.engine.awaiting_plugin import HOLD, done_file
+from test.engine.faulty import plugin
+from test.engine.server.running import until
+
+AWAIT = """
+    from test.engine import awaiting_plugin
+
+    awaiting_plugin.install()
+"""
+"""Lines for the end of a plugin's function `load`."""
+
+
+def awaiting(folder: Path, more: str = "") -> dict[str, str]:
+    """Environment variables of a server with this plugin; `folder` is an empty folder.
+
+    `more` are further lines of the plugin's function `load`.
+    """
+    return {**plugin(folder, "def load():" + AWAIT + more), HOLD: str(folder / "hold")}
+
+
+class Held:
+    """A target of one rank that runs passes only when the test lets it.
+
+    The server takes requests, aborts and all other messages meanwhile.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._allowed = Path(server._environment[HOLD])
+        self._done = done_file(self._allowed)
+        self._passes = 0
+
+    def run(self, passes: int) -> None:
+        """Let the target run this number of passes, prefills included, and wait for their end."""
+        self._passes += passes
+        whole = self._allowed.with_suffix(".new")
+        whole.write_text(str(self._passes))
+        whole.rename(self._allowed)
+        if passes:
+            until(lambda: self._done.exists() and self._done.read_text() == str(self._passes))
+
+    def release(self) -> None:
+        """Let the target run on its own, after it has taken all messages that were sent."""
+        self._server.get("/server_info")
+        self._allowed.unlink(missing_ok=True)
+        until(lambda: not self._done.exists())
+
+
+@contextmanager
+def held(server: Server) -> Iterator[Held]:
+    """A context in which the target is held; see `Held`."""
+    target = Held(server)
+    target.run(0)
+    try:
+        yield target
+    finally:
+        target.release()

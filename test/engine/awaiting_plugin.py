@@ -1,0 +1,128 @@
+"""What `awaiting` changes in the processes of a server."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 30.0
+"""Maximum wait for a draft, in seconds. After it the target no longer waits for this sidecar, for
+example for one that lies: its drafts then come as on any other server."""
+POLL_S = 0.02
+"""Seconds between two looks at a sidecar that drafts, or at a test that holds the target."""
+HOLD = "QSPEC_TEST_HOLD"
+"""Environment variable with the path of a file. While the file exists, the target runs only the
+number of passes that the file has as text."""
+
+
+def done_file(allowed: Path) -> Path:
+    """Where a held target writes the number of passes that it has run, beside the file of HOLD."""
+    return allowed.with_suffix(".done")
+
+
+class Hold:
+    """Whether a test holds the target of this process."""
+
+    def __init__(self, allowed: Path) -> None:
+        self._allowed = allowed
+        self._done = done_file(allowed)
+        self._before: int | None = None
+        """Number of passes before the test held the target; None while it does not."""
+
+    def holds(self, passes: int) -> bool:
+        """Whether a target that has run this number of passes may run no other."""
+        try:
+            allowed = int(self._allowed.read_text())
+        except FileNotFoundError:
+            if self._before is not None:
+                self._before = None
+                self._done.unlink()
+            return False
+        if self._before is None:
+            self._before = passes
+        self._done.write_text(str(passes - self._before))
+        return passes - self._before >= allowed
+
+
+def install() -> None:
+    """Change the classes of this process."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_qspec.engine.passes.proposer import Proposer
+    from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
+    from sglang_qspec.engine.speculator import Speculator
+    from sglang_qspec.policy import CoreSplit, PassTimes, Sources
+
+    hold = Hold(Path(os.environ.get(HOLD, os.devnull + ".none")))
+    missed: set[int] = set()
+    """Sessions of the link in which a draft took more than LIMIT_S."""
+
+    def ingest(sound: Callable[..., Any], self: Any, *given: Any) -> Any:
+        result = sound(self, *given)
+        while hold.holds(self.forward_ct):
+            time.sleep(POLL_S)
+            sound(self, *given)
+        return result
+
+    def wait(sound: Callable[..., Any], self: Any, rids: Any, trees: Any, *given: Any) -> Any:
+        active, session, began = self._speculator, self._session_count, time.monotonic()
+        if session in missed:
+            return sound(self, rids, trees, *given)
+        while active.awaited(rids, trees).any():
+            came = active.wait_for_steps(POLL_S)
+            waited = time.monotonic() - began
+            if came:
+                return waited, math.inf
+            if waited > LIMIT_S:
+                missed.add(session)
+                break
+        return time.monotonic() - began, 0.0
+
+    def awaits(sound: Callable[..., Any], self: Any, live: Any) -> Any:
+        live.drafting.has_steps |= self.knows(live, len(live.output_ids))
+        return sound(self, live)
+
+    def admit(sound: Callable[..., Any], self: Any, rid: str) -> Any:
+        live, session, began = self.live(rid), self.sidecar.session_count, time.monotonic()
+        steps = self.runtime_settings.mode != "queue" and live and "step" in live.controls.sources
+        if live is not None and live.waits and not steps and session not in missed:
+            while self.sidecar.ready and 0 in live.drafting.unfinished:
+                time.sleep(POLL_S)
+                self.poll()
+                if time.monotonic() - began > LIMIT_S:
+                    missed.add(session)
+                    break
+        return sound(self, rid)
+
+    def observe_pass(
+        sound: Callable[..., Any], self: Any, requests: int, width: float, seconds: float
+    ) -> Any:
+        return sound(self, requests, width, self.seconds(requests, width))
+
+    def observe_source(
+        sound: Callable[..., Any], self: Any, source: Any, tokens: int, *given: Any, **costs: Any
+    ) -> Any:
+        # Waits and the link are recorded without tokens.
+        return sound(self, source, tokens, *given, **costs) if tokens else None
+
+    changes: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+        (Scheduler, "ingest_requests", ingest),
+        (Proposer, "_wait", wait),
+        (CommitReporter, "awaits", awaits),
+        (Speculator, "admit", admit),
+        (PassTimes, "observe", observe_pass),
+        (Sources, "observe", observe_source),
+        (CoreSplit, "choose", lambda *_: True),
+    )
+    for owner, name, function in changes:
+        _wrap(owner, name, function)
+
+
+def _wrap(owner: type, name: str, function: Callable[..., Any]) -> None:
+    """Replace a method by `function`, which gets the method as its first argument."""
+    sound = getattr(owner, name)
+    setattr(owner, name, lambda *given, **named: function(sound, *given, **named))
