@@ -133,13 +133,13 @@ def test_zeros_that_a_power_failure_left_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        bytes(2000),
+        bytes(30_000),
         b"\xff\xfe" * 20,
         b'{"id":"batch_req_1","custom_id":"\xff","response":{}}\n' * 2,
         DEEP + b"\n7\n",
         b'{"custom_id":"1","response":' + DEEP + b"}\n",
         b'{"id":"batch_req_1","cust\n{"custom_id":"1","response":{}}\n',
-        b'{"custom_id":"1","response":"' + b"x" * 2000 + b'"}\n',
+        b'{"custom_id":"1","response":"' + b"x" * 30_000 + b'"}\n',
         b"\n" * 5,
     ],
     ids=lambda content: repr(content[:20]),
@@ -147,7 +147,7 @@ def test_zeros_that_a_power_failure_left_are_cut(tmp_path: Path) -> None:
 def test_rubbish_is_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 20_000)
     path = tmp_path / "out.jsonl"
     path.write_bytes(content)
     with pytest.raises(BatchError, match="the line is no record of qspec batch"):
