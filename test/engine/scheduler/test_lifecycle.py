@@ -89,7 +89,9 @@ def joining(rid: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     "fault",
     [
-        *({"custom_params": value} for value in ([1], "x", 5, {5: 1}, {"qspec_enabled": []})),
+        *({"custom_params": value} for value in ("x", 5)),
+        {"custom_params": [1]},
+        {"custom_params": {5: 1, "qspec_enabled": []}},
         *({"max_new_tokens": value} for value in (None, "x", 8.0)),
         *({"stop_token_ids": value} for value in (5, {2, "x"})),
         *({"priority": value} for value in ("x", None)),
