@@ -26,6 +26,7 @@ def takes_chains(backend: str, device: str = "cuda", **model: Any) -> bool:
         "sliding_window_size": None,
         "context_len": 4096,
         "has_attention_sinks": False,
+        "attention_chunk_size": None,
     }
     return backends.takes_chains(view, SimpleNamespace(**defaults | model))
 
@@ -52,6 +53,13 @@ def test_layers_with_windows_or_sinks_are_verified_in_chains_or_refused(
     ):
         with pytest.raises(ConfigError, match=f"is {backend}, which .* use {allowed}"):
             takes_chains(backend, device, **model)
+
+
+def test_chunks_of_local_attention_are_refused_unless_they_hold_the_context() -> None:
+    for backend in ("triton", "fa3", "qspec_cpu"):
+        with pytest.raises(ConfigError, match="chunked local .* use --context-length 1024 or less"):
+            takes_chains(backend, attention_chunk_size=1024)
+        assert not takes_chains(backend, attention_chunk_size=4096)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class CpuAttention(TorchNativeAttnBackend):
         self._batch: _Batch | None = None
         self._windowed: _Batch | None = None
         """The pass in layers that SGLang keeps in a pool of the windows alone."""
+        if model_runner.use_mla_backend:
+            _absorb()
         pool = self.token_to_kv_pool
         plain = (
             type(pool) is MHATokenToKVPool
@@ -270,6 +272,19 @@ def _trees(spec_info: Any, bs: int) -> tuple[list[int], Tensor]:
 
 def _host_list(on_host: list[int] | None, tensor: Tensor) -> list[int]:
     return [int(n) for n in on_host] if on_host is not None else [int(n) for n in tensor.tolist()]
+
+
+def _absorb() -> None:
+    """Let SGLang's layers of multi-head latent attention compute all passes in the absorbed form.
+
+    In the other form SGLang writes the cache with a Triton kernel.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
+        AttnForwardMethod,
+    )
+
+    AttentionBackendRegistry.register(NAME, lambda *_: AttnForwardMethod.MLA)
 
 
 def register() -> None:

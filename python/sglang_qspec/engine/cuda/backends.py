@@ -101,6 +101,12 @@ def takes_chains(view: Any, model_config: Any) -> bool:
     `view` is as in `chooses_ragged`, and `model_config` SGLang's ModelConfig of the target. Raises
     ConfigError if the attention backend gives wrong logits for chains too.
     """
+    chunk = model_config.attention_chunk_size
+    if chunk is not None and chunk < model_config.context_len:
+        raise ConfigError(
+            f"--model-path is {view.model_path}, a model with chunked local attention, but QSPEC "
+            f"supports it only up to the length of a chunk: use --context-length {chunk} or less"
+        )
     backend, kind = verify_backend(view), _local_attention(model_config)
     windows = attention_of(backend).windows
     if kind is None or windows == "trees":
