@@ -48,7 +48,7 @@ def served(folder: Path, **arguments: Any) -> dict[str, Any]:
 def test_lookups_and_branching_guesses_change_no_answer(family: str, tmp_path: Path) -> None:
     found = served(windows.write(tmp_path, family, window=WINDOWS[family]))
     assert found["branching"]
-    assert len({token for output in found["plain"] for token in output}) > 20
+    assert len({token for output in found["plain"] for token in output}) > 5
     for case, outputs in found["drafted"].items():
         assert outputs == found["plain"], case
         if "guesses" in case:
