@@ -72,8 +72,10 @@ def plan_rows(
     `slots` int [B, T] are the cache slots of each request's positions. `kv_lens` int64 [B] are the
     numbers of positions; further slots have no meaning. The last `rows` positions of a request are
     its query rows.
-    `visible` bool [B, Q, Q] says which query rows each row sees; it may be None if `rows` is 1.
-    With a `window`, a row sees only positions at most `window` before its own.
+    `visible` bool [B, Q, Q] says which query rows each row sees; it may be None if `rows` is 1. A
+    row sees itself and its ancestors, which come before it, so their number is its depth in the
+    request's tree. With a `window`, a row sees only tokens at most `window` before itself in its
+    text, which is the committed text and the path to the row.
     """
     requests, positions = slots.shape
     slots = pad(slots.long(), (0, padded(positions, dtype) - positions))
@@ -92,10 +94,26 @@ def plan_rows(
         tree = (place < first) | (mine & (place < kv_lens.view(-1, 1, 1)))
         seen = tree if seen is None else seen & tree
     if window is not None:
-        near = place >= first + torch.arange(rows).view(1, -1, 1) - window
+        near = _near(place, first, visible, window)
         seen = near if seen is None else seen & near
     mask = None if seen is None else mask_of(seen.repeat_interleave(heads.group, 1), dtype)
     return RowPlan(requests, rows, positions, flat_places(slots, heads.keys), mask)
+
+
+def _near(place: Tensor, first: Tensor, visible: Tensor | None, window: int) -> Tensor:
+    """Whether the token at each place is at most `window` before each query row, bool [B, Q, T].
+
+    `place` int64 [T] are all places, `first` int64 [B, 1, 1] the places of the first query rows.
+    Siblings have places one after another, but one position in their texts.
+    """
+    if visible is None:
+        return place >= first - window
+    rows = visible.shape[1]
+    # Rows that pad a request stand for committed tokens, one position each.
+    depth = torch.minimum(visible.sum(2) - 1, torch.arange(rows)).unsqueeze(1)
+    own = (place - first).clamp(0, rows - 1)
+    position = torch.where(place < first, place, first + depth.gather(2, own))
+    return position >= first + depth.transpose(1, 2) - window
 
 
 def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -118,13 +136,20 @@ def flat_places(slots: Tensor, kv_heads: int) -> Tensor:
 
 
 def attend_rows(
-    plan: RowPlan, query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float = 0.0
+    plan: RowPlan,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the attention of the query rows of `plan` in one layer.
 
     `query` [tokens, heads, head_dim]; `keys` [slots, kv_heads, head_dim] and `values` [slots,
     kv_heads, value_dim] are one layer's whole cache. `cap` > 0 bounds scores by cap * tanh(s /
-    cap). Returns the results [n, heads, value_dim], and the logarithms of their softmax
+    cap). `sinks` [heads] are the scores of attention sinks, which take a share of each softmax and
+    have no value. Returns the results [n, heads, value_dim], and the logarithms of their softmax
     denominators, float32 [n, heads].
     """
     heads, head_dim = query.shape[1:]
@@ -145,9 +170,15 @@ def attend_rows(
     split = (plan.batch, kv_heads, plan.rows, group)
     mixed = mixed.reshape(*split, value_dim).transpose(1, 2).reshape(-1, heads, value_dim)
     logs = logs.reshape(split).transpose(1, 2).reshape(-1, heads)
-    if plan.given is None:
-        return mixed, logs
-    return mixed.index_select(0, plan.given), logs.index_select(0, plan.given)
+    if plan.given is not None:
+        mixed, logs = mixed.index_select(0, plan.given), logs.index_select(0, plan.given)
+    return (mixed, logs) if sinks is None else _with_sinks(mixed, logs, sinks)
+
+
+def _with_sinks(mixed: Tensor, logs: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Results and logarithms as from `attend_rows`, after the sinks have taken their share."""
+    total = torch.logaddexp(logs, sinks.float())
+    return (mixed * (logs - total).exp().unsqueeze(-1)).to(mixed.dtype), total
 
 
 def _capped(
@@ -169,40 +200,38 @@ def attend_block(
     slots: Tensor,
     scale: float,
     window: int | None = None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute the causal attention of the last n positions of one request.
 
     `query` [n, heads, head_dim] belongs to the last n of the T positions; `slots` int64 [T] are the
-    cache slots of all. `keys` and `values` are as in `attend_rows`. The work is proportional to
-    n * T. Returns [n, heads, value_dim].
+    cache slots of all. The other arguments are as in `attend_rows`. The work is proportional to n *
+    T, or to n times the `window`. Returns [n, heads, value_dim].
     """
     new, total = query.shape[0], slots.shape[0]
-    grouped = query.shape[1] != keys.shape[1]
-    key = keys.index_select(0, slots).to(query.dtype).transpose(0, 1).unsqueeze(0)
-    value = values.index_select(0, slots).to(query.dtype).transpose(0, 1).unsqueeze(0)
-    rows = query.transpose(0, 1).unsqueeze(0)
-    if new == total and window is None:
+    heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
+    if new == total and window is None and cap == 0.0 and sinks is None:
+        key, value = (
+            buffer.index_select(0, slots).to(query.dtype).transpose(0, 1).unsqueeze(0)
+            for buffer in (keys, values)
+        )
         output = scaled_dot_product_attention(
-            rows, key, value, is_causal=True, scale=scale, enable_gqa=grouped
+            query.transpose(0, 1).unsqueeze(0),
+            key,
+            value,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=heads.group > 1,
         )
         return output.squeeze(0).transpose(0, 1)
     parts = []
-    for start in range(0, new, _QUERY_BLOCK):
-        end = min(start + _QUERY_BLOCK, new)
-        reach = total - new + end
-        place = torch.arange(reach)
-        own = torch.arange(reach - (end - start), reach).unsqueeze(1)
-        seen = place <= own
-        if window is not None:
-            seen &= place >= own - window
-        parts.append(
-            scaled_dot_product_attention(
-                rows[:, :, start:end],
-                key[:, :, :reach],
-                value[:, :, :reach],
-                attn_mask=seen,
-                scale=scale,
-                enable_gqa=grouped,
-            )
-        )
-    return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
+    for rows in query.split(_QUERY_BLOCK):
+        end = total - new + sum(map(len, parts)) + len(rows)
+        begin = 0 if window is None else max(0, end - len(rows) - window)
+        causal = torch.ones(1, len(rows), len(rows), dtype=torch.bool).tril()
+        lens = torch.tensor([end - begin])
+        near = slots[begin:end].unsqueeze(0)
+        plan = plan_rows(near, lens, len(rows), heads, query.dtype, causal, window)
+        parts.append(attend_rows(plan, rows, keys, values, scale, cap, sinks)[0])
+    return torch.cat(parts)

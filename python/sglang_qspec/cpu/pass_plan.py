@@ -111,13 +111,19 @@ def plan_pass(
 
 
 def attend_pass(
-    plan: PassPlan, query: Tensor, keys: Tensor, values: Tensor, scale: float, cap: float = 0.0
+    plan: PassPlan,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute the attention of all tokens of a pass in one layer.
 
     Arguments are as in `attend_rows`. Returns [tokens, heads, value_dim].
     """
-    results = [attend_rows(group, query, keys, values, scale, cap) for group in plan.groups]
+    results = [attend_rows(group, query, keys, values, scale, cap, sinks) for group in plan.groups]
     mixed, logs = results[0]
     if plan.order is not None:
         mixed = torch.cat([one for one, _ in results])[plan.order]

@@ -330,8 +330,9 @@ def apply_defaults(args: Any) -> None:
         args.speculative_num_draft_tokens = DRAFT_TOKENS[_kind(args)]
     args.speculative_num_steps = 1
     settings = config.from_environment()
-    ragged = _kind(args) != "cpu" and backends.chooses_ragged(resolving_view(args), settings.verify)
-    backends.prepare(args, ragged=ragged)
+    view = resolving_view(args)
+    ragged = _kind(args) != "cpu" and backends.chooses_ragged(view, settings.verify)
+    backends.prepare(args, ragged=ragged, chains=backends.takes_chains(view, model_config_of(args)))
     if _kind(args) not in OVERLAPS or settings.mode == "halves":
         args.disable_overlap_schedule = True
     args.enable_mixed_chunk = False

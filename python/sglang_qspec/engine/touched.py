@@ -130,6 +130,10 @@ _IMPORTED = {
         "DecodeCudaGraphRunner.get_spec_info",
     ),
     "sglang.srt.model_loader.loader": ("DefaultModelLoader.postprocess_weights",),
+    "sglang.srt.models.deepseek_common.attention_backend_handler": ("AttentionBackendRegistry",),
+    "sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods": (
+        "AttnForwardMethod",
+    ),
     "sglang.srt.models.llama": (
         "LlamaAttention",
         "LlamaDecoderLayer",

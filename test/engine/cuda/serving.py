@@ -40,7 +40,8 @@ from test.engine.cuda.prompts import PROMPTS
 
 KINDS = ("eager", "trees", "ragged", "chains")
 """What a process runs: passes without graphs, graphs of several widths, graphs of ragged chains, or
-given chains of LENGTHS in graphs of ragged chains."""
+given chains of LENGTHS in graphs of ragged chains. A `Serving` of the kind `cpu` verifies as a CPU
+server does."""
 BATCHES = (1, 2, 4, 6)
 """Batch sizes with graphs."""
 WIDEST = 8
@@ -78,9 +79,10 @@ class Serving:
 
     def __init__(self, model: str, kind: str, **arguments: Any) -> None:
         ragged = kind in ("ragged", "chains")
-        tree_attention.verification_of = lambda *_: tree_attention.Verification(
-            ragged, ragged, chains=ragged
-        )
+        if kind != "cpu":
+            tree_attention.verification_of = lambda *_: tree_attention.Verification(
+                ragged, ragged, chains=ragged
+            )
         if ragged:
             backends.prepare = partial(_prepare_ragged, backends.prepare)
         defaults: dict[str, Any] = {
@@ -100,7 +102,7 @@ class Serving:
         args.resolve_once()
         rank = spawn_world_rank(args, tp_rank=0, pp_rank=0)
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
-        if kind != "eager":
+        if kind not in ("eager", "cpu"):
             from test.engine.cuda import called_graphs
 
             called_graphs.install()
@@ -124,8 +126,13 @@ class Serving:
         self.worker._run = watched
 
     @torch.inference_mode()
-    def serve(self, params: Sequence[dict[str, Any]], guesses: Sequence[list[int]] = ()) -> Record:
-        """Serve `PROMPTS`, one for each of `params`, with a guess for each if there are any."""
+    def serve(
+        self,
+        params: Sequence[dict[str, Any]],
+        guesses: Sequence[Sequence[Any]] = (),
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+    ) -> Record:
+        """Serve `prompts`, one for each of `params`, with guesses for each if there are any."""
         totals = self.worker._lead.speculator.totals
         before = totals.eager_passes, sum(totals.accepted.values())
         self._passes.clear()
@@ -133,7 +140,7 @@ class Serving:
             custom = dict(own.get("custom_params", {}))
             if guesses:
                 custom["qspec_guess_ids"] = list(guesses[row])
-            self._add(PROMPTS[row], {**own, "custom_params": custom})
+            self._add(prompts[row], {**own, "custom_params": custom})
         reqs = list(self._scheduler.waiting_queue)
         assert len(reqs) == len(params)
         while not all(req.finished() for req in reqs):
@@ -249,7 +256,7 @@ class Serving:
             setattr(runtime, name, value)
 
 
-def _prepare_ragged(prepare: Callable[..., None], args: Any, *, ragged: bool) -> None:
+def _prepare_ragged(prepare: Callable[..., None], args: Any, **_: bool) -> None:
     prepare(args, ragged=True)
 
 

@@ -1,7 +1,78 @@
 """What each attention backend can verify."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from sglang_qspec.engine.cuda import backends
+from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy import PassCost
+
+
+def takes_chains(backend: str, device: str = "cuda", **model: Any) -> bool:
+    view = SimpleNamespace(
+        attention_backend=backend,
+        prefill_attention_backend=None,
+        decode_attention_backend=None,
+        speculative_attention_mode="decode",
+        device=device,
+        model_path="/models/target",
+    )
+    layers = model.pop("layers", ["full_attention"] * 2)
+    defaults: dict[str, Any] = {
+        "hf_text_config": SimpleNamespace(layer_types=layers),
+        "is_hybrid_swa": False,
+        "sliding_window_size": None,
+        "context_len": 4096,
+        "has_attention_sinks": False,
+        "attention_chunk_size": None,
+    }
+    return backends.takes_chains(view, SimpleNamespace(**defaults | model))
+
+
+WINDOW: dict[str, Any] = {
+    "sliding_window_size": 512,
+    "layers": ["sliding_attention", "full_attention"],
+}
+
+
+@pytest.mark.parametrize(
+    "model", [WINDOW, {"has_attention_sinks": True}, {**WINDOW, "is_hybrid_swa": True}]
+)
+def test_layers_with_windows_or_sinks_are_verified_in_chains_or_refused(
+    model: dict[str, Any],
+) -> None:
+    for backend in ("triton", "fa3", "fa4"):
+        assert takes_chains(backend, **model)
+    assert not takes_chains("qspec_cpu", "cpu", **model)
+    for backend, device, allowed in (
+        ("flashinfer", "cuda", "triton, fa3 or fa4"),
+        ("unknown", "cuda", "triton, fa3 or fa4"),
+        ("intel_amx", "cpu", "qspec_cpu"),
+    ):
+        with pytest.raises(ConfigError, match=f"is {backend}, which .* use {allowed}"):
+            takes_chains(backend, device, **model)
+
+
+def test_chunks_of_local_attention_are_refused_unless_they_hold_the_context() -> None:
+    for backend in ("triton", "fa3", "qspec_cpu"):
+        with pytest.raises(ConfigError, match="chunked local .* use --context-length 1024 or less"):
+            takes_chains(backend, attention_chunk_size=1024)
+        assert not takes_chains(backend, attention_chunk_size=4096)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"sliding_window_size": 512},  # in the config, but in no layer
+        {**WINDOW, "sliding_window_size": 4096},  # as long as the context
+    ],
+)
+def test_other_models_keep_their_trees(model: dict[str, Any]) -> None:
+    for backend in ("triton", "fa3", "flashinfer", "unknown"):
+        assert not takes_chains(backend, **model)
 
 
 def test_only_backends_with_graphs_for_ragged_lengths_verify_ragged_chains() -> None:

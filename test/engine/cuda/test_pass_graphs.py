@@ -91,6 +91,15 @@ def test_each_width_has_a_backend_and_graphs_of_its_own() -> None:
     assert get_spec().speculative_num_draft_tokens == 8
 
 
+def test_no_backend_of_a_server_that_takes_chains_expects_trees() -> None:
+    target = ModelRunner()
+    with get_spec().override(speculative_eagle_topk=1):
+        assert not backends.is_ragged()
+        made = captured(target)
+    assert made.widths(1) == (1, 2, 4, 8)
+    assert target.translated == [(1, 1), (2, 1), (4, 1)]
+
+
 def test_a_large_batch_has_only_the_widths_that_are_captured_for_it() -> None:
     made = captured(ModelRunner(), graph_widths="4,6")
     assert made.widths(48) == (1, 4, 6, 8)

@@ -107,13 +107,15 @@ def test_a_ragged_batch_serves_a_sure_request_beside_others_sooner() -> None:
     assert taken(ragged=True) < 0.5 * taken(ragged=False)
 
 
-def test_a_chain_of_a_ragged_pass_is_one_path_of_its_tree() -> None:
+@pytest.mark.parametrize("ragged", [True, False])
+def test_a_chain_is_one_path_of_its_tree(ragged: bool) -> None:
     answers = texts("a", 2)
     both = {
         rid: {"qspec_guess_ids": [*text, None, *misleading(text, VOCAB)]}
         for rid, text in answers.items()
     }
-    whole, paths = Simulation(cost), Simulation(cost, chains=True)
+    whole = Simulation(cost, ragged=ragged)
+    paths = Simulation(cost, ragged=ragged, chains=True)
     assert whole.serve(answers, both) < 0.5 * plain_seconds(2)
     assert paths.serve(answers, both) < 0.5 * plain_seconds(2)
     assert whole.branching > 0

@@ -36,9 +36,12 @@ def test_other_backends_of_a_cpu_verify_one_width_and_refuse_ragged_passes(
         verification_of(QSpecConfig(verify="ragged"), device, backend)
 
 
-@pytest.mark.parametrize("ragged", [True, False])
-def test_on_a_gpu_the_start_has_decided(ragged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ragged", "chains"), [(True, True), (False, True), (False, False)])
+def test_on_a_gpu_the_start_has_decided(
+    ragged: bool, chains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backends, "is_ragged", lambda: ragged)
+    monkeypatch.setattr(backends, "are_chains", lambda: chains)
     found = verification_of(QSpecConfig(), "cuda:1", "fa3")
-    assert found == Verification(ragged, can_change=False, chains=ragged)
+    assert found == Verification(ragged, can_change=False, chains=chains)
     assert found.allowed == (ragged, ragged)

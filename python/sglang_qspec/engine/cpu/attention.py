@@ -1,11 +1,14 @@
 """The attention backend `qspec_cpu`: SGLang's interface to `sglang_qspec.cpu.pass_plan`.
 
-It computes plain causal self-attention. Other layers (cross attention, encoders, hybrid
-sliding-window pools) use the inherited torch_native code, which cannot verify trees.
+It computes causal self-attention, with sliding windows, logit caps, attention sinks, and the
+absorbed form of multi-head latent attention. Other layers (cross attention, encoders) use the
+inherited torch_native code, which cannot verify trees.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +40,10 @@ class CpuAttention(TorchNativeAttnBackend):
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__(model_runner)
         self._batch: _Batch | None = None
+        self._windowed: _Batch | None = None
+        """The pass in layers that SGLang keeps in a pool of the windows alone."""
+        if model_runner.use_mla_backend:
+            _absorb()
         pool = self.token_to_kv_pool
         plain = (
             type(pool) is MHATokenToKVPool
@@ -49,7 +56,7 @@ class CpuAttention(TorchNativeAttnBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        self._batch = None
+        self._batch = self._windowed = None
         if not forward_batch.forward_mode.is_idle():
             self._batch = _Batch(forward_batch, self.req_to_token_pool.req_to_token)
 
@@ -61,10 +68,11 @@ class CpuAttention(TorchNativeAttnBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if not self.is_plain(layer):
             return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, sinks)
 
     def forward_extend(
         self,
@@ -74,6 +82,7 @@ class CpuAttention(TorchNativeAttnBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if not self.is_plain(layer):
             if forward_batch.forward_mode.is_target_verify():
@@ -82,15 +91,11 @@ class CpuAttention(TorchNativeAttnBackend):
                     f"{layer.layer_id}: only plain causal self-attention is supported"
                 )
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, sinks)
 
     def is_plain(self, layer: RadixAttention) -> bool:
         """Whether `sglang_qspec.cpu` can compute the layer."""
-        return (
-            not layer.is_cross_attention
-            and layer.attn_type == AttentionType.DECODER
-            and not self.use_sliding_window_kv_pool
-        )
+        return not layer.is_cross_attention and layer.attn_type == AttentionType.DECODER
 
     def _attend(
         self,
@@ -100,12 +105,13 @@ class CpuAttention(TorchNativeAttnBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool,
+        sinks: Tensor | None,
     ) -> Tensor:
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         if save_kv_cache and k is not None and v is not None:
-            output = self.store_and_attend(query, k, v, layer, forward_batch)
+            output = self.store_and_attend(query, k, v, layer, forward_batch, sinks)
         else:
-            output = self._read(query, layer, forward_batch)
+            output = self._read(query, layer, forward_batch, sinks)
         return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     def store_and_attend(
@@ -115,10 +121,11 @@ class CpuAttention(TorchNativeAttnBackend):
         v: Tensor,
         layer: RadixAttention,
         forward_batch: ForwardBatch,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write `k` and `v` [tokens, kv_heads, dim] to the cache, then compute the attention.
 
-        `query` and the result are [tokens, heads, dim].
+        `query` and the result are [tokens, heads, dim]; `sinks` is as in `attend_rows`.
         """
         batch = self._batch_of(forward_batch)
         pool = self.token_to_kv_pool
@@ -130,18 +137,33 @@ class CpuAttention(TorchNativeAttnBackend):
                 else:
                     buffer.index_copy_(0, batch.written, rows)
         else:
-            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
-        return self._read(query, layer, forward_batch)
+            locations = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
+            pool.set_kv_buffer(layer, locations, k, v)
+        return self._read(query, layer, forward_batch, sinks)
 
-    def _read(self, query: Tensor, layer: RadixAttention, forward_batch: ForwardBatch) -> Tensor:
+    def _read(
+        self,
+        query: Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        sinks: Tensor | None,
+    ) -> Tensor:
         pool = self.token_to_kv_pool
         keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-        return self._batch_of(forward_batch).attend(query, keys, values, layer)
+        windowed = self.use_sliding_window_kv_pool and pool.layers_mapping[layer.layer_id][1]
+        batch = self._batch_of(forward_batch, windowed=windowed)
+        return batch.attend(query, keys, values, layer, sinks)
 
-    def _batch_of(self, forward_batch: ForwardBatch) -> _Batch:
+    def _batch_of(self, forward_batch: ForwardBatch, *, windowed: bool = False) -> _Batch:
+        """The pass over the slots of the whole texts, or over those of SGLang's windowed pool."""
         if self._batch is None:
             self._batch = _Batch(forward_batch, self.req_to_token_pool.req_to_token)
-        return self._batch
+        if not windowed:
+            return self._batch
+        if self._windowed is None:
+            translate = self.token_to_kv_pool.translate_loc_from_full_to_swa
+            self._windowed = self._batch.over(translate)
+        return self._windowed
 
 
 class _Batch:
@@ -171,23 +193,39 @@ class _Batch:
         self._plans: dict[tuple[Any, ...], PassPlan] = {}
         self._rows: dict[tuple[Any, ...], RowAttention | None] = {}
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, layer: RadixAttention) -> Tensor:
+    def over(self, translate: Callable[[Tensor], Tensor]) -> _Batch:
+        """The same pass over other slots. A slot outside all windows may have no translation."""
+        other = copy.copy(self)
+        other._slots = translate(self._slots.long())
+        other._plans, other._rows = {}, {}
+        return other
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layer: RadixAttention,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
-        cap = float(layer.logit_cap)
-        if not self._in_blocks:
-            heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
-            if window is None and cap == 0.0:
-                compiled = self._row_attention(heads, query, keys, values, layer.scaling)
-                if compiled is not None:
-                    return compiled.attend(query, keys, values)
-            plan = self._plan(heads, query.dtype, window)
-            return attend_pass(plan, query, keys, values, layer.scaling, cap)
-        if cap > 0.0:
-            raise NotImplementedError(
-                f"attention backend {NAME} does not support a logit cap for prompts; "
-                "use --attention-backend torch_native"
-            )
-        return self._attend_blocks(query, keys, values, layer.scaling, window)
+        cap, scale = float(layer.logit_cap), layer.scaling
+        if self._in_blocks:
+            lens = self._kv_lens.tolist()
+            results = [
+                attend_block(part, keys, values, slots[:total].long(), scale, window, cap, sinks)
+                for part, slots, total in zip(
+                    query.split(self._new_lens), self._slots, lens, strict=True
+                )
+            ]
+            return results[0] if len(results) == 1 else torch.cat(results)
+        heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
+        if window is None and cap == 0.0 and sinks is None:
+            compiled = self._row_attention(heads, query, keys, values, scale)
+            if compiled is not None:
+                return compiled.attend(query, keys, values)
+        plan = self._plan(heads, query.dtype, window)
+        return attend_pass(plan, query, keys, values, scale, cap, sinks)
 
     def _row_attention(
         self, heads: Heads, query: Tensor, keys: Tensor, values: Tensor, scale: float
@@ -218,17 +256,6 @@ class _Batch:
             )
         return self._plans[kind]
 
-    def _attend_blocks(
-        self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        parts = query.split(self._new_lens)
-        lens = self._kv_lens.tolist()
-        results = [
-            attend_block(part, keys, values, slots[:total].long(), scale, window)
-            for part, slots, total in zip(parts, self._slots, lens, strict=True)
-        ]
-        return results[0] if len(results) == 1 else torch.cat(results)
-
 
 def _trees(spec_info: Any, bs: int) -> tuple[list[int], Tensor]:
     """The number of nodes of each request's tree, and the nodes that each node sees.
@@ -245,6 +272,19 @@ def _trees(spec_info: Any, bs: int) -> tuple[list[int], Tensor]:
 
 def _host_list(on_host: list[int] | None, tensor: Tensor) -> list[int]:
     return [int(n) for n in on_host] if on_host is not None else [int(n) for n in tensor.tolist()]
+
+
+def _absorb() -> None:
+    """Let SGLang's layers of multi-head latent attention compute all passes in the absorbed form.
+
+    In the other form SGLang writes the cache with a Triton kernel.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
+        AttnForwardMethod,
+    )
+
+    AttentionBackendRegistry.register(NAME, lambda *_: AttnForwardMethod.MLA)
 
 
 def register() -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
@@ -16,6 +17,11 @@ from sglang_qspec.engine.refusal import refuse
 from sglang_qspec.engine.sidecar import core_division
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
+
+NAMED = ("GptOssForCausalLM", "Exaone4ForCausalLM")
+"""Architectures for which SGLang refuses attention backends that it does not list by name."""
+LISTED = "triton"
+"""A backend that SGLang lists for all of them."""
 
 _registered = False
 
@@ -30,6 +36,7 @@ def register() -> None:
     if not _registered:
         _registered = True
         register_resolution_hook("handle_cpu_backends")(_choose)
+        register_resolution_hook("handle_model_specific_adjustments")(_adjust)
 
 
 def _choose(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -48,6 +55,22 @@ def _choose(server_args: Any, previous: Callable[[Any], None]) -> None:
             _place(view, ranks_here)
         except ConfigError as error:
             refuse(error)
+
+
+def _adjust(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Run SGLang's adjustments for the model, without its check of the attention backend's name.
+
+    The check keeps backends without windows and sinks from these models. `qspec_cpu` has both.
+    """
+    view = resolving_view(server_args)
+    named = view.attention_backend == NAME and any(
+        name in NAMED for name in model_config_of(server_args).hf_config.architectures or ()
+    )
+    if named:
+        declare_resolution(server_args, "sglang_qspec.engine.cpu", attention_backend=LISTED)
+    previous(server_args)
+    if named:
+        declare_resolution(server_args, "sglang_qspec.engine.cpu", attention_backend=NAME)
 
 
 def _place(view: Any, ranks_here: int) -> None:

@@ -31,17 +31,21 @@ class Attention:
     ragged: bool = False
     """Whether one pass can verify a different number of tokens for each request, also in a CUDA
     graph. A ragged pass takes chains only, because these backends ignore its mask."""
+    windows: str = ""
+    """Drafts for which layers with a sliding window or attention sinks are right: `trees`,
+    `chains` or none. SGLang's backends count a window by rows, which are depths in a chain alone.
+    fa3 and fa4 would also count a sink twice, because they merge two passes over a tree."""
     any_width: bool = False
     """Whether the backend reads the width of an eager pass from the pass. Other backends assume the
     width for which they were made, and give wrong logits for a pass of another width."""
 
 
 _BACKENDS = {
-    "qspec_cpu": Attention(any_width=True),
+    "qspec_cpu": Attention(windows="trees", any_width=True),
     "flashinfer": Attention(any_width=True),
-    "triton": Attention(any_width=True),
-    "fa3": Attention(ragged=True),
-    "fa4": Attention(ragged=True),
+    "triton": Attention(windows="chains", any_width=True),
+    "fa3": Attention(ragged=True, windows="chains"),
+    "fa4": Attention(ragged=True, windows="chains"),
     "trtllm_mha": Attention(trees=False, ragged=True),
 }
 
@@ -91,6 +95,42 @@ def chooses_ragged(view: Any, verify: str) -> bool:
     return True
 
 
+def takes_chains(view: Any, model_config: Any) -> bool:
+    """Whether this server verifies chains alone, because no tree is right in the target's layers.
+
+    `view` is as in `chooses_ragged`, and `model_config` SGLang's ModelConfig of the target. Raises
+    ConfigError if the attention backend gives wrong logits for chains too.
+    """
+    chunk = model_config.attention_chunk_size
+    if chunk is not None and chunk < model_config.context_len:
+        raise ConfigError(
+            f"--model-path is {view.model_path}, a model with chunked local attention, but QSPEC "
+            f"supports it only up to the length of a chunk: use --context-length {chunk} or less"
+        )
+    backend, kind = verify_backend(view), _local_attention(model_config)
+    windows = attention_of(backend).windows
+    if kind is None or windows == "trees":
+        return False
+    if windows == "chains":
+        return True
+    allowed = "qspec_cpu" if str(view.device).startswith("cpu") else "triton, fa3 or fa4"
+    raise ConfigError(
+        f"--attention-backend is {backend}, which would verify wrong texts with {view.model_path}, "
+        f"a model with {kind}: use {allowed}"
+    )
+
+
+def _local_attention(model_config: Any) -> str | None:
+    """What makes some layers of a model see less than a full context; None for no such layer."""
+    text = model_config.hf_text_config
+    kinds = {str(getattr(kind, "value", kind)) for kind in getattr(text, "layer_types", None) or ()}
+    windowed = model_config.is_hybrid_swa or "sliding_attention" in kinds
+    window = model_config.sliding_window_size
+    if windowed and window is not None and window < model_config.context_len:
+        return f"a sliding window of {window} tokens"
+    return "attention sinks" if model_config.has_attention_sinks else None
+
+
 def pass_cost(device: str) -> PassCost:
     """The relative time of a pass by its number of rows, which measured passes scale."""
     return PassCost() if device.startswith("cpu") else GPU_COST
@@ -104,17 +144,22 @@ def branching(width: int) -> int:
     return min(MOST_CHILDREN, width) if width > 2 else 1
 
 
-def prepare(args: Any, *, ragged: bool) -> None:
-    """Set SGLang's arguments for ragged chains or for trees.
+def prepare(args: Any, *, ragged: bool, chains: bool = False) -> None:
+    """Set SGLang's arguments for ragged chains, for `chains` of one width, or for trees.
 
     Call it in the process that parses the arguments: SGLang's other processes inherit the mode of
     verification through the environment.
     """
-    args.speculative_eagle_topk = 1 if ragged else branching(args.speculative_num_draft_tokens)
+    branches = 1 if ragged or chains else branching(args.speculative_num_draft_tokens)
+    args.speculative_eagle_topk = branches
     envs.SGLANG_RAGGED_VERIFY_MODE.set("compact" if ragged else "static")
 
 
 def is_ragged() -> bool:
     """Whether this server verifies ragged chains, as `prepare` set it."""
-    chains = get_spec().speculative_eagle_topk == 1
-    return bool(chains and envs.SGLANG_RAGGED_VERIFY_MODE.get() == "compact")
+    return are_chains() and envs.SGLANG_RAGGED_VERIFY_MODE.get() == "compact"
+
+
+def are_chains() -> bool:
+    """Whether this server verifies chains alone, as `prepare` set it."""
+    return bool(get_spec().speculative_eagle_topk == 1)

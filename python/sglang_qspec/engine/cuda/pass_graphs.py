@@ -184,8 +184,9 @@ class PassGraphs:
     def _make(self, width: int, *, graphs: bool = False) -> _Passes:
         """A new backend for `width`; with `graphs` also its CUDA graphs."""
         runner = self._model_runner
+        branches = 1 if backends.are_chains() else backends.branching(width)
         with get_spec().override(
-            speculative_num_draft_tokens=width, speculative_eagle_topk=backends.branching(width)
+            speculative_num_draft_tokens=width, speculative_eagle_topk=branches
         ):
             # All passes of a runner use one stream, so their backends can share one workspace.
             backend = runner._get_attention_backend()

@@ -60,7 +60,7 @@ class Lead:
         chains: bool,
         overlap: bool,
     ) -> None:
-        """`chains` restricts ragged trees to chains; `overlap` is SGLang's overlap scheduler."""
+        """`chains` restricts trees to chains; `overlap` is SGLang's overlap scheduler."""
         self.speculator = active
         self._runtime = runtime
         self._overlap = overlap

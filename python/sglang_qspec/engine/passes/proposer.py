@@ -82,7 +82,7 @@ class Proposer:
         """Choose a tree for each request; width 1 is plain decoding.
 
         With the runtime setting `ragged` each tree has its own size; without it, all trees have one
-        width. With `chains` a ragged tree is cut to its best path.
+        width. With `chains` each tree is cut to its best path.
 
         The proposer waits for step drafts that the sidecar is about to send. In `ahead` it waits
         while the wait is expected to gain more than a pass with the present drafts
@@ -108,7 +108,7 @@ class Proposer:
             trees = self._speculator.propose(rids, outputs, widest)
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
-            usable = trees.chains() if self._chains and self._runtime.ragged else trees
+            usable = trees.chains() if self._chains else trees
             choice = policy.choose(usable.scores, factors)
             took, left = self._wait(rids, usable, policy, choice, factors, plan.pipeline, left)
             waited += took

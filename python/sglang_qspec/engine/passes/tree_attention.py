@@ -2,7 +2,8 @@
 
 Backends on CPUs read the mask of the tree alone. Backends on GPUs also read the mask of the prefix.
 QSPEC's own backend for CPUs also runs ragged passes, over trees of different sizes.
-On GPUs ragged passes take chains (`engine.cuda.backends`).
+On GPUs ragged passes take chains, and so do all passes of models with sliding windows
+(`engine.cuda.backends`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Verification(NamedTuple):
     can_change: bool
     """Whether a running server can change `ragged`."""
     chains: bool
-    """Whether ragged passes take only one path of each tree."""
+    """Whether passes take only one path of each tree."""
 
     @property
     def allowed(self) -> tuple[int, int]:
@@ -42,7 +43,7 @@ def verification_of(settings: QSpecConfig, device: str, backend: str | None) -> 
     """
     if not device.startswith("cpu"):
         ragged = backends.is_ragged()
-        return Verification(ragged, can_change=False, chains=ragged)
+        return Verification(ragged, can_change=False, chains=backends.are_chains())
     can_be_ragged = backend in RAGGED_TREES and settings.verify != "tree"
     if settings.verify == "ragged" and not can_be_ragged:
         raise ConfigError(

@@ -1,0 +1,106 @@
+"""Compares drafts with no drafts over a checkpoint, with SGLang's scheduler in this process.
+
+The program reads the path of a model and SGLang's arguments from the standard input, and prints a
+`Comparison` as JSON. It runs in a process of its own, since SGLang has one configuration per
+process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sglang.srt.plugins import load_plugins
+
+from test.engine.cuda.serving import OFF, Serving
+from test.engine.families.windows import VOCAB
+
+WIDTH, LENGTH = 16, 64
+
+
+@dataclass
+class Comparison:
+    """The greedy outputs of the prompts."""
+
+    prompts: list[list[int]]
+    plain: list[list[int]]
+    """Without drafts."""
+    drafted: dict[str, list[list[int]]] = field(default_factory=dict)
+    """By kind of pass and draft: outputs with drafts."""
+    accepted: dict[str, int] = field(default_factory=dict)
+    """By kind of pass and draft: number of accepted draft tokens."""
+    branching: bool = False
+    """Whether the passes verified a tree that is no chain."""
+
+
+def prompts() -> list[list[int]]:
+    """Shorter and longer than windows and chunks, two with one beginning, and one that repeats."""
+    rng = random.Random(3)
+    begin = [rng.randrange(3, VOCAB) for _ in range(100)]
+    texts = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (5, 20, 45)]
+    return [*texts, begin, [*begin[:70], *begin[10:40]], begin[:8] * 9]
+
+
+def guesses(output: list[int]) -> list[list[int]]:
+    """Pieces of the output, right and with wrong endings, so that trees branch and are cut."""
+    rng = random.Random(5)
+    found = []
+    for start in range(0, LENGTH, 6):
+        piece = output[start : start + 14]
+        found.append(piece)
+        for _ in range(3):
+            kept = rng.randrange(1, max(2, len(piece)))
+            found.append([*piece[:kept], *(rng.randrange(3, VOCAB) for _ in range(4))])
+    rng.shuffle(found)
+    return found
+
+
+def compare(serving: Serving) -> Comparison:
+    """Serve the prompts without drafts, and with lookups and guesses in passes of each kind."""
+    texts = prompts()
+
+    def serve(custom: dict[str, Any], given: Sequence[Sequence[Any]] = ()) -> Any:
+        params = [{"custom_params": custom, "max_new_tokens": LENGTH}] * len(texts)
+        return serving.serve(params, given, texts)
+
+    found = Comparison(texts, serve(OFF).outputs)
+    given = [guesses(output) for output in found.plain]
+    verify = serving.worker._verify_input
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        trees = arguments[1]
+        found.branching |= not trees.are_chains
+        return verify(*arguments, **named)
+
+    serving.worker._verify_input = watched
+    for name, ragged in (("ragged", True), ("one width", False)):
+        for prefill in (False, True):
+            with serving.settings(fixed_width=True, ragged=ragged, prefill_drafts=prefill):
+                for kind, hints in (("lookups", ()), ("guesses", given)):
+                    record = serve({}, hints)
+                    case = f"{name}, {kind}" + (", prefills too" if prefill else "")
+                    found.drafted[case] = record.outputs
+                    found.accepted[case] = record.accepted
+    return found
+
+
+def main() -> None:
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # SGLang may print
+    model, arguments = json.load(sys.stdin)
+    load_plugins()
+    sizes = {"context_length": 256, "disable_radix_cache": False, "chunked_prefill_size": 32}
+    widest = {"speculative_num_draft_tokens": WIDTH, "max_running_requests": 4}
+    serving = Serving(model, "cpu", **{**sizes, **widest, **arguments})
+    sys.stdout.write(json.dumps(asdict(compare(serving))) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for a receiver of the scheduler's messages
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Greedy answers of models with windows, caps, sinks or latent keys do not depend on drafts.
+
+Each checkpoint has random weights and a window of a few tokens, so that most nodes of a tree lie at
+the edge of a window. SGLang's scheduler serves it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test.engine.families import windows
+
+ROOT = Path(__file__).parents[3]
+WINDOWS = {family: 8 + 3 * number for number, family in enumerate(sorted(windows.FAMILIES))}
+ORDINARY = "gemma2"
+"""The family without --thorough: it has windows, a cap of the scores and one of the logits."""
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
+
+
+def served(folder: Path, **arguments: Any) -> dict[str, Any]:
+    """The `Comparison` of `parity` for the checkpoint."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "test.engine.families.parity"],
+        input=json.dumps([str(folder), arguments]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family == ORDINARY else pytest.param(family, marks=pytest.mark.thorough)
+        for family in WINDOWS
+    ],
+)
+def test_lookups_and_branching_guesses_change_no_answer(family: str, tmp_path: Path) -> None:
+    found = served(windows.write(tmp_path, family, window=WINDOWS[family]))
+    assert found["branching"]
+    assert len({token for output in found["plain"] for token in output}) > 5
+    for case, outputs in found["drafted"].items():
+        assert outputs == found["plain"], case
+        if "guesses" in case:
+            assert found["accepted"][case] > sum(map(len, outputs)) / 3, case
