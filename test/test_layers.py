@@ -59,6 +59,7 @@ START = {
     "algorithm",
     "arguments",
     "compat",
+    "families",
     "hooks",
     "lora",
     "touched",

@@ -19,7 +19,7 @@ _IMPORTED = {
     ),
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
-    "sglang.srt.configs.model_config": ("ModelConfig",),
+    "sglang.srt.configs.model_config": ("AttentionArch.SSM", "ModelConfig"),
     "sglang.srt.distributed": (
         "bootstrap._bind_threads_if_cpu",
         "bootstrap.init_layer_runtime",
@@ -171,6 +171,7 @@ _IMPORTED = {
     "sglang.srt.utils": ("get_available_gpu_memory",),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.numa_utils": ("get_cpu_ids_by_node",),
+    "sglang.srt.utils.hf_transformers.common": ("get_hf_text_config",),
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)
