@@ -5,6 +5,7 @@ A test compares both lists with the installed release.
 
 _IMPORTED = {
     "sglang.kernels.jit.utils.compile.toolchain": ("cuda_home",),
+    "sglang.kernels.ops.elementwise": ("elementwise._launch_fused_gate_sigmoid_mul",),
     "sglang.kernels.ops.speculative.spec_tree": ("verify_tree_greedy_func",),
     "sglang.srt.arg_groups.choices": (
         "add_attention_backend_choices",
