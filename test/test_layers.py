@@ -60,6 +60,7 @@ START = {
     "algorithm",
     "arguments",
     "compat",
+    "families",
     "hooks",
     "lora",
     "touched",

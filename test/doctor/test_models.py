@@ -93,12 +93,12 @@ def test_a_model_family_that_nothing_knows_is_a_failure(copy: Path) -> None:
     assert "unheard_of" in verdict.found
 
 
-def test_a_model_with_recurrent_layers_is_refused_as_target_and_as_draft(copy: Path) -> None:
-    """A rejected draft token cannot be removed from their state."""
+def test_a_refused_family_is_named_as_target_and_as_draft(copy: Path) -> None:
+    """The server says the same sentence (test/engine/families/test_refused.py)."""
     from transformers import FalconH1Config
 
     FalconH1Config(architectures=["FalconH1ForCausalLM"]).save_pretrained(copy)
-    assert f"--model is {copy}, a model with recurrent layers" in of(copy).found
+    assert f"--model is {copy}, a model with recurrent layers (FalconH1" in of(copy).found
     case = Case(draft_model=str(copy))
     finding = examine("draft model", lambda: checks.draft(case))
     assert "--draft-model is" in finding.verdict.found

@@ -39,6 +39,7 @@ def server_args(**changes: Any) -> Any:
         "enable_lora": None,
         "lora_paths": None,
         "is_embedding": False,
+        "dllm_algorithm": None,
         "enable_pdmux": False,
         "speculative_adaptive": False,
         "speculative_accept_threshold_single": 1.0,
@@ -61,6 +62,7 @@ def server_args(**changes: Any) -> Any:
         ("page_size", 16, "--page-size"),
         ("tokenizer_worker_num", 4, "--tokenizer-worker-num"),
         ("is_embedding", True, "--is-embedding"),
+        ("dllm_algorithm", "LowConfidence", "--dllm-algorithm"),
         ("enable_torch_compile", True, "--enable-torch-compile"),
         ("speculative_accept_threshold_single", 0.9, "--speculative-accept-threshold-single"),
         ("speculative_accept_threshold_acc", 0.9, "--speculative-accept-threshold-acc"),
@@ -347,18 +349,6 @@ def test_a_setting_without_the_algorithm_stops_the_start(models: DemoModels) -> 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert ["it must be QSPEC" in line for line in errors_of(ended.stderr)] == [True]
-
-
-def test_a_target_with_recurrent_layers_is_refused(models: DemoModels, tmp_path: Path) -> None:
-    """Their state cannot be rolled back after a wrong draft."""
-    from sglang.srt.configs.model_config import ModelConfig
-    from transformers import FalconH1Config
-
-    FalconH1Config(architectures=["FalconH1ForCausalLM"]).save_pretrained(tmp_path)
-    args = server_args(model_path=str(tmp_path))
-    with pytest.raises(ConfigError, match="a model with recurrent layers"):
-        arguments._check_target(args, ModelConfig(str(tmp_path)), QSpecConfig())
-    arguments._check_target(args, ModelConfig(str(models.target)), QSpecConfig())
 
 
 def test_a_target_with_multimodal_positions_verifies_one_width(

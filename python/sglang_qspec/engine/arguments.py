@@ -17,11 +17,10 @@ from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from sglang_qspec import config, process_placement
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig, flag
-from sglang_qspec.engine import compat, hooks, lora, refusal, unsupported
+from sglang_qspec.engine import compat, families, hooks, lora, refusal, unsupported
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.models import kernels
 from sglang_qspec.process_placement import Placement
@@ -112,15 +111,21 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
 def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Around SGLang's `handle_gpu_memory_settings`: place the sidecar and reserve its memory.
 
-    SGLang derives the sizes of its CUDA graphs from `max_running_requests`, which therefore gets
-    its default first. If the sidecar shares the target's GPU, `mem_fraction_static` is lowered by
-    the sidecar's share. SGLang sizes KV in two ways, and both read `mem_fraction_static`.
+    This step comes before SGLang's checks of model families, which end a start with a traceback,
+    so QSPEC refuses families here. SGLang derives the sizes of its CUDA graphs from
+    `max_running_requests`, which therefore gets its default first. If the sidecar shares the
+    target's GPU, `mem_fraction_static` is lowered by the sidecar's share. SGLang sizes KV in two
+    ways, and both read `mem_fraction_static`.
     """
     process_placement.write(None)
     view = resolving_view(server_args)
     if (view.speculative_algorithm or "").upper() != "QSPEC":
         previous(server_args)
         return
+    try:
+        families.check("--model-path", view.model_path, model_config_of(server_args))
+    except QSpecError as error:
+        refusal.refuse(error)
     given = view.mem_fraction_static is not None
     if view.max_running_requests is None:
         declare_resolution(server_args, "qspec", max_running_requests=RUNNING_REQUESTS)
@@ -250,12 +255,11 @@ def check(args: Any) -> QSpecConfig:
 
 
 def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
-    """Refuse a target that QSPEC cannot verify.
+    """Let a target verify trees of one width if it needs to; raises ConfigError for `ragged`.
 
     A target with multimodal rotary positions (mRoPE) verifies trees of one width, because SGLang
     computes these positions for requests with equal numbers of tokens.
     """
-    check_family("--model-path", args.model_path, model_config)
     if model_config.model_is_mrope:
         if settings.verify == "ragged":
             raise ConfigError(
@@ -263,18 +267,6 @@ def _check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
                 "positions: it must be 'auto' or 'tree'"
             )
         config.to_environment({"verify": "tree"})
-
-
-def check_family(given_as: str, path: str, model_config: Any) -> None:
-    """Refuse a model with recurrent state, from which a rejected draft token cannot be removed.
-
-    `model_config` is SGLang's ModelConfig. Raises ConfigError.
-    """
-    if mambaish_config(model_config) is not None:
-        raise ConfigError(
-            f"{given_as} is {path}, a model with recurrent layers (Mamba or linear attention), but "
-            "QSPEC supports only attention"
-        )
 
 
 def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
@@ -296,6 +288,12 @@ def _check_draft_model(args: Any, settings: QSpecConfig) -> None:
     flag = "--speculative-draft-model-path"
     draft = compat.describe_given(
         flag, path, args.trust_remote_code, args.speculative_draft_model_revision
+    )
+    families.check_checkpoint(
+        flag,
+        path,
+        trust_remote_code=args.trust_remote_code,
+        revision=args.speculative_draft_model_revision,
     )
     placed = process_placement.read()
     if placed is not None and placed.device != "cpu":

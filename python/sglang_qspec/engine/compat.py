@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import pkgutil
@@ -83,14 +84,15 @@ def describe_model(
 
     Raises OSError or ValueError, as transformers does, if it cannot load the model.
     """
+    from sglang.srt.utils.hf_transformers.common import get_hf_text_config
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     hf_config: Any = get_config(path, trust_remote_code=trust_remote_code, revision=revision)
-    text_config = getattr(hf_config, "text_config", None) or hf_config
     tokenizer = tokenizer_path, trust_remote_code, revision
     names = getattr(hf_config, "architectures", None) or [hf_config.model_type]
     digest = fingerprint(load_tokenizer(*tokenizer).get_vocab())
-    return ModelDescription(text_config.vocab_size, digest, str(names[0]), tokenizer)
+    vocab_size = get_hf_text_config(copy.deepcopy(hf_config)).vocab_size
+    return ModelDescription(vocab_size, digest, str(names[0]), tokenizer)
 
 
 def describe_given(

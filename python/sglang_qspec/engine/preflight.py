@@ -11,12 +11,11 @@ from typing import Any
 
 from sglang.kernels.jit.utils.compile.toolchain import cuda_home
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.plugins import GENERAL_PLUGINS_GROUP, load_plugins
 from sglang.srt.server_args import ServerArgs
 
-from sglang_qspec.engine import compat, hooks
+from sglang_qspec.engine import compat, families, hooks
 from sglang_qspec.errors import ConfigError
 
 PLUGIN = "qspec"
@@ -61,9 +60,7 @@ def toolkit() -> str:
 
 def check_family(given_as: str, path: str) -> None:
     """Raise ConfigError if QSPEC does not support the family of a model."""
-    from sglang_qspec.engine import arguments
-
-    arguments.check_family(given_as, path, ModelConfig(path))
+    families.check_checkpoint(given_as, path)
 
 
 def resolved(**arguments: Any) -> Any:

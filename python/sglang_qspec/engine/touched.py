@@ -5,6 +5,7 @@ A test compares both lists with the installed release.
 
 _IMPORTED = {
     "sglang.kernels.jit.utils.compile.toolchain": ("cuda_home",),
+    "sglang.kernels.ops.elementwise": ("elementwise._launch_fused_gate_sigmoid_mul",),
     "sglang.kernels.ops.speculative.spec_tree": ("verify_tree_greedy_func",),
     "sglang.srt.arg_groups.choices": (
         "add_attention_backend_choices",
@@ -19,7 +20,7 @@ _IMPORTED = {
     ),
     "sglang.srt.arg_groups.resolution_hooks": ("register_resolution_hook",),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
-    "sglang.srt.configs.model_config": ("ModelConfig",),
+    "sglang.srt.configs.model_config": ("AttentionArch.SSM", "ModelConfig"),
     "sglang.srt.constants": ("HEALTH_CHECK_RID_PREFIX",),
     "sglang.srt.constrained.outlines_backend": ("OutlinesGrammar.accept_token",),
     "sglang.srt.distributed": (
@@ -177,6 +178,7 @@ _IMPORTED = {
     "sglang.srt.utils": ("get_available_gpu_memory",),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.numa_utils": ("get_cpu_ids_by_node",),
+    "sglang.srt.utils.hf_transformers.common": ("get_hf_text_config",),
     "sglang.srt.utils.hf_transformers_utils": ("get_config", "get_tokenizer"),
 }
 CALLED = tuple(f"{module}.{name}" for module, names in _IMPORTED.items() for name in names)

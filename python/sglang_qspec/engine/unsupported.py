@@ -123,6 +123,13 @@ def _others(args: Any) -> list[Restriction]:
             "an embedding model decodes no tokens",
         ),
         Restriction(
+            args.dllm_algorithm is not None,
+            "--dllm-algorithm",
+            args.dllm_algorithm,
+            "no such algorithm",
+            "a diffusion model decodes blocks of tokens, not one token after the other",
+        ),
+        Restriction(
             bool(args.enable_pdmux),
             "--enable-pdmux",
             args.enable_pdmux,

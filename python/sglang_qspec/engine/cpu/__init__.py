@@ -19,6 +19,7 @@ def activate() -> None:
         lora,
         quantization,
         ranks,
+        shared_expert,
     )
 
     attention.register()
@@ -28,3 +29,4 @@ def activate() -> None:
     lora.install()
     quantization.register()
     ranks.install()
+    shared_expert.install()
