@@ -226,9 +226,10 @@ def attend_block(
         )
         return output.squeeze(0).transpose(0, 1)
     parts = []
+    end = total - new
     for rows in query.split(_QUERY_BLOCK):
-        end = total - new + sum(map(len, parts)) + len(rows)
-        begin = 0 if window is None else max(0, end - len(rows) - window)
+        begin = 0 if window is None else max(0, end - window)
+        end += len(rows)
         causal = torch.ones(1, len(rows), len(rows), dtype=torch.bool).tril()
         lens = torch.tensor([end - begin])
         near = slots[begin:end].unsqueeze(0)

@@ -68,7 +68,7 @@ class Case:
             "req_pool_indices": torch.arange(len(self.lens)),
             "out_cache_loc": torch.zeros(len(query), dtype=torch.int64),
         }
-        batch = _Batch(SimpleNamespace(**shared, **forward_batch), self.slots)  # type: ignore[arg-type]
+        batch = _Batch(SimpleNamespace(**shared, **forward_batch), self.slots)
         return batch.attend(query, self.keys, self.values, self.layer, self.sinks)
 
     def dense(self, query: Tensor, text: Tensor) -> Tensor:

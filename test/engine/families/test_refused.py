@@ -59,7 +59,7 @@ LANGUAGE = {
     "num_key_value_heads": 4,
     "vocab_size": 49152,
 }
-NESTED = {
+NESTED: dict[str, dict[str, Any]] = {
     "DeepseekVL2ForCausalLM": {
         "model_type": "deepseek_vl_v2",
         "vision_config": {"model_type": "vision"},
