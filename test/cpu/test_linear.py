@@ -6,6 +6,7 @@ import torch
 from sglang_qspec.cpu import linear
 from sglang_qspec.cpu.linear import INT4_ROWS, TWO_DIGIT_ROWS, Int4Linear, Int8Linear
 from sglang_qspec.cpu.linear_grids import Grid, round_int4, round_int8
+from test.cpu.digits import coarser
 
 ROWS = (1, TWO_DIGIT_ROWS, TWO_DIGIT_ROWS + 1, 64, 65, 130)
 
@@ -28,10 +29,8 @@ def row_errors(y: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("m", ROWS)
 def test_an_int8_product_is_close_to_the_float_product_for_each_row(m: int) -> None:
     grid = round_int8(weight())
-    product = Int8Linear(grid)
-    y = product(inputs(m))
-    coarser = 1 if product.native is not None else 127 / linear._digit()
-    tolerance = 1e-4 * coarser**2 if m <= TWO_DIGIT_ROWS else 2e-2 * coarser
+    y = Int8Linear(grid)(inputs(m))
+    tolerance = 1e-4 * coarser() ** 2 if m <= TWO_DIGIT_ROWS else 2e-2 * coarser()
     assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < tolerance
 
 

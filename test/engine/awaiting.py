@@ -3,8 +3,9 @@
 On another machine drafts come too late, wide passes do not pay, or the target is better off without
 the sidecar. A test that needs drafts, or a request that still runs, uses a server with this plugin:
 
-- A pass waits for all step drafts that the sidecar is about to send, also for a request's first. A
-  request that gets no step drafts waits for its first completion before it is served.
+- The first passes of a request wait for all step drafts that the sidecar is about to send, and each
+  pass does if the request gets drafts of the sidecar alone. A request that gets no step drafts
+  waits for its first completion before it is served.
 - A pass counts with the time that `PassCost` predicts, not with the measured time. Waits and the
   link cost nothing. The sidecar drafts for running requests, whatever that costs the target.
 - A test can hold the target, and let it run a number of passes (`held`).
