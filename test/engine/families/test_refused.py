@@ -15,6 +15,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from transformers import CONFIG_MAPPING
 
 from sglang_qspec.engine import compat, families, preflight
+from sglang_qspec.engine import refusal as engine_refusal
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.models import DemoModels
 
@@ -75,6 +76,12 @@ NESTED: dict[str, dict[str, Any]] = {
     },
 }
 """Configurations whose language model is in `language_config`."""
+
+
+@pytest.fixture(autouse=True)
+def _from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have parsed a command line, which ends it with a message."""
+    monkeypatch.setattr(engine_refusal, "_on_command_line", False)
 
 
 def write(folder: Path, content: dict[str, Any], models: DemoModels) -> str:
