@@ -30,8 +30,9 @@ def pieces(server: Server, path: str, body: dict[str, Any]) -> Iterator[dict[str
 
 
 def forced(server: Server, text: str) -> list[int]:
-    """The tokens in which the target writes a text that a grammar demands."""
-    ids: list[int] = ask(server, {"regex": re.escape(text), "max_new_tokens": 90})["output_ids"]
+    """The tokens in which the target writes a text that a grammar demands, after "Say: "."""
+    sampling = {"regex": re.escape(text), "max_new_tokens": 90}
+    ids: list[int] = ask(server, sampling, text="Say: ")["output_ids"]
     return ids
 
 
