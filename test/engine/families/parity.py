@@ -69,7 +69,8 @@ def guesses(output: list[int]) -> list[list[int]]:
 def compare(serving: Serving, found: Comparison, *, short: bool) -> None:
     """Serve the prompts without drafts, and with lookups and guesses in passes of each kind.
 
-    A `short` comparison has shorter outputs, and no drafts in prefills.
+    Ragged passes are left out if the server has none (multimodal rotary positions). A `short`
+    comparison has shorter outputs, and no drafts in prefills.
     """
     texts = prompts()
 
@@ -91,12 +92,13 @@ def compare(serving: Serving, found: Comparison, *, short: bool) -> None:
         return verify(*arguments, **named)
 
     serving.worker._verify_input = watched
-    for name, ragged in (("ragged", True), ("one width", False)):
+    for ragged in (True, False) if serving.worker._runtime.ragged else (False,):
         for prefill in (False,) if short else (False, True):
             with serving.settings(fixed_width=True, ragged=ragged, prefill_drafts=prefill):
                 for kind, hints in (("lookups", ()), ("guesses", given)):
                     record = serve({}, hints)
-                    case = f"{name}, {kind}" + (", prefills too" if prefill else "")
+                    case = f"{'ragged' if ragged else 'one width'}, {kind}"
+                    case += ", prefills too" if prefill else ""
                     found.drafted[case] = record.outputs
                     found.accepted[case] = record.accepted
 
