@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 VOCAB, CONTEXT, WINDOW = 256, 1024, 16
 SIZES: dict[str, Any] = {
@@ -46,8 +47,10 @@ SHARED: dict[str, Any] = {
     "topk_group": 1,
 }
 """Groups of experts, a shared expert, and layers without experts."""
+ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
+"""As many heads of keys as of queries."""
 LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
+    **ALL_HEADS,
     "q_lora_rank": 48,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 24,
@@ -66,7 +69,13 @@ YARN: dict[str, Any] = {
     "mscale_all_dim": 1.0,
 }
 """SGLang has no other rotary positions for DeepSeek's models on a CPU."""
-GPT: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": CONTEXT}
+GPT: dict[str, Any] = {
+    **ALL_HEADS,
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": CONTEXT,
+}
 IMAGES: dict[str, Any] = {
     "image_token_id": 7,
     "video_token_id": 8,
@@ -79,6 +88,7 @@ VISION: dict[str, Any] = {
     "intermediate_size": 48,
     "num_heads": 2,
     "patch_size": 14,
+    "in_chans": 3,
     "out_hidden_size": 64,
 }
 SECTIONS: dict[str, Any] = {
@@ -100,6 +110,9 @@ class Family:
     """Fields of the configuration of images besides VISION; None for a model of text."""
     served_as: str = ""
     """Name of the class in SGLang and in published checkpoints, if transformers has another."""
+    transposed: bool = False
+    """Whether experts in published checkpoints are [experts, in, out], but transformers saves
+    [experts, out, in]."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -153,8 +166,8 @@ FAMILIES: dict[str, Family] = {
         "qwen2_5_vl", SECTIONS, {"window_size": 56, "fullatt_block_indexes": [1]}
     ),
     "Qwen 3 VL": Family("qwen3_vl", SECTIONS, DEEPSTACK),
-    "Qwen 3 VL MoE": Family("qwen3_vl_moe", SECTIONS | MOE, DEEPSTACK),
-    "EXAONE 4": Family("exaone4", {**WINDOWS, "sliding_window_pattern": 2}),
+    "Qwen 3 VL MoE": Family("qwen3_vl_moe", SECTIONS | MOE, DEEPSTACK, transposed=True),
+    "EXAONE 4": Family("exaone4", {**WINDOWS, "sliding_window_pattern": "LG"}),
     "Gemma 3n": Family(
         "gemma3n_text",
         {
@@ -167,9 +180,19 @@ FAMILIES: dict[str, Family] = {
             "intermediate_size": [128] * 4,
         },
     ),
-    "Gemma 4": Family("gemma4_text", {**WINDOWS, "hidden_size_per_layer_input": 16}),
+    "Gemma 4": Family(
+        "gemma4_text",
+        {**WINDOWS, "head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 16},
+    ),
     "Llama 4": Family(
-        "llama4_text", {**MOE, "attention_chunk_size": 256, "intermediate_size_mlp": 128}
+        "llama4_text",
+        {
+            **MOE,
+            "head_dim": 16,
+            "attention_chunk_size": 256,
+            "intermediate_size_mlp": 128,
+            "use_qk_norm": False,  # on a CPU SGLang makes normed keys bfloat16
+        },
     ),
     "GLM 4": Family("glm4", {"partial_rotary_factor": 0.5}),
     "GLM 4 MoE": Family("glm4_moe", SHARED),
@@ -181,12 +204,12 @@ FAMILIES: dict[str, Family] = {
     "SmolLM 3": Family("smollm3"),
     "Starcoder 2": Family("starcoder2"),
     "GPT-2": Family("gpt2", GPT),
-    "OPT": Family("opt", {"ffn_dim": 128, "word_embed_proj_dim": 64, "init_std": 0.3}),
+    "OPT": Family("opt", {**ALL_HEADS, "ffn_dim": 128, "word_embed_proj_dim": 64, "init_std": 0.3}),
     "Gemma": Family("gemma", {"head_dim": 16}),
     "Cohere": Family("cohere", {"logit_scale": 1.0}),
-    "OLMo": Family("olmo"),
-    "OLMoE": Family("olmoe", MOE),
-    "Phi": Family("phi"),
+    "OLMo": Family("olmo", ALL_HEADS),
+    "OLMoE": Family("olmoe", MOE | ALL_HEADS),
+    "Phi": Family("phi", ALL_HEADS),
     "MiniCPM 3": Family("minicpm3", LATENT),
     "ERNIE 4.5": Family("ernie4_5", served_as="Ernie4_5_ForCausalLM"),
     "ERNIE 4.5 MoE": Family(
@@ -215,7 +238,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "GPT-J": Family("gptj", GPT | {"rotary_dim": 16}),
     "GPT BigCode": Family("gpt_bigcode", GPT),
-    "Persimmon": Family("persimmon"),
+    "Persimmon": Family("persimmon", ALL_HEADS),
     "Whisper": Family(
         "whisper",
         {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
@@ -257,6 +280,11 @@ def write(folder: Path, name: str, *, window: int = WINDOW) -> Path:
     # Otherwise a model whose head has the weights of its embedding repeats one token.
     model.get_input_embeddings().weight.data *= 0.3
     model.save_pretrained(folder)
+    if family.transposed:
+        weights = load_file(folder / "model.safetensors")
+        for key in [key for key in weights if ".experts." in key]:
+            weights[key] = weights[key].transpose(1, 2).contiguous()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
     if family.served_as:
         saved = json.loads((folder / "config.json").read_text())
         saved["architectures"] = [family.served_as]
