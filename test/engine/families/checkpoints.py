@@ -215,11 +215,33 @@ FAMILIES: dict[str, Family] = {
     "ERNIE 4.5 MoE": Family(
         "ernie4_5_moe", MOE | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}
     ),
-    "Hunyuan": Family("hunyuan_v1_dense", {"head_dim": 16}),
-    "Hunyuan MoE": Family("hunyuan_v1_moe", MOE | {"head_dim": 16, "moe_topk": [2] * 4}),
+    "Hunyuan": Family("hunyuan_v1_dense", {"head_dim": 16, "use_qk_norm": True}),
+    "Hunyuan MoE": Family(
+        "hunyuan_v1_moe",
+        {
+            **MOE,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "use_mixed_mlp_moe": True,
+            "moe_intermediate_size": 128,
+            "moe_topk": [2] * 4,
+            "num_shared_expert": [1] * 4,
+        },
+    ),
     "GLM 4 MoE Lite": Family("glm4_moe_lite", SHARED | LATENT),
     "Granite MoE": Family("granitemoe", MOE),
-    "MiniMax M2": Family("minimax_m2", MOE),
+    "MiniMax M2": Family(
+        "minimax_m2",
+        {
+            **MOE,
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
+    ),
     "Ministral 3": Family("ministral3"),
     "Mellum": Family("mellum", WINDOWS | MOE),
     "AFMoE": Family("afmoe", MOE),
