@@ -269,7 +269,6 @@ FAMILIES: dict[str, Family] = {
     "Granite MoE Hybrid": Family("granitemoehybrid", MOE),
     "LFM 2": Family("lfm2"),
     "Mamba 2": Family("mamba2", {"num_heads": 8, "head_dim": 16}),
-    "Nemotron H": Family("nemotron_h"),
     "Qwen 3 Next": Family("qwen3_next", MOE),
     "Qwen 3.5": Family("qwen3_5_text"),
 }
@@ -295,7 +294,7 @@ def write(folder: Path, name: str, *, window: int = WINDOW) -> Path:
     if family.vision is not None:
         fields = IMAGES | {"text_config": fields, "vision_config": VISION | family.vision}
     config = CONFIG_MAPPING[family.model_type](**fields)
-    classes = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq)
+    classes = (AutoModelForSpeechSeq2Seq, AutoModelForCausalLM, AutoModelForImageTextToText)
     torch.manual_seed(0)
     maker = next(each for each in classes if type(config) in each._model_mapping)
     model = maker.from_config(config).float()
