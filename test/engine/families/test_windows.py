@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 
-from test.engine.families import windows
+from test.engine.families import checkpoints
 
 ROOT = Path(__file__).parents[3]
-WINDOWS = {family: 8 + 3 * number for number, family in enumerate(sorted(windows.FAMILIES))}
-ORDINARY = "gemma2"
+FAMILIES = (
+    *("Cohere 2", "DeepSeek V2", "DeepSeek V3", "Gemma 2", "Gemma 3", "GPT-OSS", "Mistral"),
+    "OLMo 3",
+)
+WINDOWS = {family: 8 + 3 * number for number, family in enumerate(FAMILIES)}
+ORDINARY = "Gemma 2"
 """The family without --thorough: it has windows, a cap of the scores and one of the logits."""
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
@@ -35,6 +39,7 @@ def served(folder: Path, **arguments: Any) -> dict[str, Any]:
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     found: dict[str, Any] = json.loads(ended.stdout)
+    assert not found["refused"] + found["failed"], ended.stderr[-4000:]
     return found
 
 
@@ -46,7 +51,7 @@ def served(folder: Path, **arguments: Any) -> dict[str, Any]:
     ],
 )
 def test_lookups_and_branching_guesses_change_no_answer(family: str, tmp_path: Path) -> None:
-    found = served(windows.write(tmp_path, family, window=WINDOWS[family]))
+    found = served(checkpoints.write(tmp_path, family, window=WINDOWS[family]))
     assert found["branching"]
     assert len({token for output in found["plain"] for token in output}) > 5
     for case, outputs in found["drafted"].items():
