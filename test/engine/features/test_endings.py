@@ -44,7 +44,8 @@ def test_the_token_limit_holds_in_the_middle_of_an_accepted_run(
         plain, ours = both(server, {"max_new_tokens": limit}, story["output_ids"])
         check_same(plain, ours, accepted=limit > 2)
         assert ours["output_ids"] == story["output_ids"][:limit]
-        check_counts(ours["meta_info"])
+        if limit > 1:  # otherwise no pass decodes
+            check_counts(ours["meta_info"])
 
 
 def check_counts(meta: dict[str, Any]) -> None:
