@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec.__main__ import main
+from sglang_qspec.errors import shown
 from sglang_qspec.plan.measure import judged, matching_again
 from sglang_qspec.plan.tables import save
 from sglang_qspec.theory.acceptance import hit_share
@@ -70,7 +71,10 @@ def test_a_sweep_without_matplotlib_names_the_extra(
         (["--tables", "H100:8B:1B"], "--alpha must be given with computed tables"),
         (["--tables", "none.json"], "--tables is none.json, which cannot be read"),
         (["--trace", "batch:0"], "--trace is 'batch:0', but must be batch:REQUESTS"),
-        (["--trace", f"batch:{'9' * 400}"], f"--trace is 'batch:{'9' * 400}', but must be batch:"),
+        (
+            ["--trace", f"batch:{'9' * 400}"],
+            f"--trace is {shown('batch:' + '9' * 400)}, but must be batch:",
+        ),
         (["--slots", "16"], "--slots is 16, but must be at most 8"),
         (["--sweep", "x.pdf"], "--sweep is x.pdf, but must end in .svg or .png"),
     ],
@@ -119,7 +123,7 @@ def test_a_wrong_value_is_named_with_its_option_and_what_is_allowed(
     with pytest.raises(SystemExit) as stop:
         main([*plan, option, value])
     assert stop.value.code == 2
-    assert f"argument {option}: is '{value}', but must be {allowed}" in capsys.readouterr().err
+    assert f"argument {option}: is {shown(value)}, but must be {allowed}" in capsys.readouterr().err
 
 
 def test_traces_say_which_tokens_the_draft_model_chose() -> None:
