@@ -7,7 +7,8 @@ text of a user, and `/v1/responses` would have stored the tags for later turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -133,7 +134,30 @@ async def _ollama(
         guesses.resolve_params(manager, params)  # only a check
     except RequestError as error:
         return JSONResponse(status_code=400, content={"error": str(error)})
+    if request.stream:
+        serving = copy.copy(serving)
+        serving.tokenizer_manager = _WithAnEmptyEnd(manager)
     return await handle(serving, request, *args, **kwargs)
+
+
+class _WithAnEmptyEnd:
+    """A `TokenizerManager` whose last piece of an answer has no new text.
+
+    SGLang's Ollama streams drop the text of the last piece, which with drafts is a whole run.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    async def generate_request(self, *args: Any) -> AsyncIterator[dict[str, Any]]:
+        async for piece in self._manager.generate_request(*args):
+            meta_info = piece.get("meta_info", {})
+            if meta_info.get("finish_reason") is not None:
+                yield {**piece, "meta_info": {**meta_info, "finish_reason": None}}
+            yield piece
 
 
 def ollama_params(
