@@ -141,7 +141,7 @@ async def _ollama(
 
 
 class _WithAnEmptyEnd:
-    """A `TokenizerManager` whose last piece of an answer has no new text.
+    """A `TokenizerManager` that sends the last text of an answer before the piece with its end.
 
     SGLang's Ollama streams drop the text of the last piece, which with drafts is a whole run.
     """
