@@ -159,3 +159,12 @@ def test_a_stream_never_shows_text_after_a_stop_string(
     texts = [piece["text"] for piece in server.stream("/generate", {**body, "stream": True})]
     assert texts[-1] == ours["text"] == plain["text"]
     assert all(texts[-1].startswith(text) for text in texts)
+
+
+def test_a_stop_regex_whose_search_does_not_end_is_refused(server: Server) -> None:
+    """Without a limit no request would get another token for years."""
+    sampling = {"max_new_tokens": 80, "regex": "a{90}!", "stop_regex": "(a+)+b"}
+    for custom in (PLAIN, {"qspec_guess_ids": [[81] * 40]}):
+        with pytest.raises(ServerError, match="HTTP 400.*stop_regex"):
+            ask(server, {**sampling, "custom_params": custom})
+    check_same(*both(server, {"max_new_tokens": 16, "stop_regex": "wom[a-z]n"}))

@@ -1,6 +1,8 @@
 """An answer ends at the right token of an accepted run, also if the search for the end fails."""
 
 import inspect
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -17,9 +19,9 @@ def tokenizer(models: DemoModels) -> Any:
     return get_tokenizer(str(models.target))
 
 
-def request(tokenizer: Any, text: str) -> Req:
+def request(tokenizer: Any, text: str, **stops: Any) -> Req:
     """A request with two stop strings; one pass has just added all of `text` to its output."""
-    params = SamplingParams(max_new_tokens=99, stop=[" d", " b"])
+    params = SamplingParams(max_new_tokens=99, **(stops or {"stop": [" d", " b"]}))
     params.normalize(tokenizer)
     params.verify(vocab_size=len(tokenizer))
     req = Req("r", "", [5], params, vocab_size=len(tokenizer))
@@ -74,3 +76,40 @@ def test_an_error_in_the_search_leaves_sglangs_own_end_and_the_whole_output(
     assert req.finished_len == 4
     assert list(req.output_ids) == accepted
     assert req.grammar is grammar
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", r"(\w+\s?)+\d", "(aa|a+)+b"])
+@pytest.mark.parametrize("run", [1, 4])
+def test_a_search_without_end_ends_its_request(tokenizer: Any, pattern: str, run: int) -> None:
+    """Without the limit, each of these searches takes years."""
+    req = request(tokenizer, "a" * 80 + "!", stop_regex=pattern)
+    output = list(req.output_ids)
+    endings.update_finish_state(inspect.unwrap(Req.update_finish_state), req, run)
+    reason = req.finished_reason.to_json()
+    assert reason["status_code"] == 400
+    assert repr(pattern)[1:-1] in reason["message"]
+    assert list(req.output_ids) == output
+    assert req.finished_len == len(output)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+def test_an_ordinary_pattern_meets_no_limit(tokenizer: Any) -> None:
+    req = request(tokenizer, TEXT, stop_regex=" [xc] ?")
+    del req.output_ids[2:]
+    update = inspect.unwrap(Req.update_finish_state)
+    for _ in range(200):
+        endings.update_finish_state(update, req, 2)
+        assert not req.finished()
+    req.output_ids.extend(tokenizer.encode(" c d e"))
+    endings.update_finish_state(update, req, 3)
+    assert req.finished_reason.matched == " [xc] ?"
+    assert req.finished_len == 3
+
+
+def test_another_thread_searches_without_a_limit(tokenizer: Any) -> None:
+    req = request(tokenizer, TEXT, stop_regex="b")
+    update = inspect.unwrap(Req.update_finish_state)
+    thread = threading.Thread(target=endings.update_finish_state, args=(update, req, 5))
+    thread.start()
+    thread.join()
+    assert req.finished_reason.matched == "b"

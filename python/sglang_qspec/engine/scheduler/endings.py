@@ -6,14 +6,25 @@ tokens of the pass, even after a stop or `max_new_tokens`.
 
 SGLang counts reasoning tokens and accepted drafts before it looks for the end. We take the tokens
 after the end out of these counts.
+
+A search for a stop regex that takes too long ends its request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
 from sglang_qspec.engine.passes import prefill
+from sglang_qspec.engine.scheduler.search_limit import (
+    SECONDS,
+    SearchTooLongError,
+    search_limit,
+)
+from sglang_qspec.errors import shown
 
 
 def update_finish_state(
@@ -27,6 +38,28 @@ def update_finish_state(
         return
     if new_accepted_len:
         new_accepted_len += prefill.commit(req)
+    patterns = req.sampling_params.stop_regex_strs
+    if not patterns:
+        _update(update, req, new_accepted_len)
+        return
+    output_ids = req.output_ids[:]
+    try:
+        with search_limit():
+            _update(update, req, new_accepted_len)
+    except SearchTooLongError:
+        req.output_ids[:] = output_ids
+        req.finished_reason, req.finished_len = _too_long(patterns), len(output_ids)
+
+
+def _too_long(patterns: list[str]) -> FINISH_ABORT:
+    message = (
+        f"stop_regex is {shown(patterns)}, but must be patterns that can be searched for in "
+        f"{SECONDS} s; repetitions inside repetitions take longer"
+    )
+    return FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequestError")
+
+
+def _update(update: Callable[[Any, int], None], req: Any, new_accepted_len: int) -> None:
     aborted = req.to_finish is not None
     update(req, new_accepted_len)
     if not req.finished():

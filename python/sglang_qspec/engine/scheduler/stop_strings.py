@@ -41,4 +41,8 @@ def has_begun(req: Any) -> bool:
     if not stops or req.finished():
         return False
     text = req.tail_str().rstrip("\ufffd")
-    return any(text.endswith(stop[:length]) for stop in stops for length in range(1, len(stop) + 1))
+    return any(
+        text.endswith(stop[:length])
+        for stop in stops
+        for length in range(1, min(len(stop), len(text)) + 1)
+    )
