@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sglang_qspec import values
@@ -55,3 +57,11 @@ def test_the_endpoints_of_a_list_lose_their_spaces() -> None:
 def test_a_wrong_list_of_endpoints_names_the_wrong_one(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         values.endpoints(text)
+
+
+def test_a_model_is_a_folder_or_a_name_on_a_hub(tmp_path: Path) -> None:
+    for path in (str(tmp_path), "Qwen/Qwen3-8B"):
+        assert values.model(path) == path
+    for path in (str(tmp_path / "none"), "./none", "~/none-of-it", "a/b/c", "", "none"):
+        with pytest.raises(ValueError, match="an existing folder, or a name on a hub"):
+            values.model(path)

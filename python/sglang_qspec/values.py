@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sglang_qspec.errors import shown
@@ -153,6 +155,18 @@ def parse_cores(text: str) -> frozenset[int]:
             raise ValueError(CORES)
         cores.update(named)
     return frozenset(cores)
+
+
+def is_local(path: str) -> bool:
+    """Whether the path of a model is a folder; otherwise it is a name on a hub."""
+    return path.startswith((os.sep, ".", "~")) or path.count("/") != 1
+
+
+def model(path: str) -> str:
+    """The folder of a checkpoint, or a model's name on a hub."""
+    if not path or (is_local(path) and not Path(path).expanduser().is_dir()):
+        raise ValueError("an existing folder, or a name on a hub such as ORGANIZATION/MODEL")
+    return path
 
 
 def text(given: str) -> str:

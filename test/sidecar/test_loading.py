@@ -63,7 +63,7 @@ def test_the_exit_code_says_whether_a_new_start_would_help(
         raise error
 
     monkeypatch.setattr(program, "_run", run)
-    assert program.main(["--model-path=/m", "--endpoint=ipc:///nowhere"]) == code
+    assert program.main(["--model-path=org/m", "--endpoint=ipc:///nowhere"]) == code
 
 
 def test_on_a_cpu_kv_gets_what_the_weights_leave_of_the_fraction_of_all_memory() -> None:

@@ -16,7 +16,7 @@ COUNT = "a whole number of at least 1"
 def refusal(capsys: pytest.CaptureFixture[str], option: str) -> str:
     """The last line of the message about a command line with `option`."""
     with pytest.raises(SystemExit) as stop:
-        program.main(["--model-path=/m", "--endpoint=ipc:///nowhere", option])
+        program.main(["--model-path=org/m", "--endpoint=ipc:///nowhere", option])
     assert stop.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 

@@ -14,7 +14,7 @@ from sglang_qspec.sidecar import __main__ as program
 from sglang_qspec.sidecar import replicas
 from sglang_qspec.sidecar.child_process import PROGRAM, UNUSABLE
 
-MODEL = ["--model-path=/m"]
+MODEL = ["--model-path=org/m"]
 
 
 def options_of(arguments: list[str]) -> list[list[str]]:
@@ -24,7 +24,7 @@ def options_of(arguments: list[str]) -> list[list[str]]:
         program._parser().parse_args(command[len(PROGRAM) :])
         for command in replicas.commands(options, arguments)
     ]
-    assert all(each.replicas == 1 and each.model_path == "/m" for each in parsed)
+    assert all(each.replicas == 1 and each.model_path == "org/m" for each in parsed)
     return [[each.endpoint, each.device, each.cores, each.metrics_port] for each in parsed]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sglang_qspec import values
 from sglang_qspec.doctor.case import Case
 from sglang_qspec.doctor.finding import Verdict, failure, ok
 from sglang_qspec.models.files import INDEX
@@ -32,7 +33,7 @@ def _checkpoint(case: Case, path: str, role: str) -> Verdict:
     from sglang_qspec.sidecar.memory import gib
 
     folder = Path(path).expanduser()
-    if compat.is_local(path) or folder.is_dir():
+    if values.is_local(path) or folder.is_dir():
         if not folder.is_dir():
             return failure(f"{path} is no folder", "Give the folder of a checkpoint.")
         damage = damaged(folder)

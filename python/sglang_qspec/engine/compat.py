@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import sglang
 from sglang.srt.plugins.hook_registry import HookRegistry
 
+from sglang_qspec import values
 from sglang_qspec.engine import touched
 from sglang_qspec.engine.hooks import Hook
 from sglang_qspec.errors import ConfigError
@@ -99,7 +99,7 @@ def describe_given(
     flag: str, path: str, trust_remote_code: bool, revision: str | None
 ) -> ModelDescription:
     """`describe_model` for a model that the user gave with `flag`; raises ConfigError."""
-    if is_local(path) and not Path(path).expanduser().is_dir():
+    if values.is_local(path) and not Path(path).expanduser().is_dir():
         raise ConfigError(f"{flag} is {path!r}, but there is no such folder")
     try:
         return describe_model(path, path, trust_remote_code, revision)
@@ -108,11 +108,6 @@ def describe_given(
             f"{flag} is {path!r}, but no model can be loaded from there: "
             f"{str(error).splitlines()[0]}"
         ) from error
-
-
-def is_local(path: str) -> bool:
-    """Whether the path of a model is a folder; otherwise it is a name on a hub."""
-    return path.startswith((os.sep, ".", "~")) or path.count("/") != 1
 
 
 def load_tokenizer(tokenizer_path: str, trust_remote_code: bool, revision: str | None) -> Any:

@@ -211,7 +211,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Draft for the servers that connect to an endpoint.",
     )
     add = parser.add_argument
-    add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
+    add(
+        "--model-path",
+        type=option(values.model),
+        required=True,
+        help="draft model: a local checkpoint or a name on a hub",
+    )
     add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
     add("--quantization", help="SGLang's quantization method (default: the checkpoint's)")
