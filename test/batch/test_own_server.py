@@ -98,7 +98,7 @@ def test_without_a_model_the_demo_models_answer_and_a_killed_server_comes_back(
         below = psutil.Process(process.pid).children(recursive=True)
         scheduler = next(each for each in below if "scheduler" in "".join(each.cmdline()))
         scheduler.kill()
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     assert f"without --model the demo models answer: target {models.target}" in out
     assert out.count("starting a server") == 2

@@ -61,7 +61,7 @@ def two_nodes(environment: dict[str, str]) -> Iterator[Nodes]:
         try:
             yield Nodes(process)
         finally:
-            process.communicate(timeout=60)
+            process.communicate(timeout=600)
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:

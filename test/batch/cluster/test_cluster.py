@@ -34,7 +34,7 @@ def test_few_lines_need_one_server_and_a_failed_start_is_explained(
     path, output = write_lines(tmp_path / "in.jsonl", PROMPTS[:20]), tmp_path / "out.jsonl"
     given = (path, "--output", output, "--ray", nodes.address, *FLAGS)
     process = start(*given, "--", "fails", environment=environment)
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "server 1: the start of the server ended with code 1" in out
     assert "the model is missing" in out
@@ -55,9 +55,9 @@ def test_servers_without_a_node_do_not_delay_the_end(
     tmp_path: Path, nodes: Nodes, environment: dict[str, str]
 ) -> None:
     path, output = write_lines(tmp_path / "in.jsonl", PROMPTS[:500]), tmp_path / "out.jsonl"
-    given = (path, "--output", output, "--ray", nodes.address, *FLAGS, "--max-servers", 9)
+    given = (path, "--output", output, "--ray", nodes.address, *FLAGS, "--max-servers", 40)
     process = start(*given, environment=environment)
-    out, _ = process.communicate(timeout=180)  # to wait for each of them would take 210 s
+    out, _ = process.communicate(timeout=900)  # to wait for each of them would take 1140 s
     assert process.returncode == 0, out
     assert_complete(output, PROMPTS[:500])
 
@@ -68,7 +68,7 @@ def test_a_server_that_no_node_can_hold_is_refused(
     path = write_lines(tmp_path / "in.jsonl", PROMPTS[:1])
     given = (path, "--output", tmp_path / "out.jsonl", "--ray", nodes.address)
     process = start(*given, "--model", "/none", "--server-cpus", "2", environment=environment)
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "no node of the cluster has 2 CPUs and 0 GPUs for a server" in out
 
@@ -76,7 +76,7 @@ def test_a_server_that_no_node_can_hold_is_refused(
 def test_an_address_without_a_cluster_is_named(tmp_path: Path, environment: dict[str, str]) -> None:
     path = write_lines(tmp_path / "in.jsonl", PROMPTS[:1])
     given = (path, "--output", tmp_path / "out.jsonl", "--ray", "nonsense")
-    out, _ = (process := start(*given, environment=environment)).communicate(timeout=300)
+    out, _ = (process := start(*given, environment=environment)).communicate(timeout=600)
     assert process.returncode == 1
     assert "--ray is 'nonsense', but must be 'local', 'auto', or the HOST:PORT of a Ray" in out
 
@@ -109,7 +109,7 @@ def test_killed_actors_servers_nodes_and_clients_lose_and_repeat_no_line(
     until(lambda: len(nodes.processes(SERVER)) == 2, process)
     until(more_records(60), process)
     nodes.remove_one()  # so this test is the last one of the file
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     assert f"({before} more were settled before)" in out
     assert_complete(output, PROMPTS)

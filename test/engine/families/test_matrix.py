@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from test.engine.families import matrix
+from test.engine.families.drafting import Drafts
 from test.engine.families.parity import Comparison
 
 ROOT = Path(__file__).parents[3]
@@ -29,9 +30,10 @@ def test_families_of_different_kinds_are_equal_and_one_is_refused() -> None:
     rows = ended.stdout.splitlines()[2:]
     for name, row in zip(SERVED, rows, strict=False):
         equal = r"equal \([1-9]\d*\)"
-        assert re.fullmatch(rf"\| {name} \| `\w+` \| yes \| {equal} \| {equal} \| \|", row)
+        cells = rf"yes \| {equal} \| {equal} \| equal"
+        assert re.fullmatch(rf"\| {name} \| `\w+` \| {cells} \| \|", row)
     assert re.fullmatch(
-        rf"\| {REFUSED} \| `\w+` \| no \| \| \| .* a model with recurrent layers .*\|", rows[-1]
+        rf"\| {REFUSED} \| `\w+` \| no \| \| \| \| .* a model with recurrent layers .*\|", rows[-1]
     )
 
 
@@ -57,14 +59,22 @@ def test_a_cell_is_equal_if_all_outputs_are_and_drafts_were_accepted(
     assert (matrix.cell(found, "lookups"), matrix.cell(found, "guesses")) == (lookups, guesses)
 
 
+SAME = Drafts(PLAIN, PLAIN)
+
+
 @pytest.mark.parametrize(
-    ("found", "row"),
+    ("found", "drafts", "row"),
     [
-        (Comparison(refused="no"), "| X | `C` | no | | | no |"),
-        (Comparison(failed="E: a|b"), r"| X | `C` | no | | | E: a\|b |"),
-        (Comparison(PLAIN, failed="E"), "| X | `C` | yes | | | E |"),
-        (Comparison([[1, 1]]), "| X | `C` | repeats a token | | | |"),
+        (Comparison(refused="no. Never"), Drafts(), "| X | `C` | no | | | | no |"),
+        (Comparison(failed="E: a|b.c."), Drafts(), r"| X | `C` | no | | | | E: a\|b.c |"),
+        (Comparison(PLAIN, failed="E"), SAME, "| X | `C` | yes | | | equal | E |"),
+        (Comparison([[1, 1]]), Drafts(failed="e"), "| X | `C` | repeats a token | | | no | e |"),
+        (Comparison(PLAIN), Drafts(PLAIN, OTHER), "| X | `C` | yes | | | **differs** | |"),
+        (Comparison(PLAIN), Drafts(OTHER, PLAIN), "| X | `C` | yes | | | **differs** | |"),
+        (Comparison(PLAIN), Drafts(), "| X | `C` | yes | | | **differs** | |"),
     ],
 )
-def test_a_row_has_the_reason_why_a_family_is_not_served(found: Comparison, row: str) -> None:
-    assert matrix.row("X", "C", found) == row
+def test_a_row_says_what_the_draft_model_did_and_why_a_family_is_not_served(
+    found: Comparison, drafts: Drafts, row: str
+) -> None:
+    assert matrix.row("X", "C", found, drafts) == row
