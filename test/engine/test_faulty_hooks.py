@@ -48,6 +48,7 @@ def server(models: DemoModels, faults: Faults) -> Iterator[Server]:
         *COMMON,
         *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0]), "--enable-metrics"),
+        *("--tool-call-parser", "qwen"),
     ]
     environment = faults.environment
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
@@ -102,7 +103,29 @@ def ask_all(server: Server) -> dict[str, object]:
         "/v1/responses": texts(server.post("/v1/responses", responses)["output"]),
         "/api/chat": server.post("/api/chat", {**ollama, **messages})["message"]["content"],
         "/api/generate": server.post("/api/generate", {**ollama, "prompt": QUESTION})["response"],
+        "tools": [stream_with_tools(server, choice) for choice in ("auto", "required")],
     }
+
+
+def stream_with_tools(server: Server, choice: str) -> list[str]:
+    """The text and the calls of a stream, in pieces of one token: longer ones need the hooks."""
+    tool = {"type": "function", "function": {"name": "mix", "parameters": {"type": "object"}}}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "tools": [tool],
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_tokens": 12,
+        "stream": True,
+        "custom_params": {"qspec_enabled": False},
+    }
+    deltas = [c["delta"] for p in server.stream("/v1/chat/completions", body) for c in p["choices"]]
+    parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or ()]
+    return [
+        "".join(delta.get("content") or "" for delta in deltas),
+        "".join((part["name"] or "") + part["arguments"] for part in parts),
+    ]
 
 
 @pytest.fixture(scope="module")

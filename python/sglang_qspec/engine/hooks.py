@@ -30,6 +30,7 @@ _MODEL_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+_TOOLS = "sglang.srt.function_call.function_call_parser.FunctionCallParser"
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 
@@ -65,7 +66,14 @@ def front() -> tuple[Hook, ...]:
     from fastapi import HTTPException
 
     from sglang_qspec.engine import arguments, lora
-    from sglang_qspec.engine.frontend import chats, meta_info, prompts, samples, server_info
+    from sglang_qspec.engine.frontend import (
+        chats,
+        meta_info,
+        prompts,
+        samples,
+        server_info,
+        tool_calls,
+    )
     from sglang_qspec.engine.scheduler import internal_state
     from sglang_qspec.errors import RequestError
 
@@ -115,6 +123,13 @@ def front() -> tuple[Hook, ...]:
         Hook(_OLLAMA + ".handle_chat", chats.ollama_chat, AROUND, skip),
         Hook(_OLLAMA + ".handle_generate", chats.ollama_generate, AROUND, skip),
         Hook(_OLLAMA + "._convert_options_to_sampling_params", chats.ollama_params, AFTER, skip),
+        Hook(_TOOLS + ".parse_stream_chunk", tool_calls.parse_stream_chunk, AROUND, skip),
+        Hook(
+            "sglang.srt.function_call.json_array_parser.JsonArrayParser.parse_streaming_increment",
+            tool_calls.parse_array,
+            AROUND,
+            skip,
+        ),
         Hook(_TOKENIZER_MANAGER + ".generate_request", prompts.generate, BEFORE, skip, refusal),
         Hook(_TOKENIZER_MANAGER + "._send_one_request", samples.send_one, AROUND, skip),
         Hook(

@@ -45,6 +45,7 @@ _IMPORTED = {
         "envs.SGLANG_RAGGED_VERIFY_MODE",
         "envs.SGLANG_RUST_SERVER",
     ),
+    "sglang.srt.function_call.core_types": ("StreamingParseResult", "ToolCallItem"),
     "sglang.srt.layers.activation": ("SiluAndMul",),
     "sglang.srt.layers.attention.attention_registry": ("register_attention_backend",),
     "sglang.srt.layers.attention.torch_native_backend": ("TorchNativeAttnBackend",),

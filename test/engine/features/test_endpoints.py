@@ -1,6 +1,7 @@
 """All forms of requests: batches, several answers, streams, chat with tools and with reasoning."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from test.engine.features.asking import PLAIN, TEXT, ask, both, check_same, gues
 pytestmark = pytest.mark.server
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+WIDTH_3, WIDTH_8 = {"qspec_draft_token_num": 3}, {"qspec_draft_token_num": 8}
 TOOL = {
     "type": "function",
     "function": {
@@ -108,6 +110,33 @@ def test_a_tool_is_called_as_without_drafts(server: Server, wanted: Any) -> None
             for call in choice["delta"].get("tool_calls") or ():
                 arguments += call["function"]["arguments"] or ""
     assert json.loads(arguments) == json.loads(mine[0]["function"]["arguments"])
+
+
+def test_a_streamed_tool_call_after_a_text_is_whole(server: Server) -> None:
+    """A pass accepts the end of the text, and the beginning of a call, in one run."""
+    call = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    text = f"I look.\n<tool_call>\n{call}\n</tool_call>"
+    ids = server.post("/tokenize", {"model": "m", "prompt": text})["tokens"]
+    body = {
+        "model": "m",
+        "messages": QUESTION,
+        "tools": [TOOL],
+        "temperature": 0,
+        "max_tokens": 48,
+        "regex": re.escape(text),
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    for custom in (PLAIN, *({"qspec_guess_ids": ids, **w} for w in (WIDTH_3, WIDTH_8))):
+        said, name, arguments = "", "", ""
+        asked = {**body, "stream": True, "custom_params": custom}
+        for piece in server.stream("/v1/chat/completions", asked):
+            for choice in piece["choices"]:
+                said += choice["delta"].get("content") or ""
+                for part in choice["delta"].get("tool_calls") or ():
+                    name += part["function"]["name"] or ""
+                    arguments += part["function"]["arguments"] or ""
+        assert (said.strip(), name) == ("I look.", "get_weather")
+        assert json.loads(arguments) == {"city": "Rome"}
 
 
 def test_reasoning_is_separated_from_the_answer_as_without_drafts(server: Server) -> None:

@@ -44,11 +44,7 @@ def test_it_marks_drafted_text_and_counts_its_tokens(
 def test_a_refusal_of_the_server_is_one_sentence(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong, words in (
-        (["--temperature", "-1", "Hi"], "temperature"),
-        (["a <NGRAMGUESS>b"], r"HTTP 400.*never closed"),
-    ):
-        assert main(["complete", "--url", server.url, *wrong]) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert re.fullmatch(rf"qspec: .*{words}.*\n", captured.err)
+    assert main(["complete", "--url", server.url, "a <NGRAMGUESS>b"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"qspec: .*HTTP 400.*never closed.*\n", captured.err)
