@@ -14,7 +14,7 @@ import pytest
 
 from benchmark.batch.fake_server import FakeServer
 from sglang_qspec import __main__ as qspec
-from sglang_qspec.sidecar import __main__ as sidecar
+from sglang_qspec.sidecar.options import parser as sidecar_parser
 from test.batch.fakes import assert_complete, records_of, serving, write_lines
 from test.strange_server import DEEP
 
@@ -32,7 +32,7 @@ def options(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str,
             yield f"{prefix} {action.option_strings[0]}", action.type
 
 
-OPTIONS = dict([*options(qspec._parser(), "qspec"), *options(sidecar._parser(), "sidecar")])
+OPTIONS = dict([*options(qspec._parser(), "qspec"), *options(sidecar_parser(), "sidecar")])
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -79,9 +79,9 @@ def read_server(arguments: Sequence[str]) -> argparse.Namespace:
 
 def read_sidecar(arguments: Sequence[str]) -> argparse.Namespace:
     """What the parser of `qspec sidecar` reads. Exits if it is wrong."""
-    from sglang_qspec.sidecar.__main__ import _parser
+    from sglang_qspec.sidecar import options
 
-    parser = _parser()
+    parser = options.parser()
     parser.allow_abbrev = False
     return parser.parse_args(list(arguments))
 

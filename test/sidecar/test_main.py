@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar import __main__ as program
+from sglang_qspec.sidecar.child_process import UNUSABLE
 
 COUNT = "a whole number of at least 1"
 
@@ -98,3 +103,19 @@ def test_a_device_that_is_not_visible_is_refused(
     with pytest.raises(ConfigError, match=f"^--device is {words}"):
         program.settle_device(device)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == names
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    given = [f"--model-path={tmp_path / 'none'}", "--endpoint=ipc:///nowhere"]
+    code = (
+        "import sys; from sglang_qspec.sidecar.__main__ import main; "
+        "print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *given]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{UNUSABLE} False\n"
+    assert re.fullmatch(
+        r"\S+ sidecar: --model-path is '.*none', but must be an existing folder, or a name on a "
+        r"hub such as ORGANIZATION/MODEL\n",
+        ended.stderr,
+    )

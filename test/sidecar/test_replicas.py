@@ -13,15 +13,16 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar import __main__ as program
 from sglang_qspec.sidecar import replicas
 from sglang_qspec.sidecar.child_process import PROGRAM, UNUSABLE
+from sglang_qspec.sidecar.options import parser
 
 MODEL = ["--model-path=org/m"]
 
 
 def options_of(arguments: list[str]) -> list[list[str]]:
     """The options by which the replicas of a command line differ."""
-    options = program._parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     parsed = [
-        program._parser().parse_args(command[len(PROGRAM) :])
+        parser().parse_args(command[len(PROGRAM) :])
         for command in replicas.commands(options, arguments)
     ]
     assert all(each.replicas == 1 and each.model_path == "org/m" for each in parsed)
@@ -78,7 +79,7 @@ class Running:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         monkeypatch.setattr("sglang_qspec.sidecar.replicas.PROGRAM", (sys.executable, "-c", code))
         arguments = [*MODEL, "--endpoint=ipc:///l", "--device=cpu", "--replicas=2"]
-        options = program._parser().parse_args(arguments)
+        options = parser().parse_args(arguments)
         self.stopping = threading.Event()
         self.code: int | None = None
 

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from sglang_qspec.config import LONGEST_BACKLOG_S, MAX_BACKLOG_S, QSpecConfig
-from sglang_qspec.sidecar.__main__ import _parser
 from sglang_qspec.sidecar.child_process import (
     BACKOFF_S,
     LOOK_S,
@@ -19,6 +18,7 @@ from sglang_qspec.sidecar.child_process import (
     UNUSABLE,
     SidecarProcess,
 )
+from sglang_qspec.sidecar.options import parser
 
 
 class Clock:
@@ -236,7 +236,7 @@ def test_a_sidecar_for_the_schedulers_of_one_server_leaves_out_nothing() -> None
             device="cpu",
             shared=shared,
         )
-        return float(_parser().parse_args(process.command[len(PROGRAM) :]).max_backlog)
+        return float(parser().parse_args(process.command[len(PROGRAM) :]).max_backlog)
 
     assert backlog(shared=False) == MAX_BACKLOG_S
     assert backlog(shared=True) == LONGEST_BACKLOG_S

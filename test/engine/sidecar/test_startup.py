@@ -13,8 +13,8 @@ from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink, keys
 from sglang_qspec.messages import PROTOCOL, Hello
 from sglang_qspec.process_placement import Placement
-from sglang_qspec.sidecar.__main__ import _parser
 from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.sidecar.options import parser
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_sglangs_flag_for_the_draft_models_attention_backend_reaches_the_sidecar
     without, given = started
     assert not any(argument.startswith("--attention-backend") for argument in without)
     assert "--attention-backend=triton" in given
-    options = _parser().parse_args(given[3:])
+    options = parser().parse_args(given[3:])
     assert options.attention_backend == "triton"
 
 
