@@ -314,14 +314,18 @@ def to_environment(settings: Mapping[str, str]) -> None:
         os.environ[variable(name)] = text
 
 
+CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
+"""Environment variable with which SGLang runs on a CPU."""
+
+
 def cpu_engine() -> bool:
     """Whether the environment says that SGLang runs on the CPU."""
-    return os.environ.get(_CPU_ENGINE) == "1"
+    return os.environ.get(CPU_ENGINE) == "1"
 
 
 def use_cpu_engine() -> None:
     """Let SGLang run on the CPU in this process. Call it before the import of sglang."""
-    os.environ[_CPU_ENGINE] = "1"
+    os.environ[CPU_ENGINE] = "1"
 
 
 def visible_gpus() -> str | None:
@@ -346,10 +350,9 @@ def environment_with_gpus(visible: str | None) -> dict[str, str]:
 def server_environment(device: str) -> dict[str, str]:
     """The environment of a server on `device`, `cpu` or `cuda`."""
     environment = environment_with_gpus(visible_gpus())
-    return {**environment, _CPU_ENGINE: "1"} if device == "cpu" else environment
+    return {**environment, CPU_ENGINE: "1"} if device == "cpu" else environment
 
 
-_CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _OWN = frozenset({ENV_PREFIX + "CACHE", PLACEMENT_VARIABLE})
 """Variables with the prefix that are no server settings: CACHE is the folder of the demo models."""

@@ -88,6 +88,16 @@ def test_sglangs_rust_server_is_refused_because_it_bypasses_the_checks_of_reques
         unsupported.check(server_args())
 
 
+def test_a_cpu_needs_the_variable_without_which_sglang_cannot_start_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    words = "--device is 'cpu', .* only if SGLANG_USE_CPU_ENGINE is 1 in the environment: set it"
+    with pytest.raises(ConfigError, match=words):
+        arguments.check(server_args(device="cpu"))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_rejection_sampling_is_accepted_on_every_device(
     device: str, monkeypatch: pytest.MonkeyPatch

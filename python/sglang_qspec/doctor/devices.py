@@ -11,7 +11,6 @@ from sglang_qspec.doctor.finding import Verdict, failure, ok, warning
 
 TOOLKIT = ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart.so")
 """Files of a CUDA toolkit that SGLang's compiler needs; the same as in scripts/toolkit."""
-CPU_VARIABLE = "SGLANG_USE_CPU_ENGINE"
 
 
 def device(case: Case) -> Verdict:
@@ -48,8 +47,8 @@ def _cpu(case: Case, *, unused_gpu: bool) -> Verdict:
         )
     if not case.cpu_engine:
         return warning(
-            f"{found}; {CPU_VARIABLE} is not set, and SGLang needs it to start on a CPU",
-            f"Set {CPU_VARIABLE}=1 when you start the server.",
+            f"{found}; {config.CPU_ENGINE} is not set, and SGLang needs it to start on a CPU",
+            f"Set {config.CPU_ENGINE}=1 when you start the server.",
         )
     if not features.startswith("AVX512"):
         return warning(f"{found}; without AVX-512 a CPU decodes slowly")
@@ -71,8 +70,8 @@ def _gpus(case: Case) -> Verdict:
         )
     if config.cpu_engine():
         return failure(
-            f"--device is {case.device}, but {CPU_VARIABLE}=1 lets SGLang run on the CPU",
-            f"Unset {CPU_VARIABLE}.",
+            f"--device is {case.device}, but {config.CPU_ENGINE}=1 lets SGLang run on the CPU",
+            f"Unset {config.CPU_ENGINE}.",
         )
     count = torch.cuda.device_count()
     if case.index >= count:

@@ -226,6 +226,11 @@ def check(args: Any) -> QSpecConfig:
     compat.check_hooks(hooks.front())
     settings = config.from_environment()
     if _kind(args) == "cpu":
+        if not config.cpu_engine():
+            raise ConfigError(
+                f"--device is {args.device!r}, but SGLang serves on a CPU only if "
+                f"{config.CPU_ENGINE} is 1 in the environment: set it"
+            )
         verification_of(settings, "cpu", args.decode_attention_backend or args.attention_backend)
     unsupported.check(args)
     lora.check(args, settings)

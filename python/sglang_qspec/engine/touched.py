@@ -22,6 +22,7 @@ _IMPORTED = {
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     "sglang.srt.configs.model_config": ("AttentionArch.SSM", "ModelConfig"),
     "sglang.srt.constants": ("HEALTH_CHECK_RID_PREFIX",),
+    "sglang.srt.constrained.base_grammar_backend": ("BaseGrammarBackend",),
     "sglang.srt.constrained.outlines_backend": ("OutlinesGrammar.accept_token",),
     "sglang.srt.distributed": (
         "bootstrap._bind_threads_if_cpu",

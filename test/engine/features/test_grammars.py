@@ -135,7 +135,7 @@ LIST_IDS = [33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216, 37, 28, 216, 38,
 def test_each_grammar_backend_gives_the_same_answers_as_without_drafts(
     models: DemoModels, backend: str
 ) -> None:
-    arguments = [*COMMON, *QSPEC, "--grammar-backend", backend]
+    arguments = [*COMMON, *QSPEC, "--grammar-backend", backend, "--reasoning-parser", "qwen3"]
     with Server(models.target, arguments) as server:
         free = ask(server, {"max_new_tokens": 24}, text=TEXT)["output_ids"]
         for name, grammar in GRAMMARS.items():

@@ -10,7 +10,8 @@ import pytest
 import torch
 from sglang.srt.arg_groups.choices import GRAMMAR_BACKEND_CHOICES
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
-from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarBackend
+from sglang.srt.parser.reasoning_parser import ReasoningParser
 from transformers import AutoTokenizer
 
 from sglang_qspec.engine.passes import grammar
@@ -27,8 +28,6 @@ SCHEMA = json.dumps(
 )
 TEXTS = {"regex": "12, 3, 400, 5, 60, 7", "json": '{"name": "Zoë 東京", "age": 32}'}
 GRAMMARS = {"regex": r"(\d{1,3}, ){5}\d{1,2}", "json": SCHEMA}
-THINK_END = [9, 10]
-"""Tokens that end the reasoning of the test."""
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +52,22 @@ def backend(request: pytest.FixtureRequest, tokenizer: Any) -> BaseGrammarBacken
     return found
 
 
-def compiled(backend: BaseGrammarBackend, kind: str, *, reasons: bool = False) -> Any:
-    """A grammar for a new request."""
+@pytest.fixture(params=["answer", "reasoning"])
+def either(
+    request: pytest.FixtureRequest, backend: BaseGrammarBackend, tokenizer: Any
+) -> BaseGrammarBackend:
+    """The backend of a server without a reasoning parser, and with one."""
+    if request.param == "answer":
+        return backend
+    return ReasonerGrammarBackend(backend, ReasoningParser("qwen3"), tokenizer)
+
+
+def compiled(backend: BaseGrammarBackend, kind: str) -> Any:
+    """A grammar for a new request, which reasons first if the backend has a reasoning parser."""
     key = kind, GRAMMARS[kind]
     if key not in backend.cache:
-        backend.set_cache(key, getattr(backend, f"dispatch_{kind}")(GRAMMARS[kind]))
+        backend.set_cache(key, backend._init_value_dispatch(key, True))
     found: Any = backend.cache[key].copy()
-    if reasons:
-        found = ReasonerGrammarObject(found, THINK_END)
-        found.maybe_init_reasoning(True)
     return found
 
 
@@ -113,18 +119,18 @@ def expected(fresh: Any, tree: DraftTree, node: int) -> torch.Tensor | None:
     return None if fresh.is_terminated() else row_of(fresh)
 
 
-@pytest.mark.parametrize("reasons", [False, True], ids=["answer", "reasoning"])
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_each_node_has_the_mask_of_its_path(
-    backend: BaseGrammarBackend, tokenizer: Any, kind: str, reasons: bool
+    either: BaseGrammarBackend, tokenizer: Any, kind: str
 ) -> None:
     rng = random.Random(3)
-    text = tokenizer.encode(TEXTS[kind], add_special_tokens=False)
-    whole = [5, *THINK_END, *text, 2] if reasons else [*text, 2]
+    whole = [*tokenizer.encode(TEXTS[kind], add_special_tokens=False), 2]
+    if isinstance(either, ReasonerGrammarBackend):
+        whole = [5, *either.think_end_ids, *whole]
     compared = 0
     for start in range(0, len(whole), 6):
         tree = tree_along(rng, whole[start:], 9)
-        found = compiled(backend, kind, reasons=reasons)
+        found = compiled(either, kind)
         for token in whole[:start]:
             found.accept_token(token)
         before = row_of(found)
@@ -132,7 +138,7 @@ def test_each_node_has_the_mask_of_its_path(
         grammar.fill_tree(found, mask, tree.token_ids, tree.parents)
         assert torch.equal(row_of(found), before)
         for node in range(len(tree.token_ids)):
-            fresh = compiled(backend, kind, reasons=reasons)
+            fresh = compiled(either, kind)
             for token in whole[:start]:
                 fresh.accept_token(token)
             row = expected(fresh, tree, node)

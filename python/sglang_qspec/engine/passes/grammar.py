@@ -1,8 +1,9 @@
 """The tokens that grammars allow at the nodes of draft trees.
 
 SGLang's own walk over a tree expects masks of packed bits and grammars that can take back a token.
-The grammars of outlines have neither. An error of a grammar ends only its request, as an error
-after the pass does in SGLang.
+The grammars of outlines have neither. With a reasoning parser SGLang looks for functions at the
+backend that only xgrammar's has. An error of a grammar ends only its request, as an error after the
+pass does in SGLang.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.speculative.spec_utils import GrammarMask
 
@@ -28,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 def install(backend: str) -> None:
     """Prepare SGLang's grammar backend, the value of `--grammar-backend`, for walks over trees."""
+    for name in ("allocate_vocab_mask", "move_vocab_mask", "apply_vocab_mask"):
+        if not hasattr(BaseGrammarBackend, name):
+            # Never called: a request with a grammar uses the grammar's own.
+            setattr(BaseGrammarBackend, name, None)
     if backend != "outlines":
         return
     from sglang.srt.constrained.outlines_backend import OutlinesGrammar
