@@ -208,6 +208,9 @@ class DraftModel:
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+        if self._runner.model_config.model_is_mrope:
+            # The three coordinates of a token of text are its position.
+            fields["mrope_positions"] = fields["positions"].unsqueeze(0).expand(3, -1)
         batch = ForwardBatch(
             spec_algorithm=SpeculativeAlgorithm.NONE,
             capture_hidden_mode=CaptureHiddenMode.NULL,
