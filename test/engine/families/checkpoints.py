@@ -181,8 +181,15 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Gemma 4": Family(
-        "gemma4_text",
-        {**WINDOWS, "head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 16},
+        "gemma4",
+        {
+            **WINDOWS,
+            "head_dim": 16,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+        {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
     ),
     "Llama 4": Family(
         "llama4_text",

@@ -18,7 +18,7 @@ from sglang_qspec.engine.sidecar import core_division
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 
-NAMED = ("GptOssForCausalLM", "Exaone4ForCausalLM")
+NAMED = ("GptOssForCausalLM", "Exaone4ForCausalLM", "Gemma4ForConditionalGeneration")
 """Architectures for which SGLang refuses attention backends that it does not list by name."""
 LISTED = "triton"
 """A backend that SGLang lists for all of them."""
