@@ -48,7 +48,7 @@ def server(models: DemoModels, faults: Faults) -> Iterator[Server]:
         *COMMON,
         *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0]), "--enable-metrics"),
-        *("--tool-call-parser", "qwen"),
+        *("--tool-call-parser", "pythonic"),  # with it, required calls come as JSON
     ]
     environment = faults.environment
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
