@@ -189,7 +189,12 @@ FAMILIES: dict[str, Family] = {
             "hidden_size_per_layer_input": 16,
             "vocab_size_per_layer_input": VOCAB,
         },
-        {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
+        {
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+        },
     ),
     "Llama 4": Family(
         "llama4_text",
