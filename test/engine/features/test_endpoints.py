@@ -83,6 +83,30 @@ def test_answers_to_one_prompt_with_a_seed_differ_and_can_be_had_again(server: S
         assert len(set(map(tuple, once))) == 3
 
 
+SEEDED: dict[str, dict[str, Any]] = {
+    "/generate": {
+        "input_ids": [504, 338, 504, 338, 504],
+        "sampling_params": {"sampling_seed": 7, "max_new_tokens": 8},
+    },
+    "/v1/completions": {"prompt": [504, 338, 504, 338, 504], "seed": 7, "max_tokens": 8},
+    "/v1/chat/completions": {"messages": QUESTION, "seed": 7, "max_tokens": 8},
+    "/api/chat": {"messages": QUESTION, "stream": False, "options": {"seed": 7, "num_predict": 8}},
+}
+
+
+@pytest.mark.parametrize("path", SEEDED)
+def test_a_seed_gives_the_same_answer_again_to_prompts_with_repeated_tokens(
+    server: Server, path: str
+) -> None:
+    def answer() -> list[str]:
+        said = server.post(path, {"model": "m", **SEEDED[path]})
+        return re.findall(r'"(?:text|content)": "([^"]+)"', json.dumps(said))
+
+    first = answer()
+    assert first
+    assert answer() == first
+
+
 @pytest.mark.parametrize(
     "wanted", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str
 )

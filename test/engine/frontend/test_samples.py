@@ -46,6 +46,13 @@ def test_other_parameters_stay_as_they_are(params: Any) -> None:
     assert spread(params, text="a") is params
 
 
+@pytest.mark.parametrize("prompt", [{"text": "aa"}, {"input_ids": [5, 6, 5, 5]}, {"input_ids": []}])
+def test_a_single_prompt_keeps_its_parameters(prompt: dict[str, Any]) -> None:
+    """Token ids that come twice are no equal prompts."""
+    params = {"sampling_seed": 7}
+    assert spread(params, **prompt) is params
+
+
 def sent_seeds(of: Any, seed: int | None, number: int) -> list[int | None]:
     """The seeds that reach the scheduler for the samples of one prompt."""
     sent = []

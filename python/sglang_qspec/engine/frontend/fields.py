@@ -135,14 +135,14 @@ def check_request(manager: Any, obj: Any) -> None:
     """Check the fields of a `GenerateReqInput`, except its sampling parameters."""
     vocab_size = manager.model_config.vocab_size
     if not obj.contains_mm_input():
-        for prompt in _prompts(obj) if obj.text is None else ():
+        for prompt in prompts_of(obj) if obj.text is None else ():
             _keep("input_ids", prompt, _TOKEN_IDS, vocab_size)
     if obj.text is None and obj.input_ids is None and obj.input_embeds is not None:
         _check_embeds(manager.model_config, obj.input_embeds)
     _typed_fields("session_params", _object("session_params", obj.session_params), SessionParams)
     for name, rule in REQUEST.items():
         given = getattr(obj, name, None)
-        for value in given if isinstance(given, list) and _is_batch(obj) else [given]:
+        for value in given if isinstance(given, list) and is_batch(obj) else [given]:
             _keep(name, value, rule, vocab_size)
 
 
@@ -169,7 +169,7 @@ def check_samples(obj: Any) -> None:
     if params == []:
         raise RequestError("sampling_params is [], but must have an object for each prompt")
     n = (params[0] if isinstance(params, list) else params).get("n") or 1
-    prompts = len(_prompts(obj))
+    prompts = len(prompts_of(obj))
     if n > 1 and n * prompts > MAX_SAMPLES:
         most = max(1, MAX_SAMPLES // prompts)
         raise RequestError(f"n is {n}, but must be at most {most} with {prompts} prompts")
@@ -179,15 +179,16 @@ def _given(obj: Any) -> Any:
     return obj.input_ids if obj.text is None else obj.text
 
 
-def _is_batch(obj: Any) -> bool:
+def is_batch(obj: Any) -> bool:
+    """Whether a `GenerateReqInput` has a list of prompts. A list of token ids is one prompt."""
     given = _given(obj)
     return bool(given) and not isinstance(given, str) and not isinstance(given[0], int)
 
 
-def _prompts(obj: Any) -> Sequence[Any]:
+def prompts_of(obj: Any) -> Sequence[Any]:
     """The prompts of a request, texts or lists of token ids. A session may have the only prompt."""
     given: Sequence[Any] = _given(obj) or ()
-    return given if _is_batch(obj) or not given else [given]
+    return given if is_batch(obj) or not given else [given]
 
 
 def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:

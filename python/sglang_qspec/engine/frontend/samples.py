@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.frontend import guesses
+from sglang_qspec.engine.frontend import fields, guesses
 from sglang_qspec.seeds import derived_seed
 
 
 def spread(manager: Any, obj: Any) -> None:
     """Change the seeds of equal prompts with equal seeds in a `GenerateReqInput`."""
-    prompts = obj.text if obj.text is not None else getattr(obj, "input_ids", None)
     params = getattr(obj, "sampling_params", None)
-    if not _derives(manager) or not isinstance(prompts, list) or not params:
+    if not _derives(manager) or not params or not fields.is_batch(obj):
         return
+    prompts = fields.prompts_of(obj)
     each = params if isinstance(params, list) else [params] * len(prompts)
     if len(each) != len(prompts) or not all(isinstance(own, dict) for own in each):
         return  # SGLang refuses it
