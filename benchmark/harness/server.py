@@ -23,7 +23,8 @@ from sglang_qspec.ports import OwnPort, free_port
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 START_SECONDS = 600.0
-STOP_SECONDS = 15.0
+STOP_SECONDS = 60.0
+"""Time limit for the end of a server that is asked to end; a starved one needs seconds."""
 CRASH_SECONDS = 5.0
 """Time limit for the end of a server that crashes in a request."""
 

@@ -130,8 +130,13 @@ def test_target_and_sidecar_have_cores_of_their_own(server: Server, models: Demo
     # The thread that writes the log.
     assert classes.keys() == {os.SCHED_IDLE, os.SCHED_OTHER}
     assert classes[os.SCHED_OTHER] == 1
-    generate(server, render(models.target, PROMPTS[:1])[0])
-    assert state(server)["target_cpus"] == len(everything - given)
+    text = render(models.target, PROMPTS[:1])[0]
+
+    def divided() -> bool:
+        generate(server, text)
+        return bool(state(server)["target_cpus"] == len(everything - given))
+
+    until(divided)  # a starved sidecar may be taken for a lost one for a while
 
 
 def test_complete_joins_the_pieces(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
