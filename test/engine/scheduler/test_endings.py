@@ -1,8 +1,10 @@
 """An answer ends at the right token of an accepted run, also if the search for the end fails."""
 
+import contextlib
 import inspect
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_qspec.engine.scheduler import endings
+from sglang_qspec.engine.scheduler.search_limit import (
+    SECONDS,
+    SearchTooLongError,
+    search_limit,
+)
 from sglang_qspec.models import DemoModels
 
 
@@ -113,3 +120,16 @@ def test_another_thread_searches_without_a_limit(tokenizer: Any) -> None:
     thread.start()
     thread.join()
     assert req.finished_reason.matched == "b"
+
+
+def test_no_signal_comes_after_a_search() -> None:
+    """The searches end close to the limit, so that signals arrive at all moments."""
+    for number in range(24):
+        with contextlib.suppress(SearchTooLongError), search_limit():
+            end = time.thread_time() + SECONDS + (number - 12) * 1e-4
+            while time.thread_time() < end:
+                pass
+        assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    end = time.thread_time() + 2 * SECONDS
+    while time.thread_time() < end:
+        pass

@@ -65,8 +65,8 @@ def token_texts(tokenizer: Any, text: str) -> list[str]:
     """The texts of the tokens of `text`; tokens that share a character are one piece.
 
     The model may have written the text in other tokens. The parsers take both, since every token
-    of the pieces is one that the model can write. If the tokenizer does not keep the text as it
-    is, the text is one piece.
+    of the pieces is one that the model can write. Where a tokenizer without offsets changes the
+    text, tokens stay together.
     """
     is_fast = getattr(tokenizer, "is_fast", False)
     ends = _ends_by_offset if is_fast else _ends_by_decoding

@@ -31,7 +31,8 @@ def search_limit() -> Iterator[None]:
 
     The timer counts the time of all threads of the process, so its signal may come early; the
     limit is on the time of this thread. Signals reach the main thread only, where SGLang's
-    scheduler runs. In another thread the block has no limit.
+    scheduler runs. In another thread the block has no limit. Nothing else in this process may use
+    SIGVTALRM.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -39,15 +40,18 @@ def search_limit() -> Iterator[None]:
     end, is_active = time.thread_time() + SECONDS, True
 
     def check(number: int, frame: FrameType | None) -> None:
+        nonlocal is_active
         # The last signal may arrive after the block.
         if is_active and time.thread_time() > end:
+            # It may also arrive in the `finally`, and the error then skips the rest of it.
+            is_active = False
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             raise SearchTooLongError
 
-    before = signal.signal(signal.SIGVTALRM, check)
+    signal.signal(signal.SIGVTALRM, check)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, _STEP)
     try:
         yield
     finally:
         is_active = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
