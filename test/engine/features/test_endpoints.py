@@ -100,7 +100,7 @@ def test_a_seed_gives_the_same_answer_again_to_prompts_with_repeated_tokens(
 ) -> None:
     def answer() -> list[str]:
         said = server.post(path, {"model": "m", **SEEDED[path]})
-        return re.findall(r'"(?:text|content)": "([^"]+)"', json.dumps(said))
+        return re.findall(r'"(?:text|(?:reasoning_)?content)": "([^"]+)"', json.dumps(said))
 
     first = answer()
     assert first
