@@ -35,7 +35,7 @@ from benchmark.harness.dataset import render
 from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.prompts import PROMPTS
-from sglang_qspec.models import demo_models
+from sglang_qspec.tools.models import demo_models
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
 
 BLOCK = 64

@@ -42,7 +42,7 @@ from benchmark.harness.report import Table
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
-from sglang_qspec.ports import free_port
+from sglang_qspec.tools.ports import free_port
 
 FAKE_SLOTS = 64
 """Running requests that the fake server names, so that 128 lines are in flight."""

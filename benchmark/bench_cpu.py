@@ -39,7 +39,7 @@ def main() -> None:
     pin(options.cores)
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     if options.model_path is None:
-        from sglang_qspec.models import demo_models
+        from sglang_qspec.tools.models import demo_models
 
         options.model_path = demo_models().target
     from sglang_qspec.cpu.install import install_kernels

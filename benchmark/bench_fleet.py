@@ -38,7 +38,7 @@ def main() -> None:
     if options.device == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     if options.model_path is None and options.tenants:
-        from sglang_qspec.models import demo_models
+        from sglang_qspec.tools.models import demo_models
 
         options.model_path = str(demo_models(on_cuda=options.device != "cpu").draft)
     pin(options.tenant_cores)

@@ -36,13 +36,13 @@ from benchmark.harness.server import Server
 from benchmark.harness.serving import send_each, serve, warm_up
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from benchmark.prompts import PROMPTS
-from sglang_qspec.complete.client import Client
 from sglang_qspec.config import MODES
-from sglang_qspec.plan.measure import Measurement
-from sglang_qspec.plan.simulation import Group, simulate
-from sglang_qspec.plan.tables import Tables, save
-from sglang_qspec.plan.target import NONE
-from sglang_qspec.plan.trace import Arrival
+from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.plan.measure import Measurement
+from sglang_qspec.tools.plan.simulation import Group, simulate
+from sglang_qspec.tools.plan.tables import Tables, save
+from sglang_qspec.tools.plan.target import NONE
+from sglang_qspec.tools.plan.trace import Arrival
 
 LINK_S = 0.0005
 """Assumed seconds of a message between two processes of one machine."""

@@ -28,7 +28,7 @@ from typing import Any
 from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from sglang_qspec.models import demo_models
+from sglang_qspec.tools.models import demo_models
 
 FIRST = 32
 """The benchmark measures the time to this number of tokens of an answer."""

@@ -44,7 +44,7 @@ def main() -> None:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     path = options.model_path
     if path is None:
-        from sglang_qspec.models import demo_models
+        from sglang_qspec.tools.models import demo_models
 
         demo = demo_models(on_cuda=options.device != "cpu")
         path = str(demo.draft)

@@ -1,5 +1,5 @@
 """The prompts of the demo and the tests, which the package ships."""
 
-from sglang_qspec.models.prompts import PROMPTS
+from sglang_qspec.tools.models.prompts import PROMPTS
 
 __all__ = ["PROMPTS"]

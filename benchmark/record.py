@@ -29,7 +29,7 @@ def main() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1" if options.device == "cpu" else "0")
     from transformers import AutoTokenizer
 
-    from sglang_qspec.models import demo_models
+    from sglang_qspec.tools.models import demo_models
 
     models = demo_models(on_cuda=options.device != "cpu")
     tokenizer = AutoTokenizer.from_pretrained(models.target)
@@ -144,7 +144,7 @@ def _texts(options: argparse.Namespace) -> list[str]:
 
         return list(PROMPTS)
     from benchmark.harness.dataset import by_group, spread
-    from sglang_qspec.models.prompts import load
+    from sglang_qspec.tools.models.prompts import load
 
     groups = by_group(load(options.dataset))
     return [

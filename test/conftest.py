@@ -9,7 +9,7 @@ import pytest
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
-from sglang_qspec.models import DemoModels, demo_models
+from sglang_qspec.tools.models import DemoModels, demo_models
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 
 def write_random_llama(folder: Path, models: DemoModels, **config: Any) -> Path:

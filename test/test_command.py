@@ -10,7 +10,7 @@ import pytest
 
 from sglang_qspec import __version__
 from sglang_qspec.__main__ import main
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 
 def test_models_demo_prints_the_two_folders(

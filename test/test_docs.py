@@ -8,7 +8,7 @@ import pytest
 
 from sglang_qspec import config
 from sglang_qspec.controls import PREFIX, Controls
-from sglang_qspec.engine.compat import SGLANG_VERSION
+from sglang_qspec.engine.boundary.compat import SGLANG_VERSION
 from sglang_qspec.guess_tags import GUESS_KEYS
 
 ROOT = Path(__file__).parents[1]

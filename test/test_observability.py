@@ -11,10 +11,10 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
+from sglang_qspec.policy import runtime_settings
 from sglang_qspec.sidecar.metrics import COUNTERS, GAUGES, PREFIX, Snapshot
 from sglang_qspec.trie import TrieLimits, TrieStore
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from sglang_qspec import local_server
-from sglang_qspec.batch.http_server import HttpServer
-from sglang_qspec.batch.line import parse
-from sglang_qspec.batch.own_server import OwnServer
-from sglang_qspec.complete.client import Client
 from sglang_qspec.errors import BatchError, ClientError, ServerLostError
-from sglang_qspec.local_server import LocalServer
-from sglang_qspec.ports import HOST, OwnPort, free_port
-from test.batch.fakes import environment_with_fake_sglang
+from sglang_qspec.tools import local_server
+from sglang_qspec.tools.batch.http_server import HttpServer
+from sglang_qspec.tools.batch.line import parse
+from sglang_qspec.tools.batch.own_server import OwnServer
+from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.local_server import LocalServer
+from sglang_qspec.tools.ports import HOST, OwnPort, free_port
 from test.strange_server import response, strange
+from test.tools.batch.fakes import environment_with_fake_sglang
 
 LINE = parse(1, b'{"prompt": "a secret"}')
 LISTEN = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_qspec import ports
+from sglang_qspec.tools import ports
 
 
 def test_a_port_is_free_and_the_kernel_gives_it_to_nobody_else() -> None:

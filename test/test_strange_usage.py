@@ -15,8 +15,8 @@ import pytest
 from benchmark.batch.fake_server import FakeServer
 from sglang_qspec import __main__ as qspec
 from sglang_qspec.sidecar.options import parser as sidecar_parser
-from test.batch.fakes import assert_complete, records_of, serving, write_lines
 from test.strange_server import DEEP
+from test.tools.batch.fakes import assert_complete, records_of, serving, write_lines
 
 ROOT = Path(__file__).parents[1]
 STRANGE = ("", " ", "nan", "inf", "-inf", "1e400", "0x10", "-1", "\x1b[2J", "9" * 400, "9" * 5000)

@@ -11,7 +11,7 @@ import pytest
 
 import sglang_qspec
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, cores, generate, of_sidecar, state, tagged, until
 

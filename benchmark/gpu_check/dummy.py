@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sglang_qspec.models import demo_models
+from sglang_qspec.tools.models import demo_models
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,7 +12,7 @@ from benchmark.harness.configuration import Settings
 from benchmark.harness.options import split_cores
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import state_of
-from sglang_qspec.models import demo_models
+from sglang_qspec.tools.models import demo_models
 
 LOGGING = ("--log-level", "info", "--decode-log-interval", "1")
 """Flags with which SGLang logs each decode pass, and whether it ran in a graph."""

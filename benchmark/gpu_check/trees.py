@@ -37,7 +37,7 @@ def staging(device: torch.device) -> None:
 
 def verify_input(device: torch.device) -> None:
     """The tensors of a pass over trees of one width, with and without the prefix, and ragged."""
-    from sglang_qspec.engine.passes.verify_input import verify_input_of
+    from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 
     names = ["draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token"]
     names += ["retrieve_next_sibling", "tree_mask", "owners", "offsets", "input_ids"]
@@ -138,7 +138,7 @@ def _to_accept(trees: DraftTrees) -> dict[str, Tensor]:
     The inputs are as in `passes.sample`: the kernel reads the target's tokens at the rows of
     `retrieve_index`.
     """
-    from sglang_qspec.engine.passes.verify_input import verify_input_of
+    from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 
     given = verify_input_of(trees, torch.zeros(len(trees)).long(), "cpu", full_mask=False)
     candidates = given.draft_token.view(len(trees), trees.width)

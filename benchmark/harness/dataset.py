@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from benchmark.harness.output import say
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.models.prompts import Prompt, load
+from sglang_qspec.tools.models.prompts import Prompt, load
 
 Item = TypeVar("Item")
 

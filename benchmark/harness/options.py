@@ -85,7 +85,7 @@ def settings_of(
     model, draft_model = options.model, options.draft_model
     on_gpu = not options.cpu and shutil.which("nvidia-smi") is not None
     if model is None:
-        from sglang_qspec.models import demo_models
+        from sglang_qspec.tools.models import demo_models
 
         say("preparing the demo models (a minute the first time)")
         demo = demo_models(on_cuda=on_gpu)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from benchmark.harness.charts import INSTALL
 from benchmark.harness.statistics import SPREADS, number
-from sglang_qspec.show.document import document
+from sglang_qspec.tools.show.document import document
 
 Row = TypeVar("Row")
 HTML = "report.html"

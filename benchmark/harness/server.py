@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from sglang_qspec.ports import OwnPort, free_port
+from sglang_qspec.tools.ports import OwnPort, free_port
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1

@@ -25,7 +25,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler"
 _TARGET = "sglang.srt.managers.tp_worker"
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _WORKER = "sglang_qspec.engine.passes.worker"
-_INPUT = "sglang_qspec.engine.passes.verify_input"
+_INPUT = "sglang_qspec.engine.passes.launch.verify_input"
 _SPECULATOR = "sglang_qspec.engine.speculator"
 _LIFECYCLE = "sglang_qspec.engine.scheduler.lifecycle"
 

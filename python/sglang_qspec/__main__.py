@@ -27,18 +27,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_qspec import __version__
-from sglang_qspec.batch import command as batch
-from sglang_qspec.compare import command as compare
-from sglang_qspec.complete import command as complete
-from sglang_qspec.complete.peers import printable
-from sglang_qspec.doctor import command as doctor
 from sglang_qspec.errors import QSpecError
-from sglang_qspec.models import command as models_command
-from sglang_qspec.plan import command as plan
-from sglang_qspec.plan import measure_command as measure
-from sglang_qspec.show import command as show
-from sglang_qspec.theory import command as theory
-from sglang_qspec.top import command as top
+from sglang_qspec.tools.batch import command as batch
+from sglang_qspec.tools.compare import command as compare
+from sglang_qspec.tools.complete import command as complete
+from sglang_qspec.tools.complete.peers import printable
+from sglang_qspec.tools.doctor import command as doctor
+from sglang_qspec.tools.models import command as models_command
+from sglang_qspec.tools.plan import command as plan
+from sglang_qspec.tools.plan import measure_command as measure
+from sglang_qspec.tools.show import command as show
+from sglang_qspec.tools.theory import command as theory
+from sglang_qspec.tools.top import command as top
 
 
 def main(argv: Sequence[str] | None = None) -> int:

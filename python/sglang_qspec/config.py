@@ -21,6 +21,8 @@ from typing import Any
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
 
+ALGORITHM = "QSPEC"
+"""The value of --speculative-algorithm."""
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 PLACEMENT_VARIABLE = ENV_PREFIX + "PLACEMENT"
@@ -240,6 +242,11 @@ class QSpecConfig:
     def endpoints(self) -> tuple[str, ...]:
         """The addresses in `endpoint`."""
         return values.parse_endpoints(self.endpoint)
+
+
+def is_qspec(arguments: Any) -> bool:
+    """Whether `arguments`, SGLang's or a view of them, choose QSPEC."""
+    return (arguments.speculative_algorithm or "").upper() == ALGORITHM
 
 
 def fields() -> tuple[dataclasses.Field[Any], ...]:

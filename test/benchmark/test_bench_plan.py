@@ -18,8 +18,8 @@ from benchmark.bench_plan import (
     times_of,
 )
 from benchmark.harness.run import Answer, Run
-from sglang_qspec.plan.trace import Arrival
-from test.plan.examples import flat
+from sglang_qspec.tools.plan.trace import Arrival
+from test.tools.plan.examples import flat
 
 
 def answer(tokens: int, latency: float) -> Answer:

@@ -21,8 +21,8 @@ from benchmark.harness.options import add_servers, add_unpinned, parsed, setting
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES, Cell
-from sglang_qspec import process_placement
-from sglang_qspec.models import DemoModels
+from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.tools.models import DemoModels
 from test.engine.test_gpu_defaults import cuda, resolved
 
 CPU = Settings(Path("target"), Path("draft"), "bfloat16", 4, 2048, False, (0,), (1,))
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_qspec.engine.arguments import add_flags
+    from sglang_qspec.engine.start.arguments import add_flags
 
     # By default argparse accepts a prefix of a flag as the flag.
     parser = Parser(allow_abbrev=False)
@@ -138,7 +138,7 @@ def test_on_a_gpu_the_demo_draft_has_weights_that_its_kernels_take(
         return DemoModels(Path("t"), Path("d"))
 
     monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr("sglang_qspec.models.demo_models", demo_models)
+    monkeypatch.setattr("sglang_qspec.tools.models.demo_models", demo_models)
     options = argparse.Namespace(
         model=None, draft_model=None, dtype="bfloat16", cpu=False, flags=words("--a 'b c'")
     )

@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from sglang_qspec.ports import free_port
+from sglang_qspec.tools.ports import free_port
 
 MODEL = "model"
 DESCRIPTION = {

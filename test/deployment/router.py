@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from sglang_qspec.ports import free_port
+from sglang_qspec.tools.ports import free_port
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec import __version__
-from sglang_qspec.engine.compat import SGLANG_VERSION
+from sglang_qspec.engine.boundary.compat import SGLANG_VERSION
 from test.deployment.manifests import FOLDER, compose, kustomization
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import pytest
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import state_of
 from sglang_qspec.link import PrivateEndpoint
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.deployment.router import Router
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, GREEDY, generate, of_sidecar, until

@@ -57,7 +57,7 @@ def install() -> None:
     """Change the classes of this process."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    from sglang_qspec.engine.passes.proposer import Proposer
+    from sglang_qspec.engine.passes.decide.proposer import Proposer
     from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
     from sglang_qspec.engine.speculator import Speculator
     from sglang_qspec.policy import CoreSplit, PassTimes, Sources

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.simulation import Clock
 from test.engine.speculating import VOCAB, connect, counting
 from test.random_llama import write_random_llama

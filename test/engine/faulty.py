@@ -72,7 +72,7 @@ def popen(calls=count(), real=subprocess.Popen):
 
 
 def load():
-    from sglang_qspec.engine import hooks
+    from sglang_qspec.engine.start import hooks
     from sglang_qspec.sidecar import child_process
 
     for name in ("detokenizer", "front", "scheduler"):

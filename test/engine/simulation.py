@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.passes.accounting import PassAccounting
-from sglang_qspec.engine.passes.proposer import Proposer
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.passes.decide.accounting import PassAccounting
+from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Link
 from sglang_qspec.policy import PipelinePlan
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
 
 VOCAB = 2000

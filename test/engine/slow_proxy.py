@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from sglang_qspec.ports import free_port
+from sglang_qspec.tools.ports import free_port
 
 CHUNK = 1 << 16
 

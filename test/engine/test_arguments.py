@@ -12,9 +12,10 @@ import pytest
 
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig, from_environment, variable
-from sglang_qspec.engine import arguments, compat, hooks, touched, unsupported
+from sglang_qspec.engine.boundary import compat, installed, touched
+from sglang_qspec.engine.start import arguments, hooks, unsupported
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 LAUNCH = [sys.executable, "-m", "sglang.launch_server"]
 
@@ -92,7 +93,7 @@ def test_a_cpu_needs_the_variable_without_which_sglang_cannot_start_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
-    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    monkeypatch.setattr(installed, "check", lambda _: None)
     words = "--device is 'cpu', .* only if SGLANG_USE_CPU_ENGINE is 1 in the environment: set it"
     with pytest.raises(ConfigError, match=words):
         arguments.check(server_args(device="cpu"))
@@ -103,7 +104,7 @@ def test_rejection_sampling_is_accepted_on_every_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable("acceptance"), "reject")
-    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    monkeypatch.setattr(installed, "check", lambda _: None)
     unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
     args = server_args(device=device, **{f"speculative_{name}": None for name in unset})
     assert arguments.check(args).acceptance == "reject"
@@ -114,7 +115,7 @@ def test_several_ranks_verify_no_drafts_in_prefills(
     setting: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable("prefill_drafts"), setting)
-    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    monkeypatch.setattr(installed, "check", lambda _: None)
     unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
     args = server_args(tp_size=2, **{f"speculative_{name}": None for name in unset})
     if refused:
@@ -136,7 +137,7 @@ def test_ragged_passes_are_refused_where_a_cpus_attention_backend_cannot_run_the
     given: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable("verify"), "ragged")
-    monkeypatch.setattr(compat, "check_hooks", lambda _: None)
+    monkeypatch.setattr(installed, "check", lambda _: None)
     unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
     args = server_args(**given, **{f"speculative_{name}": None for name in unset})
     if refused:
@@ -152,10 +153,19 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
         compat.check_version()
 
 
-def test_the_error_names_a_hook_that_is_not_installed() -> None:
+def test_the_error_names_a_hook_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(hooks.scheduler()[0], target="sglang.srt.managers.scheduler.no_such_hook")
+    monkeypatch.setattr(installed, "_tables", {"scheduler": (row,)})
     with pytest.raises(ConfigError, match="no_such_hook is not wrapped"):
-        compat.check_hooks([row])
+        installed.check("scheduler")
+
+
+def test_the_start_stops_if_the_plugin_ended_before_it_installed_hooks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "_tables", {})
+    with pytest.raises(ConfigError, match="the front hooks of QSPEC are not installed"):
+        installed.check("front")
 
 
 def hooked() -> list[str]:
@@ -173,7 +183,7 @@ def test_every_touched_name_exists_in_the_installed_sglang() -> None:
 def test_our_algorithm_has_every_method_of_sglangs_own() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_qspec.engine.algorithm import QSpecAlgorithm
+    from sglang_qspec.engine.start.algorithm import QSpecAlgorithm
 
     methods = {
         name

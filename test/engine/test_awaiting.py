@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_qspec.config import MAX_COMPLETIONS, PIPELINES, QSpecConfig
-from sglang_qspec.engine.passes.proposer import Proposer
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commits, Drafted, ToSidecar
 from sglang_qspec.policy import PassTimes, PipelinePlan
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from test.engine import awaiting_plugin
 from test.engine.simulation import SAMPLING
 from test.engine.speculating import VOCAB, connect, counting, enqueue, poll, tree_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 
 pytestmark = pytest.mark.server

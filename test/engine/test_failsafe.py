@@ -14,10 +14,10 @@ from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.faulty import plugin
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import (

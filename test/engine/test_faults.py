@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.engine.passes.proposer import Proposer
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, FromSidecar
 from sglang_qspec.policy import PassTimes, PipelinePlan
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from test.engine.chaos import Chaos
 from test.engine.simulation import SAMPLING
 from test.engine.speculating import VOCAB, connect, enqueue, poll, tree_of

@@ -13,9 +13,9 @@ import pytest
 from benchmark.harness.dataset import render
 from benchmark.harness.server import Server, ServerError
 from benchmark.prompts import PROMPTS
-from sglang_qspec.engine import hooks
-from sglang_qspec.engine.hooks import OnError
-from sglang_qspec.models import DemoModels
+from sglang_qspec.engine.boundary.hook import OnError
+from sglang_qspec.engine.start import hooks
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import AWAIT
 from test.engine.faulty import Faults
 from test.engine.server.running import (

@@ -12,17 +12,18 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import override_platform
 from sglang.srt.server_args import ServerArgs
 
-from sglang_qspec import config, process_placement
+from sglang_qspec import config
 from sglang_qspec.config import variable
-from sglang_qspec.engine import refusal
+from sglang_qspec.engine.boundary import refusal
 from sglang_qspec.engine.cuda import backends
-from sglang_qspec.engine.sidecar import placement
-from sglang_qspec.engine.sidecar.placement import Gpu
+from sglang_qspec.engine.placement import devices as placement
+from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement.devices import Gpu
+from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.models import DemoModels
-from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.loading import DraftModelOptions, server_args
 from sglang_qspec.sidecar.memory import GIB
+from sglang_qspec.tools.models import DemoModels
 
 GENERATIONS: dict[int, dict[str, bool]] = {
     80: {},

@@ -12,10 +12,12 @@ import pytest
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType, _wrap_fn
 
-from sglang_qspec.engine import compat, hooks, plugin, speculator
-from sglang_qspec.engine.guard import guarded_hook
-from sglang_qspec.engine.hooks import Hook, OnError
+from sglang_qspec.engine import plugin, speculator
+from sglang_qspec.engine.boundary import installed
+from sglang_qspec.engine.boundary.guard import guarded_hook
+from sglang_qspec.engine.boundary.hook import Hook, OnError
 from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.start import hooks
 from sglang_qspec.errors import ConfigError, RequestError
 
 ROWS = (*hooks.front(), *hooks.scheduler())
@@ -57,21 +59,26 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("registry")
-def test_the_plugin_registers_each_hook_on_its_target_and_the_start_checks_that() -> None:
-    plugin._hook_scheduler()
+def test_the_plugin_registers_each_hook_on_its_target_and_the_start_checks_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "_tables", {})
+    plugin._install("scheduler")
     rows = hooks.scheduler()
     HookRegistry._patched.update(row.target for row in rows)
-    compat.check_hooks(rows)
+    installed.check("scheduler")
     first, second = rows[0], rows[1]
     swapped = (replace(first, target=second.target), replace(second, target=first.target))
     for row in swapped:
+        monkeypatch.setitem(installed._tables, "scheduler", (row,))
         with pytest.raises(
             ConfigError, match=f"is not wrapped with the hook {row.function.__name__} of"
         ):
-            compat.check_hooks([row])
+            installed.check("scheduler")
+    monkeypatch.setitem(installed._tables, "scheduler", rows)
     HookRegistry._patched.discard(first.target)
     with pytest.raises(ConfigError, match=r"_add_request_to_queue is not wrapped"):
-        compat.check_hooks(rows)
+        installed.check("scheduler")
 
 
 class OurError(Exception):

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine import vision
 from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing

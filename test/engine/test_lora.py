@@ -17,7 +17,7 @@ from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.adapters import LINEAR, write_adapter
 from test.engine.awaiting import awaiting, held
 from test.engine.features.asking import PLAIN, ask, guessing

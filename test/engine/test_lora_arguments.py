@@ -10,12 +10,14 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
 
-from sglang_qspec import config, process_placement
+from sglang_qspec import config
 from sglang_qspec.config import variable
-from sglang_qspec.engine import lora, refusal
+from sglang_qspec.engine.boundary import refusal
 from sglang_qspec.engine.cpu.lora import GPU_DEFAULT
+from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.start import lora
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.test_gpu_defaults import arguments_of, cuda, server
 
 LORA: dict[str, Any] = {

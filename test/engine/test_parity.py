@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import QSPEC, cores, state

@@ -20,7 +20,7 @@ from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.__main__ import main
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.server.running import (
     COMMON,

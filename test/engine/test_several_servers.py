@@ -24,7 +24,7 @@ import pytest
 from benchmark.harness.server import Server
 from sglang_qspec.engine.sidecar.endpoints import PREFIX
 from sglang_qspec.link import keys
-from sglang_qspec.ports import free_port
+from sglang_qspec.tools.ports import free_port
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, of_sidecar, state, until
 from test.engine.slow_proxy import SlowProxy

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server, ServerError
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1500)]
 

@@ -10,7 +10,7 @@ import pytest
 from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import COMMON, QSPEC, cores, generate, state, until
 
 pytestmark = pytest.mark.server

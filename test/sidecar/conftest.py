@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
+from sglang_qspec.tools.models import DemoModels
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
 from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Submit
-from sglang_qspec.models import DemoModels
-from sglang_qspec.ports import free_port
 from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.tools.models import DemoModels
+from sglang_qspec.tools.ports import free_port
 from test.sidecar.resident import check_memory
 
 START_S = 240.0

@@ -3,8 +3,8 @@ import torch
 import transformers
 
 from sglang_qspec.errors import DraftModelError
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.draft_model import DraftModel
+from sglang_qspec.tools.models import DemoModels
 
 PROMPTS = (
     [504, 3575, 282, 4649, 314],

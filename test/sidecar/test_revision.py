@@ -14,8 +14,8 @@ import transformers
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
 from sglang_qspec.messages import PROTOCOL, Hello
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.tools.models import DemoModels
 from test.random_llama import write_random_llama
 
 NAME = "demo/draft"

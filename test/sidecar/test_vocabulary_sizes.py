@@ -24,8 +24,8 @@ from sglang_qspec.messages import (
     SeededSampling,
     Submit,
 )
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.tools.models import DemoModels
 from test.random_llama import pad_vocabulary, write_random_llama
 from test.sidecar.drafter_driver import DrafterDriver
 from test.sidecar.resident import check_memory

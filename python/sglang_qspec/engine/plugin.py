@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterable
 
 import sglang
-from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_qspec.engine import compat
-from sglang_qspec.engine.hooks import Hook
+from sglang_qspec import config
+from sglang_qspec.engine.boundary import compat
 
 
 def load() -> None:
@@ -24,46 +22,36 @@ def load() -> None:
     if sglang.__version__ != compat.SGLANG_VERSION:
         _refuse_to_start()
         return
-    from sglang_qspec.engine import algorithm, cpu
+    from sglang_qspec.engine import cpu
+    from sglang_qspec.engine.start import algorithm
 
     cpu.activate()
     algorithm.register()
     if multiprocessing.parent_process() is None or "sglang.srt.entrypoints.engine" in sys.modules:
         _hook_front()
     elif "sglang.srt.managers.detokenizer_manager" in sys.modules:
-        _hook_detokenizer()
+        _install("detokenizer")
     if "sglang.srt.managers.scheduler" in sys.modules:
-        _hook_scheduler()
+        _install("scheduler")
 
 
 def _hook_front() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    from sglang_qspec.engine import arguments, hooks, lora
+    from sglang_qspec.engine.start import arguments, lora
 
     register_resolution_hook("handle_cuda_graph_config")(lora.resolve_graphs)
     register_resolution_hook("handle_gpu_memory_settings")(arguments.resolve_memory)
     register_resolution_hook("handle_speculative_decoding")(arguments.resolve)
-    _register(hooks.front())
+    _install("front")
 
 
-def _hook_detokenizer() -> None:
-    from sglang_qspec.engine import hooks
+def _install(table: str) -> None:
+    """Install the hooks of a table in `engine.start.hooks`."""
+    from sglang_qspec.engine.boundary import installed
+    from sglang_qspec.engine.start import hooks
 
-    _register(hooks.detokenizer())
-
-
-def _hook_scheduler() -> None:
-    from sglang_qspec.engine import hooks
-
-    _register(hooks.scheduler())
-
-
-def _register(rows: Iterable[Hook]) -> None:
-    from sglang_qspec.engine.guard import guarded_hook
-
-    for row in rows:
-        HookRegistry.register(row.target, guarded_hook(row), row.kind)
+    installed.install(table, getattr(hooks, table)())
 
 
 def _refuse_to_start() -> None:
@@ -77,4 +65,4 @@ def _refuse_to_start() -> None:
         compat.check_version()
         return object
 
-    SpeculativeAlgorithm.register("QSPEC", validate_server_args=refuse)(no_worker)
+    SpeculativeAlgorithm.register(config.ALGORITHM, validate_server_args=refuse)(no_worker)

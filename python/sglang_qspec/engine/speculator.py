@@ -18,14 +18,14 @@ from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
 from sglang_qspec.engine.requests.live_request import LiveRequest, Tally, sources_of
 from sglang_qspec.engine.requests.options import read_controls, read_guesses
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION, is_step
 from sglang_qspec.engine.sidecar.pool import Opened, SidecarPool
 from sglang_qspec.engine.telemetry.first_drafts import FirstDrafts
-from sglang_qspec.engine.telemetry.totals import Totals
 from sglang_qspec.messages import Drafted, SeededSampling
 from sglang_qspec.policy import FirstTokens, Sources
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
 
 POLL_S = 0.0002

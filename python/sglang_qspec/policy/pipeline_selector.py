@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pass_times import PassTimes
+from sglang_qspec.policy.pipelines import rates
 from sglang_qspec.policy.width import LADDER
-from sglang_qspec.theory import Curve, rates
 
 FIRST = "ahead"
 """Pipeline before anything is measured, and for a batch that cannot be split into halves."""
@@ -47,7 +48,7 @@ class _Log:
 
 
 class PipelineSelector:
-    """Compares the pipelines by the formulas of `sglang_qspec.theory`.
+    """Compares the pipelines by the formulas of `sglang_qspec.tools.theory`.
 
     V comes from the target's passes (`PassTimes`), D from the sidecar's passes, and alpha from the
     accepted tokens. The selector changes the pipeline only if another one is clearly better several

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from sglang_qspec.messages import Heartbeat
-from sglang_qspec.theory import Curve
+from sglang_qspec.policy.curve import Curve
 
 FULL = 16
 """Number of pending requests of a sidecar that halve its weight."""

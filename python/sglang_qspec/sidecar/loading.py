@@ -17,7 +17,7 @@ import torch
 from sglang_qspec.config import SHARED_FRACTION
 from sglang_qspec.cpu.dense_linear import can_pack
 from sglang_qspec.errors import DraftModelError
-from sglang_qspec.models import kernels
+from sglang_qspec.sidecar import marlin as kernels
 from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused
 
 

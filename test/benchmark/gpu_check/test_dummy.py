@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.gpu_check import dummy
-from sglang_qspec.models import DemoModels, demo
-from sglang_qspec.models.kernels import layers
+from sglang_qspec.sidecar.marlin import layers
+from sglang_qspec.tools.models import DemoModels, demo
 
 
 @pytest.mark.parametrize(("shape", "billions"), [("llama-8b", 8.03), ("llama-1b", 1.236)])

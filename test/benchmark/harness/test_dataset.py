@@ -9,7 +9,7 @@ import pytest
 
 from benchmark.harness.dataset import by_group, spread
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.models.prompts import Prompt, load
+from sglang_qspec.tools.models.prompts import Prompt, load
 
 
 def write(path: Path, *lines: object) -> Path:

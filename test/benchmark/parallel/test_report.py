@@ -19,8 +19,9 @@ from benchmark.parallel.measures import Point, Results
 from benchmark.parallel.plan import NAMES
 from benchmark.parallel.report import disturbed, report_of
 from benchmark.parallel.targets import targets
-from sglang_qspec.theory import compare as compare_with_theory
-from sglang_qspec.theory import fit, read_rows
+from sglang_qspec.tools.theory.fit import compare as compare_with_theory
+from sglang_qspec.tools.theory.fit import fit
+from sglang_qspec.tools.theory.rows import read_rows
 from test.benchmark.parallel.cells import block_runs, one_run, streamed_run, together
 
 

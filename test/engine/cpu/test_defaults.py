@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import variable
-from sglang_qspec.engine import refusal
+from sglang_qspec.engine.boundary import refusal
 from sglang_qspec.engine.cpu import defaults, ranks
-from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.engine.placement import core_division
 from sglang_qspec.errors import ConfigError
 
 BIND = "SGLANG_CPU_OMP_THREADS_BIND"

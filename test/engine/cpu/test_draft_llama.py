@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from sglang_qspec.cpu.native import native
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
+from sglang_qspec.tools.models import DemoModels
 from test.forked import run
 from test.random_llama import write_random_llama
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
+from sglang_qspec.tools.models import DemoModels
 from test.cpu.digits import coarser
 from test.forked import run
 from test.random_llama import write_random_llama

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_qspec.cpu import pass_plan
 from sglang_qspec.engine.cpu.attention import _Batch
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTrees
 from test.trees import random_tree
 

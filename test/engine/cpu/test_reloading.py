@@ -10,9 +10,9 @@ from transformers import LlamaForCausalLM
 
 from sglang_qspec.engine.cpu import dense_linear
 from sglang_qspec.engine.cpu.quantized_layers import Head
-from sglang_qspec.models import DemoModels
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
+from sglang_qspec.tools.models import DemoModels
 from test.forked import run
 from test.random_llama import write_random_llama
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sglang_qspec.engine.cpu.target_cores import TargetCores
+from sglang_qspec.engine.placement.target_cores import TargetCores
 
 ALL = frozenset(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="needs two CPUs")

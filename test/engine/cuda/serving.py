@@ -35,7 +35,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_qspec.engine.cuda import backends
-from sglang_qspec.engine.passes import batch_split, tree_attention
+from sglang_qspec.engine.passes.launch import batch_split, tree_attention
 from test.engine.cuda.prompts import PROMPTS
 
 KINDS = ("eager", "trees", "ragged", "chains")

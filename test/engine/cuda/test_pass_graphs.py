@@ -10,9 +10,9 @@ from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, PhaseCo
 from sglang.srt.runtime_context import get_context, get_exec, get_parallel, get_spec
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.algorithm import QSpecAlgorithm
-from sglang_qspec.engine.cuda import backends, capture, pass_graphs
+from sglang_qspec.engine.cuda import backends, capture, pass_graphs, widths
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
+from sglang_qspec.engine.start.algorithm import QSpecAlgorithm
 
 SIZES = [1, 2, 4, 8, 16, 48, 64, 128]
 MOST = 100
@@ -49,7 +49,7 @@ class ModelRunner:
 
 def runner(model_runner: Any, backend: Any, width: int) -> Any:
     """A stand-in for SGLang's runner after the capture of a width."""
-    with capture.pruned(width):
+    with widths.pruned(width):
         sizes = [size for size in get_exec().graph.cuda_graph_config.decode.bs if size <= MOST]
     return SimpleNamespace(width=width, backend=backend, capture_bs=sizes, max_bs=max(sizes))
 

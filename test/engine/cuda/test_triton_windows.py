@@ -19,7 +19,7 @@ import random
 import torch
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTrees
 from test.trees import random_tree
 

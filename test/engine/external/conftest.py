@@ -10,7 +10,7 @@ from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.link import PrivateEndpoint
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.external.load import PLAINLY, SLOTS
 from test.engine.external.sidecars import Sidecars

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sglang_qspec.link import fingerprint
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import cores
 
 ROOT = Path(__file__).parents[3]

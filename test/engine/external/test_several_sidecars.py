@@ -12,7 +12,7 @@ import pytest
 from benchmark.harness.server import Server, ServerError
 from sglang_qspec.config import MODES
 from sglang_qspec.engine.sidecar.endpoints import PREFIX
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import held
 from test.engine.external.load import GREEDY, drafts_are_accepted, loaded
 from test.engine.external.sidecars import Sidecars

@@ -14,10 +14,11 @@ import pytest
 from sglang.srt.configs.model_config import ModelConfig
 from transformers import CONFIG_MAPPING
 
-from sglang_qspec.engine import compat, families, preflight
-from sglang_qspec.engine import refusal as engine_refusal
+from sglang_qspec.engine.boundary import refusal as engine_refusal
+from sglang_qspec.engine.sidecar import model_pair
+from sglang_qspec.engine.start import families, preflight
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 SCORES = "an embedding or reward model"
 ENCODER = "a model with cross-attention to an encoder"
@@ -125,6 +126,6 @@ def test_a_nested_language_model_is_described(
 ) -> None:
     content = {"architectures": [name], "language_config": LANGUAGE, **NESTED[name]}
     path = write(tmp_path, content, models)
-    found = compat.describe_model(path, path, False, None)
+    found = model_pair.describe_model(path, path, False, None)
     assert (found.vocab_size, found.architecture) == (49152, name)
     preflight.check_family("--model", path)

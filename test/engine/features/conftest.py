@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, ask
 from test.engine.overlapping import OVERLAP

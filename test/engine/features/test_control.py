@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import Held, held
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing
 from test.engine.server.running import state, until

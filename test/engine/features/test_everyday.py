@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import QSPEC
 from test.random_llama import write_random_llama
 

@@ -22,7 +22,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.features.asking import TEXT, guessing
 from test.engine.server.running import QSPEC, generate, state, until
 from test.random_llama import write_random_llama

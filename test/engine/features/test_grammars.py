@@ -8,7 +8,7 @@ import pytest
 from sglang.srt.arg_groups.choices import GRAMMAR_BACKEND_CHOICES
 
 from benchmark.harness.server import Server, ServerError
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.features.asking import PLAIN, ask, both, check_same, guessing
 from test.engine.server.running import COMMON, QSPEC, state
 

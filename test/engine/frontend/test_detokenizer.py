@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.frontend import byte_tokens, detokenizer
 from sglang_qspec.engine.scheduler import endings, last_output, stop_strings
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 TEXTS = (
     "日本語テキスト、例えば「猫」と「犬」です。",

@@ -18,7 +18,7 @@ from sglang.srt.function_call.json_array_parser import JsonArrayParser
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_qspec.engine.frontend import tool_calls
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 SCHEMA = {
     "type": "object",

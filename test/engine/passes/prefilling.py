@@ -27,9 +27,9 @@ from sglang.srt.managers import scheduler
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins import load_plugins
 
-from sglang_qspec.engine import arguments
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import prefill
+from sglang_qspec.engine.passes.launch import prefill
+from sglang_qspec.engine.start import arguments
 
 LENGTH = 24
 CHUNK = 8

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.passes.proposer import AllShapes, Proposer, Shapes
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.passes.decide.proposer import AllShapes, Proposer, Shapes
 from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from test.engine.passes.test_plain_decode import batch_of
 from test.engine.speculating import enqueue, make
 

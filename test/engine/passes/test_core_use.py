@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.engine.passes import core_use
-from sglang_qspec.engine.passes.core_use import ABSENT_S, LONG, CoreUse
+from sglang_qspec.engine.passes.decide import core_use
+from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.passes.lead import Lead
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
-from sglang_qspec.engine.telemetry.totals import Totals
+from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.policy import PassCost, PassTimes
-from sglang_qspec.process_placement import Placement
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 REQUESTS = 2

@@ -18,7 +18,7 @@ import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from torch import Tensor
 
-from sglang_qspec.engine.passes.sampling_seeds import draws_of
+from sglang_qspec.engine.passes.sample.seeds import draws_of
 from sglang_qspec.verify.penalties import BatchPenalties, penalize
 from sglang_qspec.verify.rejection import Proposals, sample_near
 from test.engine.passes import toy
@@ -220,10 +220,10 @@ def seeds_of_the_root(info: Any, positions: Tensor, owners: Tensor) -> Any:
         ("verify.sample.sample_near", twice_as_ready, "reject"),
         ("verify.sample.sample_near", always_ready, "reject"),
         ("verify.rejection._left_over", nothing_taken_off, "reject"),
-        ("engine.passes.sample.verify_tree_greedy_func", first_child_wins, "match"),
-        ("engine.passes.sample.draws_of", seeds_of_the_root, "match"),
-        ("engine.passes.penalties.penalize", root_alone, "match"),
-        ("engine.passes.penalties.penalize", root_alone, "reject"),
+        ("engine.passes.sample.sample.verify_tree_greedy_func", first_child_wins, "match"),
+        ("engine.passes.sample.sample.draws_of", seeds_of_the_root, "match"),
+        ("engine.passes.sample.penalties.penalize", root_alone, "match"),
+        ("engine.passes.sample.penalties.penalize", root_alone, "reject"),
     ],
 )
 def test_the_check_fails_if_a_rule_is_broken(

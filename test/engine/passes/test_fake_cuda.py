@@ -24,24 +24,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
-from sglang_qspec.engine.passes import (
-    output_counts,
-    penalties,
-    sample,
-    sampling_seeds,
-    staging,
-    tracing,
-    worker,
-)
-from sglang_qspec.engine.passes.accounting import Proposal
+from sglang_qspec.engine.passes import staging, worker
+from sglang_qspec.engine.passes.launch.prefill import _drafts_of, with_drafts
+from sglang_qspec.engine.passes.launch.relay import relayed
+from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.passes.lead import Decision, Lead
 from sglang_qspec.engine.passes.outcome import ComingOutcome
-from sglang_qspec.engine.passes.penalties import read_outputs
-from sglang_qspec.engine.passes.prefill import _drafts_of, with_drafts
-from sglang_qspec.engine.passes.relay import relayed
-from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.settle import PendingPass
-from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, verify_input_of
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.sample import output_counts, penalties, sample
+from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
+from sglang_qspec.engine.passes.sample.penalties import read_outputs
+from sglang_qspec.engine.passes.sample.sample import sample_and_accept
+from sglang_qspec.engine.passes.settle import tracing
+from sglang_qspec.engine.passes.settle.settlement import PendingPass
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PipelinePlan

@@ -14,8 +14,8 @@ from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarBacke
 from sglang.srt.parser.reasoning_parser import ReasoningParser
 from transformers import AutoTokenizer
 
-from sglang_qspec.engine.passes import grammar
-from sglang_qspec.models import DemoModels
+from sglang_qspec.engine.passes.sample import grammar
+from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 VOCAB = 49152

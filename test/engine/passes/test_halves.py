@@ -2,7 +2,7 @@
 
 import random
 
-from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.decide.halves import Halves
 
 
 def members(halves: Halves, rids: list[str]) -> tuple[set[str], set[str]]:

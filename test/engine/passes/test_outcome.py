@@ -3,7 +3,11 @@
 import numpy as np
 import torch
 
-from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens, Outcome
+from sglang_qspec.engine.passes.outcome import (
+    ComingOutcome,
+    ComingTokens,
+    Outcome,
+)
 
 
 def outcome_of(accept_index: list[list[int]], width: int = 3) -> Outcome:

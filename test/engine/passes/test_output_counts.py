@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from sglang_qspec.engine.passes.output_counts import OutputCounts
+from sglang_qspec.engine.passes.sample.output_counts import OutputCounts
 
 
 class Req:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_qspec.engine.passes.penalties import penalize_trees, read_outputs
+from sglang_qspec.engine.passes.sample.penalties import penalize_trees, read_outputs
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from test.engine.passes import toy
 from test.engine.passes.toy import FIRST, STOP, VOCAB, Batch, Request

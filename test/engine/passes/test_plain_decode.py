@@ -9,9 +9,9 @@ import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.passes.proposer import Proposer
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.policy import PassTimes, PipelinePlan
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from test.engine.speculating import enqueue, make
 
 PENALIZED = {"acc_additive_penalties": object()}

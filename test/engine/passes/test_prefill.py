@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from sglang_qspec.config import variable
-from sglang_qspec.engine.passes import prefill
-from sglang_qspec.models import DemoModels
+from sglang_qspec.engine.passes.launch import prefill
+from sglang_qspec.tools.models import DemoModels
 from test.engine.cuda.prompts import PROMPTS
 from test.random_llama import write_random_llama
 

@@ -14,10 +14,10 @@ import torch
 from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 
-from sglang_qspec.engine.passes import sampling_seeds
+from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 from sglang_qspec.engine.passes.outcome import ComingOutcome
-from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
+from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.engine.requests.step_proposals import StepProposals
 from sglang_qspec.messages import Candidates, Drafted
 from sglang_qspec.trie import DraftTrees, Source
@@ -157,7 +157,9 @@ def test_a_custom_processor_changes_the_root_of_its_request_alone(
     def process(roots: torch.Tensor, info: object) -> None:
         roots[1] = torch.eye(VOCAB)[3]
 
-    monkeypatch.setattr("sglang_qspec.engine.passes.sample.apply_custom_logit_processor", process)
+    monkeypatch.setattr(
+        "sglang_qspec.engine.passes.sample.sample.apply_custom_logit_processor", process
+    )
     batch.sampling_info.has_custom_logit_processor = True
     sample_and_accept(verify_input, batch, logits)
     row = int(trees.starts[1])

@@ -7,7 +7,7 @@ import torch
 from sglang.srt.managers.overlap_utils import FutureMap, RelayPayload
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-from sglang_qspec.engine.passes.relay import last_ids, relayed
+from sglang_qspec.engine.passes.launch.relay import last_ids, relayed
 
 WIDEST = 4
 

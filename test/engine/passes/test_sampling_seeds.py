@@ -14,9 +14,9 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-from sglang_qspec.engine.passes import sampling_seeds
-from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
+from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
+from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from sglang_qspec.verify.rejection import Proposals

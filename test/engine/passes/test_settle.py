@@ -12,11 +12,12 @@ import torch
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.frontend.trace import KEY, MORE, PREFILL
-from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
+from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import output_of, outputs_of, splice
-from sglang_qspec.engine.passes.settle import PendingPass, Settlement
-from sglang_qspec.engine.passes.tracing import Items, PassTrace
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.settle.settlement import PendingPass, Settlement
+from sglang_qspec.engine.passes.settle.tracing import Items, PassTrace
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import DraftTree, DraftTrees, Source

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_qspec.engine.passes import sample, sampling_seeds
-from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
+from sglang_qspec.engine.passes.sample import sample
+from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
+from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.trie import DraftTrees, Source
 from test.engine.passes import toy
 from test.engine.passes.toy import Batch, Request

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.cuda import backends
-from sglang_qspec.engine.passes.tree_attention import Verification, verification_of
+from sglang_qspec.engine.passes.launch.tree_attention import Verification, verification_of
 from sglang_qspec.errors import ConfigError
 
 

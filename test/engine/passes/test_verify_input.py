@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_qspec.engine.passes.verify_input import verify_input_of
+from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from test.trees import random_tree
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.engine.ranks.group import FRAME
 from sglang_qspec.engine.ranks.order import encode
-from sglang_qspec.ports import free_port
+from sglang_qspec.tools.ports import free_port
 from test.engine.ranks.test_order import trees_of
 
 RANKS = 3

@@ -14,7 +14,7 @@ from benchmark.harness.dataset import render
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from benchmark.worst.loads import sampling
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 pytestmark = pytest.mark.server
 

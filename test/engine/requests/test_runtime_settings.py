@@ -5,9 +5,9 @@ import pytest
 from sglang_qspec import controls
 from sglang_qspec.config import MODES, QSpecConfig
 from sglang_qspec.controls import SOURCES
-from sglang_qspec.engine.requests import runtime_settings
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
 from sglang_qspec.errors import RequestError
+from sglang_qspec.policy import runtime_settings
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 
 SETTINGS = QSpecConfig()
 

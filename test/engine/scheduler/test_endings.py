@@ -18,7 +18,7 @@ from sglang_qspec.engine.scheduler.search_limit import (
     SearchTooLongError,
     search_limit,
 )
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import (
     GREEDY,
     MAX_NEW_TOKENS,

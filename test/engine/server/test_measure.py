@@ -9,8 +9,8 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.__main__ import main
-from sglang_qspec.plan import measure
-from sglang_qspec.plan.tables import load
+from sglang_qspec.tools.plan import measure
+from sglang_qspec.tools.plan.tables import load
 from test.engine.server.running import state
 
 pytestmark = pytest.mark.server

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server
-from sglang_qspec.models import DemoModels
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import (

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmark.harness.server import Server
-from sglang_qspec.complete.client import Client
-from sglang_qspec.show.question import Question, ask
+from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.show.question import Question, ask
 from test.engine.server.running import GREEDY, generate
-from test.show.browser import Page, chromium, shown
+from test.tools.show.browser import Page, chromium, shown
 
 pytestmark = pytest.mark.server
 

@@ -8,8 +8,8 @@ import pytest
 from sglang.srt.utils import numa_utils
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.sidecar import core_division
-from sglang_qspec.engine.sidecar.core_division import (
+from sglang_qspec.engine.placement import core_division
+from sglang_qspec.engine.placement.core_division import (
     left_cpus,
     pinned_cpus,
     shares_cpus,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.requests import runtime_settings
 from sglang_qspec.engine.sidecar import endpoints
 from sglang_qspec.errors import RequestError
+from sglang_qspec.policy import runtime_settings
 from sglang_qspec.values import MAX_ENDPOINTS
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.sidecar import placement
-from sglang_qspec.engine.sidecar.placement import Decision, Gpu, decide
+from sglang_qspec.engine.placement import devices as placement
+from sglang_qspec.engine.placement.devices import Decision, Gpu, decide
+from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.memory import GIB
 
 DRAFT = 57 * GIB // 10

@@ -7,12 +7,12 @@ from unittest import mock
 
 import pytest
 
-from sglang_qspec import process_placement
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink, keys
 from sglang_qspec.messages import PROTOCOL, Hello
-from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.sidecar.options import parser
 

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from sglang_qspec.engine.telemetry.positions import POSITIONS, Positions
+from sglang_qspec.policy.positions import POSITIONS, Positions
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 QUEUE, STEP = Source.QUEUE, Source.STEP

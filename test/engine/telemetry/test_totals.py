@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_qspec.engine.telemetry.totals import FIRST_AGREEMENT, Totals
+from sglang_qspec.policy.totals import FIRST_AGREEMENT, Totals
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
 STEP, QUEUE = Source.STEP, Source.QUEUE

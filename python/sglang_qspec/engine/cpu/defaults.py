@@ -10,11 +10,12 @@ from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-from sglang_qspec import config, process_placement
+from sglang_qspec import config
+from sglang_qspec.engine.boundary.refusal import refuse
 from sglang_qspec.engine.cpu import lora, ranks
 from sglang_qspec.engine.cpu.attention import NAME
-from sglang_qspec.engine.refusal import refuse
-from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.engine.placement import core_division
+from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 
@@ -77,7 +78,7 @@ def _place(view: Any, ranks_here: int) -> None:
     """Give each of several ranks CPUs of its own, and leave some to a sidecar of the server."""
     pinned: frozenset[int] = frozenset()
     drafts = False
-    if (view.speculative_algorithm or "").upper() == "QSPEC":
+    if config.is_qspec(view):
         pinned = parse_cores(core_division.pinned_cpus(config.from_environment()))
         drafts = view.speculative_draft_model_path is not None
     cores = core_division.cores_of(os.sched_getaffinity(0) - pinned)

@@ -19,7 +19,7 @@ from sglang.srt.distributed import bootstrap, parallel_state
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils.numa_utils import get_cpu_ids_by_node
 
-from sglang_qspec import process_placement
+from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 

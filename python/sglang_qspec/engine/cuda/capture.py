@@ -7,14 +7,12 @@ not import them.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.runtime_context import get_exec, get_spec
 
-from sglang_qspec.engine.algorithm import QSpecAlgorithm
+from sglang_qspec.config import ALGORITHM
 from sglang_qspec.engine.cuda import backends, widths
 from sglang_qspec.policy import PASS_ROWS
 
@@ -33,7 +31,7 @@ def logits_rows(target: Callable[[Any], int], model_runner: Any) -> int:
     rows = target(model_runner)
     if not _is_target(model_runner):
         return rows
-    with pruned(get_spec().speculative_num_draft_tokens):
+    with widths.pruned(get_spec().speculative_num_draft_tokens):
         verified = target(model_runner)
     return max(verified, min(rows, PASS_ROWS), max(get_exec().graph.cuda_graph_config.decode.bs))
 
@@ -46,21 +44,6 @@ def capture_width(model_runner: Any, backend: Any, width: int) -> Any:
     return made(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
 
 
-@contextmanager
-def pruned(width: int) -> Iterator[list[int]]:
-    """Within this context SGLang's configuration has only the batch sizes captured at `width`.
-
-    Yields these batch sizes. SGLang reads them from the leaf `cuda_graph_config`, not from
-    `cuda_graph_bs_decode`.
-    """
-    graph = get_exec().graph
-    config = graph.cuda_graph_config
-    sizes = widths.batch_sizes(sorted(config.decode.bs), width)
-    decode = dataclasses.replace(config.decode, bs=sizes, max_bs=max(sizes))
-    with graph.override(cuda_graph_config=dataclasses.replace(config, decode=decode)):
-        yield sizes
-
-
 def _is_target(model_runner: Any) -> bool:
     """Whether the runner runs a target with QSPEC; the sidecar's runner has no speculation."""
-    return isinstance(model_runner.spec_algorithm, QSpecAlgorithm)
+    return bool(model_runner.spec_algorithm.name == ALGORITHM)

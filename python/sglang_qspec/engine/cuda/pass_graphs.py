@@ -159,7 +159,7 @@ class PassGraphs:
         """Memory that the backend and the graphs of a width will take, in MiB."""
         runner = self._model_runner
         config = runner.model_config
-        with capture.pruned(width) as sizes:
+        with widths.pruned(width) as sizes:
             requests = min(max(sizes), runner.req_to_token_pool.size)
         shape = widths.Shape(
             requests=requests,

@@ -16,7 +16,6 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCuda
 from sglang.srt.runtime_context import get_spec
 
 from sglang_qspec.engine.cuda import widths
-from sglang_qspec.engine.cuda.capture import pruned
 
 
 class PlainGraphs(DecodeCudaGraphRunner):
@@ -40,7 +39,7 @@ class TreeGraphs(DecodeCudaGraphRunner):
 
     def __init__(self, model_runner: Any, **options: Any) -> None:
         width = options.get("speculative_num_draft_tokens")
-        with pruned(width or get_spec().speculative_num_draft_tokens):
+        with widths.pruned(width or get_spec().speculative_num_draft_tokens):
             super().__init__(model_runner, **options)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from sglang.srt.runtime_context import get_exec
 
 from sglang_qspec.policy import PASS_ROWS
 
@@ -35,6 +39,21 @@ def batch_sizes(sizes: Sequence[int], width: int) -> list[int]:
     """
     kept = [size for size in sizes if size * width <= PASS_ROWS]
     return kept or list(sizes[:1])
+
+
+@contextmanager
+def pruned(width: int) -> Iterator[list[int]]:
+    """Within this context SGLang's configuration has only the batch sizes captured at `width`.
+
+    Yields these batch sizes. SGLang reads them from the leaf `cuda_graph_config`, not from
+    `cuda_graph_bs_decode`.
+    """
+    graph = get_exec().graph
+    config = graph.cuda_graph_config
+    sizes = batch_sizes(sorted(config.decode.bs), width)
+    decode = dataclasses.replace(config.decode, bs=sizes, max_bs=max(sizes))
+    with graph.override(cuda_graph_config=dataclasses.replace(config, decode=decode)):
+        yield sizes
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
 
+from sglang_qspec import config
 from sglang_qspec.engine.frontend import fields, guesses, tags
 from sglang_qspec.errors import RequestError
 
@@ -54,7 +55,7 @@ async def create_responses(
 ) -> Any:
     """Around `OpenAIServingResponses.create_responses`."""
     manager = serving.tokenizer_manager
-    if not manager or not guesses.is_qspec(manager):
+    if not manager or not config.is_qspec(manager.server_args):
         return await create(serving, request, *args, **kwargs)
     reader = tags.reader(manager, None)
     given = request.input
@@ -119,7 +120,7 @@ async def _ollama(
     from starlette.responses import JSONResponse
 
     manager = serving.tokenizer_manager
-    if not guesses.is_qspec(manager):
+    if not config.is_qspec(manager.server_args):
         return await handle(serving, request, *args, **kwargs)
     options = dict(request.options or {})
     try:
@@ -167,7 +168,7 @@ def ollama_params(
 
     It drops `custom_params`, and passes on `seed` by a name that SGLang does not know.
     """
-    if not guesses.is_qspec(serving.tokenizer_manager):
+    if not config.is_qspec(serving.tokenizer_manager.server_args):
         return
     if options and "custom_params" in options:
         result["custom_params"] = options["custom_params"]

@@ -12,12 +12,13 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_spec
 
+from sglang_qspec import config
 from sglang_qspec.engine.frontend import byte_tokens
 
 
 def repair_detokenizer(result: None, manager: Any, *args: Any) -> None:
     """After `DetokenizerManager.init_tokenizer`: decode byte tokens by whole characters."""
-    if _is_qspec():
+    if config.is_qspec(get_spec()):
         byte_tokens.repair(manager.tokenizer)
 
 
@@ -27,7 +28,7 @@ def decode_step(decode: Callable[..., list[str]], manager: Any, batch: Any) -> l
     `sent_offset` counts the sent characters of a request. If less of an incomplete step is
     printable than of the step before, SGLang lowers it, and would send the characters again.
     """
-    if not _is_qspec():
+    if not config.is_qspec(get_spec()):
         return decode(manager, batch)
     states = manager.decode_status
     sent = {rid: states[rid].sent_offset for rid in batch.rids if rid in states}
@@ -36,7 +37,3 @@ def decode_step(decode: Callable[..., list[str]], manager: Any, batch: Any) -> l
         if rid in states:
             states[rid].sent_offset = max(states[rid].sent_offset, offset)
     return texts
-
-
-def _is_qspec() -> bool:
-    return bool(get_spec().speculative_algorithm == "QSPEC")

@@ -29,11 +29,6 @@ _RESOLVED = "_qspec_resolved"
 """Attribute that marks a request object with checked guesses in token ids."""
 
 
-def is_qspec(manager: Any) -> bool:
-    """Whether the server of this `TokenizerManager` runs QSPEC."""
-    return (manager.server_args.speculative_algorithm or "").upper() == "QSPEC"
-
-
 @functools.cache
 def settings() -> QSpecConfig:
     """The settings of this server."""
@@ -59,7 +54,7 @@ def resolve_request(manager: Any, obj: Any) -> None:
     """
     if getattr(obj, _RESOLVED, False) or not hasattr(obj, "session_params"):  # an embedding
         return
-    if not is_qspec(manager):
+    if not config.is_qspec(manager.server_args):
         return
     fields.check_request(manager, obj)
     _check_not_empty(manager, obj)
@@ -74,7 +69,7 @@ def resolve_request(manager: Any, obj: Any) -> None:
 
 def resolve_of_client(manager: Any, obj: Any) -> None:
     """`resolve_request` for a request that a client made, in which the server has set nothing."""
-    if is_qspec(manager):
+    if config.is_qspec(manager.server_args):
         fields.check_client(obj)
     resolve_request(manager, obj)
 

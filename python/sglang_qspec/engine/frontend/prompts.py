@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_qspec import config
 from sglang_qspec.engine.frontend import fields, guesses, samples, tags
 from sglang_qspec.errors import RequestError
 
@@ -46,7 +47,7 @@ def generate(manager: Any, obj: Any, request: Any = None) -> None:
 
 def tokenized(manager: Any, obj: Any, input_ids: Any) -> None:
     """Before `TokenizerManager._validate_one_request`, which gets the tokens of each prompt."""
-    if guesses.is_qspec(manager):
+    if config.is_qspec(manager.server_args):
         fields.check_prompt(manager, obj, input_ids)
 
 
@@ -104,7 +105,7 @@ def strip(manager: Any, prompt: Any, params: Any) -> tuple[Any, Any]:
     `params` is one dict for all prompts, or a list with one dict each. It is returned as a list if
     a list of prompts has tags. Raises RequestError.
     """
-    if not guesses.is_qspec(manager):
+    if not config.is_qspec(manager.server_args):
         return prompt, params
     if isinstance(prompt, str) and isinstance(params, list):  # as SGLang takes it with `n` above 1
         (text,), params = strip(manager, [prompt], params)

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from sglang_qspec.engine.frontend import fields, guesses
+from sglang_qspec import config
+from sglang_qspec.engine.frontend import fields
 from sglang_qspec.seeds import derived_seed
 
 
@@ -49,4 +50,7 @@ async def send_one(send: Callable[..., Any], manager: Any, tokenized_obj: Any) -
 
 
 def _derives(manager: Any) -> bool:
-    return guesses.is_qspec(manager) and not manager.server_args.enable_deterministic_inference
+    return (
+        config.is_qspec(manager.server_args)
+        and not manager.server_args.enable_deterministic_inference
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sglang_qspec import config
 from sglang_qspec.engine.frontend import guesses
 from sglang_qspec.guess_tags import GUESSES_KEY, GuessLimits, split
 
@@ -77,7 +78,7 @@ def reader(manager: Any, custom_params: Any) -> TagReader | None:
     Tags are literal on a server without QSPEC, with `guess_tags` off, and in a request that has
     `qspec_guesses` in its `custom_params`.
     """
-    if not guesses.is_qspec(manager) or guesses.settings().guess_tags == "off":
+    if not config.is_qspec(manager.server_args) or guesses.settings().guess_tags == "off":
         return None
     if isinstance(custom_params, dict) and custom_params.get(GUESSES_KEY) is not None:
         return None

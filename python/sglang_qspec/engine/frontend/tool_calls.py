@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.function_call.core_types import StreamingParseResult, ToolCallItem
 
-from sglang_qspec.engine.frontend import guesses
+from sglang_qspec import config
 
 
 def parse_stream_chunk(
@@ -56,7 +56,7 @@ def _pieces(text: str) -> list[str]:
     from sglang.srt.entrypoints.http_server import _global_state
 
     manager = _global_state and _global_state.tokenizer_manager
-    if len(text) < 2 or not manager or not guesses.is_qspec(manager):
+    if len(text) < 2 or not manager or not config.is_qspec(manager.server_args):
         return [text]
     return token_texts(manager.tokenizer, text)
 

@@ -10,26 +10,46 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_qspec import process_placement
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
+from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.cuda.backends import pass_cost
-from sglang_qspec.engine.failsafe import guarded
-from sglang_qspec.engine.passes import batch_split, prefill, tracing
-from sglang_qspec.engine.passes.accounting import PassAccounting, Proposal
-from sglang_qspec.engine.passes.core_use import CoreUse
-from sglang_qspec.engine.passes.halves import Halves
+from sglang_qspec.engine.passes.decide.accounting import PassAccounting
+from sglang_qspec.engine.passes.decide.core_use import CoreUse
+from sglang_qspec.engine.passes.decide.halves import Halves
+from sglang_qspec.engine.passes.decide.proposer import Proposer, Shapes
+from sglang_qspec.engine.passes.launch import batch_split, prefill
+from sglang_qspec.engine.passes.launch.verify_input import total_len_of
 from sglang_qspec.engine.passes.outputs import outputs_of
-from sglang_qspec.engine.passes.proposer import Proposer, Shapes
-from sglang_qspec.engine.passes.verify_input import total_len_of
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.settle import tracing
+from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.engine.ranks import PassOrder
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector, PrefillRows
-from sglang_qspec.trie import DraftTrees
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+def speculator_of(
+    settings: QSpecConfig, runtime: RuntimeSettings, gpu_id: int, vocab_size: int
+) -> Speculator:
+    """A speculator with its tries and its links. Raises LinkError if a sidecar refuses the target.
+
+    `vocab_size` is the target's number of token ids.
+    """
+    limits = TrieLimits(
+        vocab_size=vocab_size,
+        max_request_tokens=settings.max_request_tokens,
+        max_total_tokens=settings.max_total_tokens,
+    )
+    opened = open_links(settings, gpu_id)
+    return Speculator(settings, vocab_size, TrieStore(limits), opened, runtime_settings=runtime)
 
 
 @dataclass(frozen=True)

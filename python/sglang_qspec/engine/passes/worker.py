@@ -30,31 +30,34 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from sglang_qspec import config
-from sglang_qspec.engine import compat, failsafe, hooks, speculator
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.boundary import failsafe, installed
+from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.cuda import ragged
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
-from sglang_qspec.engine.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import (
-    batch_split,
-    grammar,
-    prefill,
-    relay,
-    sampling_seeds,
-    tracing,
-    tree_attention,
+from sglang_qspec.engine.passes.launch import batch_split, prefill, relay, tree_attention
+from sglang_qspec.engine.passes.launch.verify_input import (
+    TreeVerifyInput,
+    total_len_of,
+    verify_input_of,
 )
-from sglang_qspec.engine.passes.lead import Decision, Lead
-from sglang_qspec.engine.passes.opening import speculator_of
+from sglang_qspec.engine.passes.lead import Decision, Lead, speculator_of
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
-from sglang_qspec.engine.passes.outputs import check_lengths, last_ids_of, outputs_of
-from sglang_qspec.engine.passes.penalties import read_outputs
-from sglang_qspec.engine.passes.sample import sample_and_accept
-from sglang_qspec.engine.passes.settle import PendingPass, Settlement
+from sglang_qspec.engine.passes.outputs import (
+    check_lengths,
+    last_ids_of,
+    outputs_of,
+)
+from sglang_qspec.engine.passes.sample import grammar
+from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
+from sglang_qspec.engine.passes.sample.penalties import read_outputs
+from sglang_qspec.engine.passes.sample.sample import sample_and_accept
+from sglang_qspec.engine.passes.settle import tracing
+from sglang_qspec.engine.passes.settle.settlement import PendingPass, Settlement
 from sglang_qspec.engine.passes.staging import stage
-from sglang_qspec.engine.passes.verify_input import TreeVerifyInput, total_len_of, verify_input_of
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
-from sglang_qspec.engine.requests.runtime_settings import RuntimeSettings
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees
 from sglang_qspec.verify.rejection import Proposals
 
@@ -69,7 +72,7 @@ class QSpecWorker(BaseSpecWorker):
         self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__()
-        compat.check_hooks(hooks.scheduler())
+        installed.check("scheduler")
         self._target_worker = target_worker
         self._device = str(get_device().device)
         widest: int = get_spec().speculative_num_draft_tokens
@@ -87,7 +90,9 @@ class QSpecWorker(BaseSpecWorker):
         """Decides the passes; None on ranks after rank 0."""
         if self._ranks.rank == 0:
             self._lead = Lead(
-                speculator_of(settings, self._runtime, gpu_id, target_worker),
+                speculator_of(
+                    settings, self._runtime, gpu_id, target_worker.model_config.vocab_size
+                ),
                 self._runtime,
                 self._graphs,
                 self._device,

@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from sglang_qspec.engine.passes import prefill
+from sglang_qspec.engine.passes.launch import prefill
 from sglang_qspec.engine.scheduler.search_limit import (
     SECONDS,
     SearchTooLongError,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import server_info
-from sglang_qspec.engine.passes import tree_attention
-from sglang_qspec.engine.requests import runtime_settings
+from sglang_qspec.engine.passes.launch import tree_attention
 from sglang_qspec.engine.sidecar import endpoints
 from sglang_qspec.errors import RequestError
+from sglang_qspec.policy import runtime_settings
 
 if TYPE_CHECKING:
     from sglang_qspec.engine.passes.worker import QSpecWorker
@@ -129,7 +129,7 @@ def check_update(manager: Any, obj: Any) -> None:
     from fastapi import HTTPException
 
     args = manager.server_args
-    if (args.speculative_algorithm or "").upper() != "QSPEC":
+    if not config.is_qspec(args):
         return
     try:
         _check(obj.server_args, config.from_environment(), str(args.device), args.tp_size)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.runtime_context import get_spec
 
+from sglang_qspec import config
+
 
 def reserve_columns(extra: int) -> int:
     """After `get_req_to_token_extra_context_len`: KV slots of a row beyond the model's context."""
-    if get_spec().speculative_algorithm != "QSPEC":
+    if not config.is_qspec(get_spec()):
         return extra
     return max(extra, get_alloc_reserve_per_decode())

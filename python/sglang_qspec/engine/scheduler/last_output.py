@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.failsafe import guarded
+from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend.meta_info import KEY
 from sglang_qspec.engine.scheduler import lifecycle, stop_strings
 

@@ -12,10 +12,10 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.engine import speculator
-from sglang_qspec.engine.failsafe import guarded, reading
+from sglang_qspec.engine.boundary.failsafe import guarded, reading
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes import tracing
-from sglang_qspec.engine.passes.sampling_seeds import seeded_of
+from sglang_qspec.engine.passes.sample.seeds import seeded_of
+from sglang_qspec.engine.passes.settle import tracing
 from sglang_qspec.engine.requests.live_request import Tally
 from sglang_qspec.engine.requests.scopes import scope_of
 from sglang_qspec.engine.scheduler import stop_strings

@@ -10,10 +10,12 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_spec
 
+from sglang_qspec import config
+
 
 def clear(pool: Any, uid: str | None, buffer_id: int, *args: Any, **given: Any) -> None:
     """Before `LoRAMemoryPool.load_lora_weight_to_buffer`: clear embedding and LM head of a slot."""
-    if get_spec().speculative_algorithm != "QSPEC":
+    if not config.is_qspec(get_spec()):
         return
     for buffers in (
         pool.embedding_A_buffer,

@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_spec
 
+from sglang_qspec import config
 from sglang_qspec.engine.frontend import byte_tokens
 
 _BYTES = 4
@@ -21,7 +22,7 @@ _BYTES = 4
 
 def repair_scheduler(result: None, scheduler: Any) -> None:
     """After `Scheduler.init_tokenizer`: decode as the detokenizer does."""
-    if get_spec().speculative_algorithm == "QSPEC":
+    if config.is_qspec(get_spec()):
         byte_tokens.repair(scheduler.tokenizer)
 
 

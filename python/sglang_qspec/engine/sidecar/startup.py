@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get_spec
 
-from sglang_qspec import process_placement
 from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag, visible_gpus
-from sglang_qspec.engine import compat
-from sglang_qspec.engine.sidecar import core_division
+from sglang_qspec.engine.placement import core_division
+from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
@@ -26,7 +27,6 @@ from sglang_qspec.link import (
     sweep_abandoned,
 )
 from sglang_qspec.messages import PROTOCOL, Hello
-from sglang_qspec.process_placement import Placement
 from sglang_qspec.sidecar.child_process import SidecarProcess
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _connect(endpoint: str, hello: Hello, key_file: str) -> SidecarLink:
 def _hello() -> Hello:
     model = get_model()
     tokenizer_path = get_serving().tokenizer_path or model.model_path
-    target = compat.describe_model(
+    target = model_pair.describe_model(
         model.model_path, tokenizer_path, model.trust_remote_code, model.revision
     )
     return Hello(PROTOCOL, target.vocab_size, target.fingerprint)

@@ -1,0 +1,1 @@
+"""The border to SGLang: hooks, their guards, errors, and every name that QSPEC uses."""

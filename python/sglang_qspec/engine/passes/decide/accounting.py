@@ -1,0 +1,173 @@
+"""Updates all statistics after a decode pass: tallies, pass times, credit and draft sources."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sglang_qspec.engine.passes.decide.core_use import CoreUse
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy import FirstTokens, PassTimes, PrefillRows
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.trie import DraftTrees, Source
+
+
+class PassAccounting:
+    """Owns the pass times, and updates all statistics with the result of each pass."""
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        runtime: RuntimeSettings,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        times: PassTimes | None = None,
+        rows: PrefillRows | None = None,
+        core_use: CoreUse | None = None,
+    ) -> None:
+        self.times = times or PassTimes()
+        self._rows = rows or PrefillRows(self.times)
+        self._core_use = core_use or CoreUse(None, self.times, speculator)
+        self._speculator = speculator
+        self._runtime = runtime
+        self._clock = clock
+        self._began: float | None = None
+        """Start of the present pass in seconds of the clock, usually the end of the last pass; None
+        after an interruption."""
+
+    def begin(self, context: float | None = None) -> None:
+        """Start a pass. Its time counts from the end of the last pass; after `interrupt`, from now.
+
+        `context` is the average length of the requests' texts in tokens; None if the host does not
+        know it.
+        """
+        if context is not None:
+            self.times.enter(context)
+        if self._began is None:
+            self._began = self._clock()
+
+    def interrupt(self) -> None:
+        """Note that the scheduler runs something else, so the next pass counts from its own start.
+
+        The time of a pass that still runs is not measured.
+        """
+        self._began = None
+        self._speculator.take_link_seconds()
+
+    def record(
+        self,
+        rids: Sequence[str],
+        pipeline: str,
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+        *,
+        whole: DraftTrees | None = None,
+    ) -> None:
+        """Record the result of a pass.
+
+        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
+        after them. `whole` are the trees of all requests of the pass; None if `proposal` has all of
+        them.
+        """
+        trees = proposal.trees
+        if rids:
+            self._speculator.record(rids, trees, accepted, bonus_ids)
+        seconds = self._record_time(pipeline, whole or trees, proposal.waited)
+        tokens = len(bonus_ids) + sum(map(len, accepted))
+        if rids:
+            if seconds is not None:
+                self._core_use.observe(trees, accepted, tokens, seconds)
+            self._rows.observe_decode(len(rids), trees.rows, tokens)
+            lost = 0.0 if seconds is None else self._core_use.lost_seconds(seconds)
+            self._update_policies(rids, proposal, accepted, bonus_ids, lost)
+
+    def record_prefill(
+        self,
+        rids: Sequence[str],
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+    ) -> None:
+        """Record the drafts that a prefill verified; the arguments are as in `record`."""
+        if not rids:
+            return
+        trees = proposal.trees
+        self._speculator.record(rids, trees, accepted, bonus_ids, prefill=True)
+        self._learn_first(rids, proposal, accepted, bonus_ids)
+        self._speculator.sources.record(
+            trees,
+            accepted,
+            token_seconds=self._rows.token_seconds(max(len(rids), self._speculator.running)),
+            extra_seconds=self._rows.row_seconds * (trees.rows - len(trees)),
+        )
+
+    def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> float | None:
+        """Record the time of a pass that ends now; after an interruption, its predicted time.
+
+        Returns the measured seconds with the wait; None after an interruption.
+        """
+        measured: float | None = None
+        if self._began is None:
+            seconds = self.times.seconds(len(trees), trees.rows / len(trees))
+        else:
+            now = self._clock()
+            measured = now - self._began
+            seconds = measured - waited
+            self._began = now
+            self.times.observe(len(trees), trees.rows / len(trees), seconds)
+        self._speculator.totals.note_pass(pipeline, len(trees), trees.rows, seconds, waited)
+        return measured
+
+    def _update_policies(
+        self,
+        rids: Sequence[str],
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+        lost: float,
+    ) -> None:
+        """Update the credit of each request, and the gain and cost of each draft source.
+
+        The pass lost `lost` seconds to a sidecar on its device.
+        """
+        link_seconds = self._speculator.take_link_seconds()
+        trees, candidates = proposal.trees, proposal.candidates
+        if candidates is None:
+            return
+        first = self._learn_first(rids, proposal, accepted, bonus_ids)
+        sources = self._speculator.sources
+        only_replaces_padding = self._runtime.fixed_width and not trees.ragged
+        if trees.width > 1:
+            plain = self.times.seconds(len(trees), 1)
+            extra = self.times.seconds(len(trees), trees.rows / len(trees)) - plain
+            sources.record(
+                trees,
+                accepted,
+                token_seconds=plain / len(trees),
+                extra_seconds=0.0 if only_replaces_padding else max(0.0, extra),
+            )
+        else:
+            sources.update(candidates, first)
+        source = Source.STEP if self._speculator.sidecar.lookahead else Source.QUEUE
+        sources.observe(source, 0, 0, cost=proposal.waited + link_seconds + lost)
+
+    def _learn_first(
+        self,
+        rids: Sequence[str],
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+    ) -> FirstTokens:
+        """Update the credit of each request by the first tokens of its larger tree."""
+        trees, candidates = proposal.trees, proposal.candidates or proposal.trees
+        next_ids = [
+            trees.token_ids[row, nodes[0]] if nodes else bonus_ids[row]
+            for row, nodes in enumerate(accepted)
+        ]
+        first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
+        self._speculator.update_credit(rids, candidates, first)
+        return first

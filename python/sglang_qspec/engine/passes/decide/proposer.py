@@ -1,0 +1,185 @@
+"""Chooses the draft trees of a pass and how long the pass waits for step drafts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_qspec.engine.passes.outputs import outputs_of
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy import (
+    Choice,
+    DraftDeadline,
+    PassTimes,
+    PipelinePlan,
+    RowBudget,
+    WaitBudget,
+    WidthPolicy,
+    most_width,
+    with_next_steps,
+)
+from sglang_qspec.policy.curve import Curve
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.trie import DraftTrees
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+class Shapes(Protocol):
+    """The shapes that a pass may have, such as those with CUDA graphs."""
+
+    @property
+    def tiers(self) -> Sequence[int]:
+        """Allowed totals of tokens of ragged passes, in rising order; empty for all."""
+
+    def widths(self, requests: int) -> Sequence[int] | None:
+        """Allowed widths of passes over a batch of this size, in rising order; None for all."""
+
+
+class AllShapes:
+    """No restriction on passes."""
+
+    tiers: Sequence[int] = ()
+
+    def widths(self, requests: int) -> None:
+        return None
+
+
+class Proposer:
+    """Chooses the trees of each pass by the measured pass `times`."""
+
+    def __init__(
+        self,
+        active: Speculator,
+        runtime_settings: RuntimeSettings,
+        times: PassTimes,
+        *,
+        chains: bool = False,
+        shapes: Shapes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._speculator = active
+        self._shapes = shapes or AllShapes()
+        self._runtime = runtime_settings
+        self._clock = clock
+        self._chains = chains
+        widest = runtime_settings.draft_token_num
+        self._uniform = WidthPolicy(widest, times=times)
+        self._ragged = RowBudget(widest, times=times)
+        self._budget = WaitBudget()
+        self._deadline = DraftDeadline()
+        self._session_count = active.sidecar.session_count
+        """Session of the link in which the wait statistics were measured."""
+
+    def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> Proposal:
+        """Choose a tree for each request; width 1 is plain decoding.
+
+        With the runtime setting `ragged` each tree has its own size; without it, all trees have one
+        width. With `chains` each tree is cut to its best path.
+
+        The proposer waits for step drafts that the sidecar is about to send. In `ahead` it waits
+        while the wait is expected to gain more than a pass with the present drafts
+        (`policy.WaitBudget`). In the other pipelines it waits unless the drafts are late
+        (`policy.DraftDeadline`). A draft that enlarges no tree does not prolong the wait, so the
+        sidecar cannot delay a pass without end.
+        """
+        session_count = self._speculator.sidecar.session_count
+        if self._session_count != session_count:
+            self._session_count = session_count
+            self._budget, self._deadline = WaitBudget(), DraftDeadline()
+        rids = [req.rid for req in batch.reqs]
+        outputs = outputs_of(batch.reqs)
+        policy = self._policy(len(rids))
+        widest = min(policy.max_width, plan.width)
+        if policy is self._uniform and policy.widths is not None:
+            widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
+        if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):
+            return Proposal(self._speculator.propose(rids, outputs, 1, drafts=False))
+        factors = self._speculator.factors(rids)
+        size, left, waited = 0, math.inf, 0.0
+        while True:
+            trees = self._speculator.propose(rids, outputs, widest)
+            if (grown := int(trees.sizes.sum())) > size:
+                size, left = grown, math.inf
+            usable = trees.chains() if self._chains else trees
+            choice = policy.choose(usable.scores, factors)
+            took, left = self._wait(rids, usable, policy, choice, factors, plan.pipeline, left)
+            waited += took
+            if left <= 0.0:
+                return Proposal(choice.cut(usable), trees, waited)
+
+    def _policy(self, requests: int) -> WidthPolicy | RowBudget:
+        """The policy for the next pass, set to the present runtime settings and the batch size."""
+        policy = self._ragged if self._runtime.ragged else self._uniform
+        if self._runtime.draft_token_num != policy.max_width:
+            policy.limit(self._runtime.draft_token_num)
+        self._ragged.fixed = self._runtime.fixed_width
+        self._ragged.totals = self._shapes.tiers
+        self._uniform.widths = self._allowed(requests)
+        return policy
+
+    def _allowed(self, requests: int) -> Sequence[int] | None:
+        """Widths that a pass of one width may have; None for all."""
+        most, widths = self._runtime.draft_token_num, self._shapes.widths(requests)
+        if widths is not None:
+            widths = [width for width in widths if width <= most] or widths[:1]
+        if not self._runtime.fixed_width:
+            return widths
+        return (min(most, most_width(requests)),) if widths is None else widths[-1:]
+
+    def _wait(
+        self,
+        rids: list[str],
+        trees: DraftTrees,
+        policy: WidthPolicy | RowBudget,
+        choice: Choice,
+        factors: NDArray[np.float64],
+        pipeline: str,
+        most: float,
+    ) -> tuple[float, float]:
+        """Wait at most `most` seconds for step drafts, if the wait is expected to save time.
+
+        Returns the seconds of the wait and the seconds left; 0 are left if no step draft came.
+        """
+        awaited = self._speculator.awaited(rids, trees)
+        if not awaited.any():
+            return 0.0, 0.0
+        ahead = pipeline == "ahead"
+        if ahead:
+            agreement = self._speculator.totals.agreement
+            hoped = with_next_steps(trees, awaited, agreement)
+            seconds = self._budget.seconds(len(rids), choice, policy.choose(hoped, factors))
+        else:
+            seconds = self._deadline.seconds(self._step_seconds(int(awaited.sum())))
+        seconds = min(seconds, most)
+        if not seconds:
+            return 0.0, 0.0
+        began = self._clock()
+        came = self._speculator.wait_for_steps(seconds)
+        took = self._clock() - began
+        if ahead:
+            self._budget.observe(len(rids), took, came)
+        else:
+            self._deadline.observe(came)
+        return took, seconds - took if came else 0.0
+
+    def _step_seconds(self, requests: int) -> float | None:
+        """Seconds that the sidecar needs for one token of each request; None if unknown."""
+        measured = self._speculator.sidecar.step_times
+        return Curve.through(measured)(requests) if measured else None
+
+
+def _needs_plain_decode(batch: ScheduleBatch) -> bool:
+    """Whether the batch has images or watermarks, which a verify pass would ignore.
+
+    Only SGLang's decode pass computes the positions of images, and adds watermarks.
+    """
+    has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
+    return bool(batch.sampling_info.has_watermark_candidates or has_images)

@@ -1,0 +1,1 @@
+"""The inputs of passes, and what passes leave on the device."""

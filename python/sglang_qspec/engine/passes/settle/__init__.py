@@ -1,0 +1,1 @@
+"""The outcome of a pass on the host: tokens, statistics, labels and traces."""

@@ -1,0 +1,146 @@
+"""Settles passes: reads the outcome of a pass on the host; updates statistics, labels and traces.
+
+Without the overlap scheduler the worker settles each pass at once. With the overlap scheduler the
+pass still runs when the worker returns. Then the pass is settled when the next decode call begins,
+or when SGLang processes its result, whichever is first. In both cases SGLang has processed the
+results of all earlier passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.boundary.failsafe import guarded
+from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes.decide.accounting import PassAccounting
+from sglang_qspec.engine.passes.outcome import (
+    ComingOutcome,
+    ComingTokens,
+    Outcome,
+    PlainOutcome,
+)
+from sglang_qspec.engine.passes.outputs import splice
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.settle import tracing
+from sglang_qspec.engine.passes.settle.tracing import PassTrace
+
+
+@dataclass
+class PendingPass:
+    """A launched pass; the host has not read its outcome yet."""
+
+    reqs: Sequence[Any]
+    """SGLang's requests, one for each row of the pass."""
+    output_lens: Sequence[int]
+    """Output length of each request before the pass, in tokens."""
+    outcome: ComingOutcome | ComingTokens
+    result: Any
+    """What the worker returns to SGLang for the pass."""
+    pipeline: str = ""
+    """Pipeline of the pass; empty for a prefill."""
+    proposal: Proposal | None = None
+    """Drafts of the pass; None for a prefill without drafts, and after speculation has ended."""
+    traced: PassTrace | None = None
+    """Trace of a decode pass; None if no request asks for it."""
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the pass is a prefill. A prefill without drafts updates no statistics."""
+        return not self.pipeline
+
+
+class Settlement:
+    """Owns the passes that are not settled, in the order in which they were launched."""
+
+    def __init__(self, accounting: PassAccounting | None, *, overlap: bool) -> None:
+        """`accounting` is None on ranks after rank 0.
+
+        With `overlap` SGLang adds the tokens of a pass to the outputs one pass late.
+        """
+        self._accounting = accounting
+        self._overlap = overlap
+        self._pending: list[PendingPass] = []
+
+    def add(self, launched: PendingPass) -> None:
+        """Keep a launched pass until it is settled."""
+        self._pending.append(launched)
+
+    def settle(self) -> None:
+        """Settle all passes. Waits for the device."""
+        pending, self._pending = self._pending, []
+        outcomes = [self._settle(launched) for launched in pending]
+        if pending and self._overlap:
+            splice(
+                (req, length, tokens)
+                for launched, outcome in zip(pending, outcomes, strict=True)
+                for req, length, tokens in zip(
+                    launched.reqs, launched.output_lens, outcome.tokens, strict=True
+                )
+                if _takes_tokens(req)
+            )
+
+    def settle_through(self, result: Any) -> None:
+        """Settle all passes up to the pass with this result; do nothing if that pass is settled."""
+        for count, launched in enumerate(self._pending, 1):
+            if launched.result is result:
+                later = self._pending[count:]
+                del self._pending[count:]
+                self.settle()
+                self._pending = later
+                return
+
+    def _settle(self, launched: PendingPass) -> Outcome | PlainOutcome:
+        outcome = launched.outcome.read()
+        if not launched.is_prefill or launched.proposal is not None:
+            self._record(launched, outcome)
+        return outcome
+
+    def _record(self, launched: PendingPass, outcome: Outcome | PlainOutcome) -> None:
+        """Record the outcome of a pass, except for requests that drop the tokens of the pass.
+
+        A request drops the tokens of a prefill if further chunks of its prompt follow. With the
+        overlap scheduler, a request also drops the tokens of a pass if the pass before has ended
+        the request.
+        """
+        accepted, bonus_ids = outcome.accepted_nodes, outcome.bonus_ids
+        reqs, lens = launched.reqs, launched.output_lens
+        proposal = launched.proposal
+        whole = None if proposal is None else proposal.trees
+        drops = self._overlap or launched.is_prefill
+        if drops and not all(map(_takes_tokens, reqs)):
+            rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)]
+            reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
+            accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
+            proposal = None if proposal is None else proposal.take(rows)
+        if proposal is not None and self._accounting and speculator.active() is not None:
+            rids = [req.rid for req in reqs]
+            with guarded("updating acceptance statistics"):
+                if launched.is_prefill:
+                    self._accounting.record_prefill(rids, proposal, accepted, bonus_ids)
+                else:
+                    self._accounting.record(
+                        rids, launched.pipeline, proposal, accepted, bonus_ids, whole=whole
+                    )
+        with guarded("recording token provenance"):
+            trees = None if proposal is None else proposal.trees
+            provenance.record(reqs, trees, accepted, lens)
+            if launched.is_prefill:
+                tracing.extend(reqs, lens, accepted)
+            elif launched.traced is not None:
+                launched.traced.record(
+                    reqs,
+                    trees,
+                    accepted,
+                    lens,
+                    pipeline=launched.pipeline,
+                    batch_requests=len(launched.reqs),
+                    batch_rows=len(launched.reqs) if whole is None else whole.rows,
+                )
+
+
+def _takes_tokens(req: Any) -> bool:
+    """Whether SGLang will add the tokens of the pass to the request's output."""
+    return not (req.finished() or req.is_retracted or req.inflight_middle_chunks > 0)

@@ -1,0 +1,1 @@
+"""Where the processes of a server run: devices, memory and CPUs."""

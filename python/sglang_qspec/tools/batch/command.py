@@ -1,0 +1,254 @@
+"""The command `qspec batch`: its options, its run and its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_qspec import values
+from sglang_qspec.errors import BatchError, ConfigError, QSpecError
+from sglang_qspec.tools.batch.cluster import options as cluster_options
+from sglang_qspec.tools.batch.depth import MAX_DEPTH
+from sglang_qspec.values import option
+
+if TYPE_CHECKING:
+    from sglang_qspec.tools.batch.lines import Lines
+    from sglang_qspec.tools.batch.progress import Progress
+    from sglang_qspec.tools.batch.server import Server
+    from sglang_qspec.tools.batch.source import Source
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTION = """Answer the lines of a JSONL file: in OpenAI's batch format, or with `prompt` or
+`messages` in each line. Without --url the command starts a server with QSPEC on this machine, and
+ends it. An interrupted or killed run goes on with --resume. The exit status is 0 if all lines have
+an answer, and 3 if some are in the file of errors. docs/batch.md describes the formats."""
+USAGE = (
+    "qspec batch INPUT --output PATH [--model PATH [--draft-model PATH] | --url URL ...]\n"
+    "                   [options] [-- FLAGS OF THE SERVER]"
+)
+WAY_ON = "the same command with --resume continues"
+FAILED = 3
+"""Exit status if some lines are in the file of errors."""
+MAX_FILES = 65536
+MAX_TIMEOUT_S = 31 * 24 * 3600
+"""Maximum wait for an answer, in seconds."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of `qspec batch`, and the flags of its server after `--`."""
+    given = list(arguments)
+    if given[:1] != ["batch"] or "--" not in given:
+        return given, []
+    end = given.index("--")
+    return given[:end], given[end + 1 :]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("input", metavar="INPUT", help="JSONL file with the requests; - reads standard input")
+    add("--output", type=Path, required=True, metavar="PATH", help="file for the answers")
+    add(
+        "--errors",
+        type=Path,
+        metavar="PATH",
+        help="file for the lines that failed (default: the output's name with .errors.jsonl)",
+    )
+    add("--resume", action="store_true", help="keep the records of both files, and ask the rest")
+    add("--skip-invalid", action="store_true", help="leave out lines that are not valid")
+    add("--model", metavar="PATH", help="the target: a folder, or a name on a hub (default: demo)")
+    add("--draft-model", metavar="PATH", help="the draft model: a folder, or a name on a hub")
+    add(
+        "--url",
+        action="append",
+        metavar="URL",
+        help="address of a running server, instead of an own one; may be given several times",
+    )
+    add(
+        "--max-tokens",
+        type=option(values.positive),
+        metavar="N",
+        help="maximum length of the answers to lines without a max_tokens (default: the server's)",
+    )
+    add(
+        "--in-flight",
+        type=option(values.whole(1, MAX_DEPTH)),
+        metavar="N",
+        help="number of lines that a server has at once (default: its running requests and 64 "
+        "waiting ones, so that the sidecar can draft for them)",
+    )
+    add(
+        "--timeout",
+        type=option(values.whole(1, MAX_TIMEOUT_S)),
+        default=3600,
+        metavar="S",
+        help="maximum wait for an answer, in seconds (default: %(default)s)",
+    )
+    cluster_options.add_options(parser)
+
+
+def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
+    """Answer the lines, and return the exit status; `say` prints the summary.
+
+    Raises QSpecError for options, input, output or servers that cannot be used.
+    """
+    try:
+        return _run(options, say)
+    except KeyboardInterrupt:  # `_answer` handles it while lines are asked
+        return 128 + signal.SIGINT
+
+
+def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
+    from sglang_qspec.tools.batch.lines import Lines
+    from sglang_qspec.tools.batch.progress import Progress
+    from sglang_qspec.tools.batch.results import Results
+
+    errors = options.errors or _beside(options.output, ".errors.jsonl")
+    _check(options, errors)
+    stopped: int | None = None
+    with contextlib.ExitStack() as stack:
+        results = stack.enter_context(Results.open(options.output, errors, resume=options.resume))
+        if options.ray is not None:
+            stack.enter_context(_cluster(options.ray))
+        source = _source(options)
+        lines = Lines(source, options.max_tokens, options.skip_invalid, results.answered)
+        if not source.can_be_read_once:
+            lines.check()
+        before = len(results.answered)
+        progress = Progress(results, total=lines.total, before=before)
+        try:
+            if lines.total is None or lines.total > before:
+                with _servers(options) as servers:
+                    stopped = asyncio.run(_answer(options, servers, lines, progress))
+        except QSpecError:
+            if progress.settled:
+                logger.warning("stopped: %s\n%s", progress.summary(), WAY_ON)
+            raise
+    if stopped is not None:
+        logger.warning("interrupted; %s", WAY_ON)
+    elif lines.total is not None and progress.settled < lines.total:
+        raise BatchError(f"{options.input} has changed since the batch began; {WAY_ON}")
+    say(progress.summary())
+    failed = results.failed + progress.failed
+    if failed:
+        say(f"{failed} failed lines are in {errors}")
+    if stopped is not None:
+        return 128 + stopped
+    return FAILED if failed else 0
+
+
+def _beside(output: Path, ending: str) -> Path:
+    """The path of the output with another ending than `.jsonl`."""
+    return Path(str(output).removesuffix(".jsonl") + ending)
+
+
+def _check(options: argparse.Namespace, errors: Path) -> None:
+    """Raise ConfigError if options exclude each other."""
+    own = {
+        "--model": options.model,
+        "--draft-model": options.draft_model,
+        "flags after --": options.server_arguments,
+    }
+    given = [name for name, value in own.items() if value]
+    if options.url and given:
+        raise ConfigError(f"{given[0]} is for the command's own server, and excludes --url")
+    cluster_options.settle(options)
+    if options.draft_model and not options.model:
+        raise ConfigError("--draft-model needs --model")
+    if options.url and len({url.rstrip("/") for url in options.url}) < len(options.url):
+        raise ConfigError("--url has the same address twice")
+    paths = [Path(options.input), options.output, errors]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("INPUT, --output and --errors must be different files")
+
+
+def _allow_connections() -> None:
+    """Raise the limit on open files, because each line at a server has a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _cluster(address: str) -> contextlib.AbstractContextManager[None]:
+    """The connection to a Ray cluster. Raises QSpecError."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("--ray needs Ray: pip install 'sglang-qspec[ray]'")
+    from sglang_qspec.tools.batch.cluster.session import connected
+
+    return connected(address)
+
+
+def _source(options: argparse.Namespace) -> Source:
+    """The input of the options. Raises ConfigError if only Ray can read it."""
+    from sglang_qspec.tools.batch.source import FileSource, needs_ray
+
+    path: str = options.input
+    if not needs_ray(path):
+        return FileSource(path)
+    if options.ray is None:
+        raise ConfigError(f"INPUT is {path!r}; URIs, folders and Parquet files need --ray")
+    from sglang_qspec.tools.batch.cluster.dataset import RaySource
+
+    return RaySource(path)
+
+
+@contextlib.contextmanager
+def _servers(options: argparse.Namespace) -> Iterator[Sequence[Server]]:
+    """The servers of the options; not open yet."""
+    from sglang_qspec.tools.batch.http_server import HttpServer
+    from sglang_qspec.tools.batch.own_server import OwnServer, launch_settings
+
+    limits = {"timeout": options.timeout, "in_flight": options.in_flight}
+    if options.ray is not None:
+        from sglang_qspec.tools.batch.cluster import fleet
+
+        with fleet.servers(options) as found:
+            yield found
+    elif options.url:
+        yield [HttpServer(url, **limits) for url in options.url]
+    else:
+        has_gpu = shutil.which("nvidia-smi") is not None
+        flags, environment = launch_settings(options.model, options.draft_model, on_cuda=has_gpu)
+        log = _beside(options.output, ".server.log")
+        yield [OwnServer([*flags, *options.server_arguments], environment, log, **limits)]
+
+
+async def _answer(
+    options: argparse.Namespace, servers: Sequence[Server], lines: Lines, progress: Progress
+) -> int | None:
+    """Answer all lines; returns the number of the signal that ended the run, or None."""
+    from sglang_qspec.tools.batch.runner import Runner
+
+    _allow_connections()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:
+            task.cancel()
+        received.append(number)
+
+    for number in _SIGNALS:
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, stop, number)
+    try:
+        async with progress.shown():
+            permanent = None if options.ray is None else options.min_servers
+            await Runner(servers, progress, permanent=permanent).run(lines.unanswered())
+    except asyncio.CancelledError:
+        return received[0]
+    return None

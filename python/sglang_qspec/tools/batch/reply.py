@@ -1,0 +1,105 @@
+"""Reads the response of a server to one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sglang_qspec.errors import AnswerError
+from sglang_qspec.tools.batch.line import FIGURES, Line
+from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.complete import peers
+from sglang_qspec.tools.complete.client import reason_of
+
+_BUSY = frozenset({429, 503})
+_AGAIN = frozenset({408, 425})
+"""Statuses below 500 with which the server does not blame the request."""
+
+
+MAX_COUNT = 2**31
+"""Maximum of a figure of one answer."""
+
+
+def reply_of(status: int, data: bytes, line: Line) -> Reply:
+    """The reply in a response with this HTTP status and these bytes."""
+    try:
+        found = peers.decode(data)
+    except AnswerError:
+        found = None
+    if status != 200:
+        return _error(status, data, found)
+    try:
+        return _answer(found, line)
+    except AnswerError as error:
+        return Reply(Verdict.FAILED, status, _json(data, found), f"the answer {error}")
+
+
+def _answer(found: Any, line: Line) -> Reply:
+    """The reply in a decoded answer. Raises AnswerError for what a server does not send."""
+    choices = found.get("choices") if isinstance(found, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise AnswerError("has no choices")
+    if not all(isinstance(each, dict) for each in choices):
+        raise AnswerError("has choices that are no JSON objects")
+    if any(each.get("finish_reason") == "abort" for each in choices):
+        reason = "the server aborted the request"
+        return Reply(Verdict.FAILED, 200, msgspec.json.encode(found), reason)
+    passes, accepted = _take_figures(found, line)
+    name, usage = found.get("id"), found.get("usage")
+    return Reply(
+        Verdict.ANSWERED,
+        200,
+        msgspec.json.encode(found),
+        request_id=name if isinstance(name, str) else "",
+        tokens=_count(usage, "completion_tokens") if isinstance(usage, dict) else 0,
+        passes=passes,
+        accepted=accepted,
+    )
+
+
+def _error(status: int, data: bytes, found: Any) -> Reply:
+    if status in _BUSY:
+        verdict = Verdict.BUSY
+    elif status < 500 and status not in _AGAIN:
+        verdict = Verdict.REFUSED
+    else:
+        verdict = Verdict.FAILED
+    reason = "redirects are not followed" if 300 <= status < 400 else reason_of(data)
+    return Reply(verdict, status, _json(data, found), f"HTTP {status}: {reason}")
+
+
+def _json(data: bytes, found: Any) -> bytes:
+    """The bytes of a response as JSON: themselves, or a text if they are not JSON."""
+    if found is not None:
+        return msgspec.json.encode(found)
+    return msgspec.json.encode(data[:1000].decode(errors="replace"))
+
+
+def _take_figures(found: dict[str, Any], line: Line) -> tuple[int, int]:
+    """Passes and accepted draft tokens of an answer, which loses them unless the line has them.
+
+    Raises AnswerError if they are no counts.
+    """
+    extension = found.get("sglext")
+    if not isinstance(extension, dict):
+        return 0, 0
+    details = extension.get(FIGURES.removeprefix("return_"))
+    if line.hides_figures:
+        extension.pop(FIGURES.removeprefix("return_"), None)
+        if not any(value is not None for value in extension.values()):
+            del found["sglext"]
+    each = details if isinstance(details, list) else [details]
+    numbers = [one for one in each if isinstance(one, dict)]
+    return (
+        sum(_count(one, "spec_verify_ct") for one in numbers),
+        sum(_count(one, "spec_num_correct_drafts") for one in numbers),
+    )
+
+
+def _count(figures: dict[str, Any], name: str) -> int:
+    """A figure of an answer; 0 if it is absent or null. Raises AnswerError if it is no count."""
+    value = figures.get(name) or 0
+    if not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        raise AnswerError(f"has a strange {name}")
+    return value

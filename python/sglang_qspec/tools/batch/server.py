@@ -1,0 +1,67 @@
+"""What a batch needs of a server, and the reply of a server to one line.
+
+`http_server`, `own_server` and `cluster.ray_server` implement the interface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from sglang_qspec.tools.batch.line import Line
+
+
+class Verdict(Enum):
+    """What a reply means for its line."""
+
+    ANSWERED = auto()
+    REFUSED = auto()
+    """The line itself is wrong; another attempt would get the same reply."""
+    BUSY = auto()
+    """The server takes no request now."""
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reply of a server to one line."""
+
+    verdict: Verdict
+    status: int | None = None
+    """HTTP status; None without a response."""
+    body: bytes = b"null"
+    """JSON of the response."""
+    reason: str = ""
+    """Why there is no answer."""
+    request_id: str = ""
+    tokens: int = 0
+    """Number of output tokens."""
+    passes: int = 0
+    """Number of target passes after prefill; 0 if the server does not say."""
+    accepted: int = 0
+    """Number of output tokens that were drafted, each of which saved a pass."""
+
+
+class Server(Protocol):
+    """A server that answers lines."""
+
+    @property
+    def name(self) -> str:
+        """Unique name for messages, and for the choice of the server of a line."""
+
+    @property
+    def depth(self) -> int:
+        """Number of lines that the server should have at once. `open` finds it."""
+
+    async def open(self) -> None:
+        """Make the server ready to be asked, also after it was lost.
+
+        Raises ServerLostError if it may answer later, and another QSpecError if it never will.
+        """
+
+    async def ask(self, line: Line) -> Reply:
+        """Send a line and wait for its reply. Raises ServerLostError."""
+
+    async def close(self) -> None:
+        """Free what `open` took. The server answers no line from now on."""

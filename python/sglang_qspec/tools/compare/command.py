@@ -1,0 +1,123 @@
+"""The command `qspec models compare`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from sglang_qspec import config, values
+from sglang_qspec.config import AUTO_CORES
+from sglang_qspec.tools.compare.answers import MOST_IN_FLIGHT, WIDTHS
+from sglang_qspec.tools.models.prompts import PROMPTS, texts_of
+from sglang_qspec.values import option
+
+DESCRIPTION = """Measure what draft models would be worth for a target on this machine: how often
+they choose the target's next token, greedily and sampled with the same seeds; the time of a draft
+step; memory; and the throughput that `qspec theory` predicts from these and from the target's
+measured pass times. The target's answers to the prompts serve as texts. Prints tables and a
+recommendation."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("--target", required=True, metavar="PATH", help="the target: a folder, or a name on a hub")
+    add(
+        "--draft",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="draft models to compare: folders, or names on a hub",
+    )
+    add(
+        "--prompts",
+        type=Path,
+        metavar="JSONL",
+        help="file with a `prompt` in each line, or in Spec-Bench's format (default: twelve "
+        "prompts of mixed kinds)",
+    )
+    add(
+        "--in-flight",
+        type=option(values.whole(1, MOST_IN_FLIGHT)),
+        nargs="+",
+        default=[1, 4],
+        metavar="N",
+        help=f"requests that are served at once, numbers up to {MOST_IN_FLIGHT} (default: 1 4)",
+    )
+    add(
+        "--tokens",
+        type=option(values.positive),
+        default=64,
+        metavar="N",
+        help="maximum length of an answer, in tokens (default: %(default)s)",
+    )
+    add(
+        "--temperature",
+        type=option(values.number(0.01, 2.0)),
+        default=0.7,
+        metavar="T",
+        help="temperature of the sampled answers, 0.01 to 2 (default: %(default)s)",
+    )
+    add(
+        "--device",
+        choices=tuple(WIDTHS),
+        help="device of the target (default: cuda if there is a GPU, otherwise cpu)",
+    )
+    add(
+        "--draft-device",
+        type=option(values.device),
+        default="",
+        help="device of the draft models: cpu, cuda or cuda:N (default: a server's choice)",
+    )
+    add(
+        "--cores",
+        type=option(config.parser("cores")),
+        default=AUTO_CORES,
+        metavar="CPUS",
+        help="CPUs of the draft model, such as 1 or 2-5, if both are on a CPU; the target has the "
+        "others; shared lets both use all (default: auto, which divides them as "
+        "--speculative-qspec-cores auto does)",
+    )
+    add("--dtype", default="auto", help="data type of both models' activations (default: auto)")
+    add(
+        "--draft-quantization",
+        metavar="METHOD",
+        help="SGLang's quantization method of the draft models, such as fp8 for unquantized ones "
+        "on a GPU (default: the checkpoint's)",
+    )
+    add("--trust-remote-code", action="store_true", help="run code that is part of a checkpoint")
+    add("--json", action="store_true", help="print one line of JSON instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Measure, and return the text to print.
+
+    Raises ConfigError for a file of prompts, a model or CPUs that cannot be used, and QSpecError if
+    a server or a draft model does not start.
+    """
+    from sglang_qspec.tools.compare.comparison import Comparison
+    from sglang_qspec.tools.compare.report import recommendation, text_of
+
+    texts = texts_of(options.prompts, PROMPTS)
+    comparison = Comparison(options)
+    prompts = comparison.prompt_ids(texts)
+    candidates, passes = comparison.measure(prompts)
+    if not options.json:
+        heading = f"{options.target}: {len(prompts)} prompts, {comparison.place}"
+        return text_of(candidates, passes, heading)
+    k = passes.widest - 1
+    verify = passes.verify.items()
+    record = {
+        "target": options.target,
+        "place": str(comparison.place),
+        "prompts": len(prompts),
+        "tokens": options.tokens,
+        "temperature": options.temperature,
+        "plain_ms": {str(b): 1e3 * each for b, each in passes.plain.items()},
+        "verify_ms": [{"requests": b, "width": w, "ms": 1e3 * each} for (b, w), each in verify],
+        "candidates": [candidate.record(k) for candidate in candidates],
+        "recommendation": recommendation(candidates),
+    }
+    return json.dumps(record)

@@ -1,0 +1,135 @@
+"""Checks of the two checkpoints, and whether they fit each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sglang_qspec import values
+from sglang_qspec.tools.doctor.case import Case
+from sglang_qspec.tools.doctor.finding import Verdict, failure, ok
+from sglang_qspec.tools.models.files import INDEX
+
+HUB_TIMEOUT_S = 5.0
+"""Longest wait for an answer of a model hub, in seconds."""
+
+
+def target(case: Case) -> Verdict:
+    """Whether the target's checkpoint is complete, and SGLang can read its configuration."""
+    assert case.model is not None
+    return _checkpoint(case, case.model, "target")
+
+
+def draft(case: Case) -> Verdict:
+    """The same for the draft model."""
+    assert case.draft_model is not None
+    return _checkpoint(case, case.draft_model, "draft")
+
+
+def _checkpoint(case: Case, path: str, role: str) -> Verdict:
+    """Check a checkpoint, and store its description in the field `role` of `case`."""
+    from sglang_qspec.engine.placement.devices import weight_bytes
+    from sglang_qspec.engine.sidecar import model_pair
+    from sglang_qspec.engine.start import preflight
+    from sglang_qspec.sidecar.memory import gib
+
+    folder = Path(path).expanduser()
+    if values.is_local(path) or folder.is_dir():
+        if not folder.is_dir():
+            return failure(f"{path} is no folder", "Give the folder of a checkpoint.")
+        damage = damaged(folder)
+        if damage:
+            return failure(f"{path}: {damage}", "Copy or download the checkpoint again.")
+    elif objection := _hub_objection(path):
+        return failure(
+            f"{path} is no local folder, and the hub does not give it: {objection}",
+            "Give the folder of a checkpoint; or HF_HUB_OFFLINE=1, if the model is in the cache.",
+        )
+    try:
+        found = model_pair.describe_model(path, path, False, None)
+    except OSError as error:
+        return failure(
+            f"{path} cannot be loaded: {str(error).splitlines()[0]}",
+            "Give the folder of a checkpoint, or the name of a model that this machine can reach.",
+        )
+    preflight.check_family("--model" if role == "target" else "--draft-model", path)
+    setattr(case, role, found)
+    size = weight_bytes(path)
+    text = f"{found.architecture}, {found.vocab_size} token ids"
+    if size is None:
+        return ok(f"{text}; the weights are not in a local folder")
+    return ok(f"{text}, {gib(size)} of weights")
+
+
+def _hub_objection(path: str) -> str | None:
+    """Why the hub does not give a model; None if it does, or if the hub may not be asked.
+
+    Without this question transformers would try to reach an unreachable hub for minutes.
+    """
+    import httpx
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        HfApi().model_info(path, timeout=HUB_TIMEOUT_S)
+    except (OSError, httpx.HTTPError) as error:
+        return str(error).strip().splitlines()[0]
+    return None
+
+
+def damaged(folder: Path) -> str | None:
+    """What a local checkpoint lacks; None if its configuration and weights are complete."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / "config.json").is_file():
+        return "there is no file config.json"
+    try:
+        json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        return f"config.json cannot be read: {error}"
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not any(folder.glob("*.bin")) and not any(folder.glob("*.pt")):
+        return "there are no weights (*.safetensors, *.bin or *.pt)"
+    missing = _named_in_index(folder) - {file.name for file in files}
+    if missing:
+        return f"the file {min(missing)} is missing"
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            return f"{file.name} is damaged: {error}"
+    return None
+
+
+def _named_in_index(folder: Path) -> set[str]:
+    """Names of the files that the index of a checkpoint in parts lists."""
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        return set(index["weight_map"].values())
+    except FileNotFoundError:
+        return set()
+
+
+def tokenizers(case: Case) -> Verdict:
+    """Whether each token id has the same text in both models."""
+    from sglang_qspec.engine.sidecar import model_pair
+
+    assert case.target is not None
+    assert case.draft is not None
+    if case.target.fingerprint != case.draft.fingerprint:
+        objection = model_pair.tokenizer_objection(case.target, case.draft)
+        return failure(
+            f"the draft model does not fit: {objection}",
+            "Take a draft model of the same family, or a quantized copy of the target: "
+            f"qspec models quantize --model {case.model} --bits 4",
+        )
+    case.tokenizers_fit = True
+    ids = case.target.vocab_size, case.draft.vocab_size
+    if ids[0] != ids[1]:
+        return ok(
+            f"equal on all tokens; the vocabularies are padded to {ids[0]} and {ids[1]} ids, and "
+            f"the sidecar drafts only ids below {min(ids)}"
+        )
+    return ok(f"equal on all tokens, with {ids[0]} ids in both models")

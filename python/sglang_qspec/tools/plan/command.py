@@ -1,0 +1,202 @@
+"""The command `qspec plan`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_qspec import values
+from sglang_qspec.config import MODES
+from sglang_qspec.errors import ConfigError, shown
+from sglang_qspec.tools.plan import trace as traces
+from sglang_qspec.values import option
+
+if TYPE_CHECKING:
+    from sglang_qspec.tools.plan.tables import Tables
+
+MOST_GPUS = 1_000_000
+
+DESCRIPTION = """Predict what a deployment costs: how many targets and sidecars, which pipeline, the
+throughput, latency and price of a million output tokens, beside the best plan without speculation
+on the same GPUs. An event simulation runs the server's policies in simulated time with the times of
+--tables (qspec measure, or computed from data sheets). The figures are predictions. docs/plan.md
+describes the model and what it leaves out."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    gpus = option(values.whole(1, MOST_GPUS))
+    add("--gpus", type=gpus, required=True, metavar="N", help="GPUs at hand")
+    add(
+        "--tables",
+        required=True,
+        metavar="FILE",
+        help="tables of qspec measure, or CARD:TARGET:DRAFT such as H100:70B:1B, which are "
+        "computed from data sheets and need --alpha",
+    )
+    add(
+        "--alpha",
+        type=option(values.number(0.0, 1.0)),
+        metavar="A",
+        help="agreement of target and draft model, with computed tables only",
+    )
+    add(
+        "--trace",
+        default="batch:1000",
+        metavar="TRACE",
+        help=f"arrivals: {traces.ALLOWED} with seconds, prompt_tokens and output_tokens in each "
+        "line (default: %(default)s)",
+    )
+    prompts = option(values.whole(1, traces.MOST_PROMPT))
+    add("--prompt-tokens", type=prompts, default=512, metavar="N", help="(default: %(default)s)")
+    outputs = option(values.whole(1, traces.MOST_OUTPUT))
+    add("--output-tokens", type=outputs, default=256, metavar="N", help="(default: %(default)s)")
+    add(
+        "--slo",
+        type=_slo,
+        metavar="NAME=SECONDS",
+        help="limit of the latency: mean, p50, p95 or p99, or ttft, the 95th percentile of the "
+        "time to the first token; for example p95=8",
+    )
+    add(
+        "--slots",
+        type=option(values.positive),
+        nargs="+",
+        metavar="N",
+        help="running requests of a target to try (default: 8, 32 and 128, as far as the tables "
+        "go, or their largest number of requests)",
+    )
+    add(
+        "--pipelines",
+        nargs="+",
+        choices=MODES,
+        default=["auto", "queue"],
+        help="pipelines to try (default: auto queue)",
+    )
+    price = option(values.number(0.0, 1e6))
+    add("--gpu-hour-price", type=price, default=2.0, metavar="P", help="(default: %(default)s)")
+    add(
+        "--link-ms",
+        type=option(values.number(0.0, 10000.0)),
+        default=0.1,
+        metavar="MS",
+        help="time of a message between target and sidecar (default: %(default)s)",
+    )
+    add(
+        "--link-gbit",
+        type=option(values.number(0.001, 1e5)),
+        default=10.0,
+        metavar="G",
+        help="bandwidth of a sidecar's link (default: %(default)s)",
+    )
+    add(
+        "--outage",
+        type=_outage,
+        action="append",
+        default=[],
+        metavar="BEGIN:END",
+        help="seconds between which each sidecar is down; may be given several times",
+    )
+    add("--seed", type=option(values.whole(0, 1 << 31)), default=1, help="(default: 1)")
+    add("--sweep", type=Path, metavar="PICTURE", help="SVG or PNG of throughput against latency")
+    add("--json", action="store_true", help="print one line of JSON instead of text")
+    parser.set_defaults(run=run)
+
+
+def _slo(text: str) -> tuple[str, float]:
+    from sglang_qspec.tools.plan.planner import OBJECTIVES
+
+    name, _, seconds = text.partition("=")
+    try:
+        value = float(seconds)
+    except ValueError:
+        value = 0.0
+    if name not in OBJECTIVES or not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"is {shown(text)}, but must be NAME=SECONDS with a name of "
+            f"{', '.join(OBJECTIVES)} and seconds above 0"
+        )
+    return name, value
+
+
+def _outage(text: str) -> tuple[float, float]:
+    try:
+        begin, end = map(float, text.split(":"))
+    except ValueError:
+        begin, end = 0.0, 0.0
+    if not 0.0 <= begin < end < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"is {shown(text)}, but must be BEGIN:END in seconds, with 0 <= BEGIN < END"
+        )
+    return begin, end
+
+
+def run(options: argparse.Namespace) -> str:
+    """Simulate, and return the text to print. Raises ConfigError for input that is not allowed."""
+    from sglang_qspec.tools.plan import picture
+    from sglang_qspec.tools.plan.planner import Planner, Slo, best
+    from sglang_qspec.tools.plan.report import DRAFTED, PLAIN, Report
+    from sglang_qspec.tools.plan.target import NONE
+
+    if options.sweep is not None and options.sweep.suffix not in picture.SUFFIXES:
+        raise ConfigError(f"--sweep is {options.sweep}, but must end in .svg or .png")
+    trace = traces.parse(options.trace, options.prompt_tokens, options.output_tokens)
+    found = _tables(options.tables, options.alpha, trace.context)
+    slots = _slots(options.slots, found.most_requests)
+    slo = None if options.slo is None else Slo(*options.slo)
+    if options.gpus < found.gpus.target:
+        raise ConfigError(
+            f"--gpus is {options.gpus}, but must be at least {found.gpus.target}, the GPUs of one "
+            "target"
+        )
+    given = {"delay": options.link_ms / 1e3, "outages": tuple(options.outage)}
+    planner = Planner(found, trace, seed=options.seed, **given)
+    plans = {
+        DRAFTED: planner.plans(options.gpus, options.pipelines, slots),
+        PLAIN: planner.plans(options.gpus, [NONE], slots),
+    }
+    chosen = {name: best(each, slo) for name, each in plans.items() if each}
+    fewest = {}
+    if slo is not None and trace.rate:
+        for name, each in plans.items():
+            if able := [plan for plan in each if plan.meets(slo)]:
+                fewest[name] = planner.fewest(min(able, key=lambda plan: plan.needed), slo)
+    if options.sweep is not None:
+        lines = {name: planner.sweep(options.gpus, each.group) for name, each in chosen.items()}
+        title = f"Predicted: {options.gpus} GPUs, {found.machine} ({found.source})"
+        picture.write(lines, options.sweep, title)
+    price, gbit = options.gpu_hour_price, options.link_gbit
+    report = Report(options.gpus, found, trace, chosen, fewest, slo, price, gbit)
+    return json.dumps(report.record()) if options.json else report.text()
+
+
+def _tables(text: str, alpha: float | None, context: int) -> Tables:
+    """The tables of a file, or computed ones for requests of `context` tokens.
+
+    Raises ConfigError.
+    """
+    from sglang_qspec.tools.plan import tables
+    from sglang_qspec.tools.plan.cards import computed
+
+    if (":" in text) == (alpha is None):
+        raise ConfigError(
+            "--alpha must be given with computed tables (CARD:TARGET:DRAFT), and only with them: "
+            f"--tables is {text!r}"
+        )
+    return tables.load(Path(text)) if alpha is None else computed(text, alpha, context)
+
+
+def _slots(given: Sequence[int] | None, most: int) -> list[int]:
+    """The slots to try. Raises ConfigError if the tables do not reach that far."""
+    if given is None:
+        return [slots for slots in (8, 32, 128) if slots <= most] or [most]
+    if max(given) > most:
+        raise ConfigError(
+            f"--slots is {max(given)}, but must be at most {most}, the largest number of requests "
+            "in the tables"
+        )
+    return sorted(set(given))

@@ -1,0 +1,231 @@
+"""The simulated sidecar: extends drafts in steps, for one or several targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
+from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.tools.plan.tables import Tables
+
+FIRST_PROMPTS = 64
+"""Waiting prompts that are drafted at once (`sidecar.draft_queue`)."""
+MOST_READ_CPU, MOST_READ_GPU = 256, 2048
+"""Tokens that a step reads at most (`sidecar.loading.prefill_tokens`)."""
+BESIDE_STEPS, READ_BESIDE_STEPS = 8, 32
+"""On a CPU, the most waiting requests in a step, and the most tokens that it reads, while the same
+target has drafts of served requests (`sidecar.batch_scheduler`)."""
+
+
+@dataclass
+class Server:
+    """The requests of one target at the sidecar."""
+
+    arrived: Signal
+    """Wakes the target when draft tokens of a served request arrive."""
+    waiting: dict[Request, None] = field(default_factory=dict)
+    """Waiting requests with an unfinished draft, in the order of arrival."""
+    growing: dict[Request, int] = field(default_factory=dict)
+    """Served requests with a draft shorter than its lookahead: the position of its end."""
+    served: dict[Request, int] = field(default_factory=dict)
+    """Lookahead of each served request, in tokens."""
+    used: float = 0.0
+    """Drafting time, in seconds."""
+
+    @property
+    def beside_steps(self) -> bool:
+        """Whether the next step is for waiting requests, while others have step drafts."""
+        return not self.growing and any(self.served.values())
+
+    def next_rows(self, most: int) -> list[Request]:
+        """Drafts that the next step extends, at most `most` of waiting requests.
+
+        Those of served requests come first.
+        """
+        return list(self.growing) or list(self.waiting)[:most]
+
+
+class Sidecar:
+    """Drafts until the simulation ends; `outages` are (begin, end) times at which it is down.
+
+    A message takes `delay` seconds from one end of the link to the other.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        tables: Tables,
+        delay: float,
+        outages: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        self._clock = clock
+        self._tables = tables
+        self._delay = delay
+        self._outages = sorted(outages)
+        self._servers: list[Server] = []
+        self._work = Signal()
+        self.busy = False
+        """Whether a step runs."""
+        self.busy_seconds = 0.0
+        self.drafted = 0
+        """Draft tokens that were sent."""
+        self.sessions = 1
+        """Number of starts so far."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the sidecar runs."""
+        now = self._clock.now
+        return not any(begin <= now < end for begin, end in self._outages)
+
+    def connect(self, arrived: Signal) -> Server:
+        """Serve another target. Draft tokens of its served requests fire `arrived`."""
+        server = Server(arrived)
+        self._servers.append(server)
+        return server
+
+    def submit(self, server: Server, request: Request) -> None:
+        """Send a request that waits for the target."""
+
+        def act() -> None:
+            if not request.done:
+                server.waiting[request] = None
+                self._work.fire()
+
+        self._clock.call(self._delay, act)
+
+    def commit(self, server: Server, request: Request, lookahead: int) -> None:
+        """Send the output so far. With the lookahead 0 the draft of the queue goes on alone."""
+        known = request.done
+
+        def act() -> None:
+            # Tokens that the draft has are in the draft model's KV.
+            request.unread += max(0, known - max(request.end, request.known))
+            request.known = known
+            if request.finished is not None:
+                return
+            first = request not in server.served
+            server.served[request] = lookahead
+            if lookahead:
+                server.waiting.pop(request, None)
+                self._go_on(server, request)
+            elif first and request in server.waiting:
+                # Its draft goes on after those of waiting requests.
+                del server.waiting[request]
+                server.waiting[request] = None
+
+        self._clock.call(self._delay, act)
+
+    def close(self, server: Server, request: Request) -> None:
+        """Forget a finished request."""
+        for kept in (server.waiting, server.growing, server.served):
+            kept.pop(request, None)
+
+    def _go_on(self, server: Server, request: Request) -> None:
+        """Extend the draft of a served request to its lookahead, or begin a new one."""
+        if not request.follows:
+            request.begin = request.end = request.known
+            server.growing.pop(request, None)
+        limit = min(request.known + server.served[request], request.size)
+        if request.end < limit:
+            server.growing[request] = limit
+            self._work.fire()
+
+    def run(self) -> Process:
+        """Draft, one step after another."""
+        for begin, end in [*self._outages, (float("inf"), 0.0)]:
+            while self._clock.now < begin:
+                servers = self._chosen()
+                rows, tokens = self._next_step(servers)
+                if not rows and not tokens:
+                    left = begin - self._clock.now
+                    yield Wait(self._work, left)
+                    continue
+                seconds = self._tables.step_seconds(max(1, len(rows)))
+                seconds += self._tables.draft_prefill_token * tokens
+                begins = [row.begin for _, row in rows]
+                self.busy = True
+                yield seconds
+                self.busy = False
+                self.busy_seconds += seconds
+                for server in servers:
+                    server.used += seconds / len(servers)
+                if self._clock.now < begin:
+                    self._finish(rows, begins)
+            yield max(0.0, end - self._clock.now)
+            self._restart()
+
+    def _chosen(self) -> list[Server]:
+        """The servers of the next step (`sidecar.turns`): on a CPU the one with the least time."""
+        ready = [server for server in self._servers if server.growing] or [
+            server for server in self._servers if server.waiting
+        ]
+        if self._tables.on_gpu or not ready:
+            return ready
+        return [min(ready, key=lambda server: server.used)]
+
+    def _next_step(self, servers: Sequence[Server]) -> tuple[list[tuple[Server, Request]], int]:
+        """The drafts that the next step extends, and the number of tokens that it reads.
+
+        A step extends `draft_slots` drafts at most. A draft with more unread tokens than the step
+        may read is not extended yet.
+        """
+        on_gpu = self._tables.on_gpu
+        few = not on_gpu and any(server.beside_steps for server in servers)
+        prompts = BESIDE_STEPS if few else FIRST_PROMPTS
+        most = READ_BESIDE_STEPS if few else MOST_READ_GPU if on_gpu else MOST_READ_CPU
+        extended, left = [], most
+        for server, row in _in_turn(servers, prompts):
+            read = min(max(0, row.unread - 1), left)
+            row.unread -= read
+            left -= read
+            if row.unread <= 1:
+                extended.append((server, row))
+            if len(extended) == QSpecConfig.draft_slots:
+                break
+        return extended, most - left
+
+    def _finish(self, rows: Sequence[tuple[Server, Request]], begins: Sequence[int]) -> None:
+        """Add a token to each draft that no commit has replaced, and send the tokens."""
+        sent: list[tuple[Server, Request, int, int]] = []
+        for (server, row), begin in zip(rows, begins, strict=True):
+            row.unread = 1  # the new token
+            if row.begin != begin or row.finished is not None:
+                continue
+            row.end += 1
+            sent.append((server, row, row.begin, row.end))
+            if row.end >= server.growing.get(row, row.size):
+                server.growing.pop(row, None)
+            if row.end >= min(row.size, row.begin + QSpecConfig.max_completion_tokens):
+                server.waiting.pop(row, None)
+        self.drafted += len(sent)
+        self._clock.call(self._delay, lambda: _deliver(sent))
+
+    def _restart(self) -> None:
+        """Begin anew after an outage, with the requests that the targets submit again."""
+        self.sessions += 1
+        for server in self._servers:
+            for row in (*server.waiting, *server.served):
+                row.unread = row.arrival.prompt + row.known
+                row.begin = row.end = row.known
+            for row, lookahead in server.served.items():
+                if lookahead:
+                    self._go_on(server, row)
+
+
+def _in_turn(servers: Sequence[Server], prompts: int) -> Iterator[tuple[Server, Request]]:
+    """The next draft of each server in turn, at most `prompts` waiting ones of a server."""
+    rows = [[(server, row) for row in server.next_rows(prompts)] for server in servers]
+    return (each for turn in zip_longest(*rows) for each in turn if each is not None)
+
+
+def _deliver(sent: Sequence[tuple[Server, Request, int, int]]) -> None:
+    """Let draft tokens arrive at their targets, which wait for those of served requests alone."""
+    for _, row, begin, end in sent:
+        # The text may match a later place of the draft already.
+        row.seen_begin, row.seen_end = max(row.seen_begin, begin), end
+    for server in {id(server): server for server, row, *_ in sent if row in server.served}.values():
+        server.arrived.fire()

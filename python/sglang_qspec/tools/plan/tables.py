@@ -1,0 +1,156 @@
+"""Times and agreement of a target and a draft model, as a JSON file (schema: docs/plan.md)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy.curve import Curve
+
+VERSION: Final = 1
+"""Version of the schema."""
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Agreed = Annotated[str, msgspec.Meta(pattern="^[01]+$")]
+"""One character for each output token of an answer: 1 if the draft model chose the token too."""
+Agreement = (
+    Annotated[float, msgspec.Meta(ge=0, le=1)] | Annotated[list[Agreed], msgspec.Meta(min_length=1)]
+)
+"""A probability, or measured answers."""
+
+
+class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time of a target pass over `width` tokens of each of `requests`, host work included."""
+
+    requests: Count
+    width: Count
+    seconds: Seconds
+
+
+class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time of a draft step, which extends `rows` drafts by one token."""
+
+    rows: Annotated[float, msgspec.Meta(gt=0)]
+    seconds: Seconds
+
+
+class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time of a pass over prompts: `base`, and `token` for each prompt token, at least `least`."""
+
+    base: Annotated[float, msgspec.Meta(ge=0)]
+    token: Annotated[float, msgspec.Meta(ge=0)]
+    least: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def seconds(self, tokens: int) -> float:
+        """Time of a pass over this number of prompt tokens."""
+        return max(self.least, self.base + self.token * tokens)
+
+
+class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GPUs, or other units with a price, of one target and of one sidecar."""
+
+    target: Count = 1
+    sidecar: Count = 1
+
+
+class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """What the simulation knows of a machine and a pair of models."""
+
+    version: Literal[1]
+    source: Literal["measured", "computed"]
+    """Whether the times were measured, or computed from data sheets."""
+    machine: str
+    target: str
+    draft: str
+    on_gpu: bool
+    """Whether passes run in CUDA graphs of a few widths; otherwise they are ragged."""
+    verify: Annotated[list[Verify], msgspec.Meta(min_length=1)]
+    prefill: Prefill
+    draft_steps: Annotated[list[Draft], msgspec.Meta(min_length=1)]
+    draft_prefill_token: Annotated[float, msgspec.Meta(ge=0)]
+    """Time that a prompt token adds to the pass of the draft model that reads it."""
+    agreement: Annotated[dict[Literal["step", "queue"], Agreement], msgspec.Meta(min_length=1)]
+    """By source; a missing source takes the agreement of the other one."""
+    again: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    """Probability that a text that left its queue draft matches it again at a pass."""
+    slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    """Time of a target pass while the sidecar drafts, over its time alone."""
+    gpus: Gpus = Gpus()
+    conditions: dict[str, str] = {}
+    """How the tables came about: dtype, prompts, data-sheet numbers and the like."""
+
+    def __post_init__(self) -> None:
+        cells = {(row.requests, row.width) for row in self.verify}
+        missing = {(b, w) for b, _ in cells for _, w in cells} - cells
+        if missing:
+            b, w = min(missing)
+            raise ValueError(
+                f"`verify` has no row with {b} requests and width {w}, but must have each number "
+                "of requests with each width"
+            )
+
+    @cached_property
+    def widest(self) -> int:
+        """Largest width in the tables, the maximum of a pass."""
+        return max(row.width for row in self.verify)
+
+    @cached_property
+    def most_requests(self) -> int:
+        """Largest number of requests in the tables."""
+        return max(row.requests for row in self.verify)
+
+    @cached_property
+    def _by_width(self) -> list[tuple[int, Curve]]:
+        points: dict[int, dict[float, float]] = defaultdict(dict)
+        for row in self.verify:
+            points[row.width][row.requests] = row.seconds
+        return [(width, Curve.through(points[width].items())) for width in sorted(points)]
+
+    @cached_property
+    def _at(self) -> dict[int, Curve]:
+        """Time by width, by number of requests."""
+        return {}
+
+    @cached_property
+    def _step(self) -> Curve:
+        return Curve.through((row.rows, row.seconds) for row in self.draft_steps)
+
+    def verify_seconds(self, requests: int, width: float) -> float:
+        """Time of a target pass, interpolated over requests, then over the average width."""
+        if requests not in self._at:
+            points = ((each, curve(requests)) for each, curve in self._by_width)
+            self._at[requests] = Curve.through(points)
+        return self._at[requests](width)
+
+    def step_seconds(self, rows: int) -> float:
+        """Time of a draft step over this number of drafts."""
+        return self._step(rows)
+
+    def agreement_of(self, source: Literal["step", "queue"]) -> Agreement:
+        """The agreement of a source."""
+        found = self.agreement.get(source)
+        return next(iter(self.agreement.values())) if found is None else found
+
+
+def load(path: Path) -> Tables:
+    """Read tables. Raises ConfigError that names the file, the field and what is allowed."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Tables)
+    except OSError as error:
+        raise ConfigError(f"--tables is {path}, which cannot be read: {error}") from None
+    except ValueError as error:  # msgspec's errors too
+        raise ConfigError(f"--tables is {path}, but the file is not allowed: {error}") from None
+
+
+def save(tables: Tables, path: Path) -> None:
+    """Write tables. Raises ConfigError if the file cannot be written."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(tables), indent=1) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--output is {path}, but it cannot be written: {error}") from None

@@ -1,0 +1,152 @@
+"""`qspec plan`, and the reading of traces for `qspec measure`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_qspec.__main__ import main
+from sglang_qspec.errors import shown
+from sglang_qspec.policy.acceptance import hit_share
+from sglang_qspec.tools.plan.measure import judged, matching_again
+from sglang_qspec.tools.plan.tables import save
+from test.tools.plan.examples import flat
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> list[str]:
+    path = tmp_path / "tables.json"
+    save(flat(0.9, most=8), path)
+    small = ["--trace", "batch:40", "--output-tokens", "40", "--prompt-tokens", "10"]
+    return ["plan", "--gpus", "4", "--tables", str(path), "--pipelines", "ahead", *small]
+
+
+def test_the_plans_are_printed_beside_those_without_speculation(
+    plan: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*plan, "--slo", "p95=9"]) == 0
+    printed = capsys.readouterr().out
+    assert "Times are measured." in printed
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("QSPEC", "no spec"))]
+    assert rows[0][3:5] == ["ahead", "8"]
+    assert rows[1][2:6] == ["4", "0", "none", "8"]
+    assert "QSPEC keeps p95 <= 9 s" in printed
+    assert "Router:" in printed
+
+
+def test_the_json_has_the_same_figures(plan: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    trace = ["--trace", "poisson:2:40", "--slo", "mean=5"]
+    assert main([*plan, *trace, "--json", "--gpu-hour-price", "3.6"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    plain = found["plans"]["no speculation"]
+    assert plain["tokens_per_s"] == pytest.approx(80)
+    assert plain["price_per_million_tokens"] == pytest.approx(4 * 1e3 / 80)
+    assert found["fewest_gpus"]["no speculation"]["gpus"] < 4
+    assert found["plans"]["QSPEC"]["seconds"]["mean"] < plain["seconds"]["mean"]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
+def test_a_sweep_is_a_picture(plan: list[str], suffix: str, start: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"sweep{suffix}"
+    assert main([*plan, "--sweep", str(path)]) == 0
+    assert path.read_bytes().startswith(start)
+
+
+def test_a_sweep_without_matplotlib_names_the_extra(
+    plan: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([*plan, "--sweep", "x.svg"]) == 1
+    assert "but matplotlib is missing: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--alpha", "0.5"], "--alpha must be given with computed tables"),
+        (["--tables", "H100:8B:1B"], "--alpha must be given with computed tables"),
+        (["--tables", "none.json"], "--tables is none.json, which cannot be read"),
+        (["--trace", "batch:0"], "--trace is 'batch:0', but must be batch:REQUESTS"),
+        (
+            ["--trace", f"batch:{'9' * 400}"],
+            f"--trace is {shown('batch:' + '9' * 400)}, but must be batch:",
+        ),
+        (["--slots", "16"], "--slots is 16, but must be at most 8"),
+        (["--sweep", "x.pdf"], "--sweep is x.pdf, but must end in .svg or .png"),
+    ],
+)
+def test_input_that_is_not_allowed_is_an_error_of_one_line(
+    plan: list[str], more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*plan, *more]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"qspec: {message}")
+    assert error.count("\n") == 1
+
+
+def test_computed_tables_have_the_context_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--gpus", "2", "--tables", "A10:8B:1B", "--alpha", "0.8"]
+    given += ["--trace", "batch:1", "--slots", "32"]
+    assert main([*given, "--prompt-tokens", "8000"]) == 1
+    assert "--slots is 32, but must be at most 4" in capsys.readouterr().err
+
+
+def test_too_few_gpus_for_a_target_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--tables", "H100:70B:1B", "--alpha", "0.8", "--gpus"]
+    assert main(["plan", *given, "3"]) == 1
+    assert "--gpus is 3, but must be at least 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--gpus", "0", "a whole number from 1 to 1000000"),
+        ("--gpus", "9" * 400, "a whole number from 1 to 1000000"),
+        ("--prompt-tokens", "1000000000", "a whole number from 1 to 1048576"),
+        ("--slo", "p95", "NAME=SECONDS with a name of mean, p50, p95, p99, ttft"),
+        ("--slo", "p90=1", "NAME=SECONDS"),
+        ("--outage", "5:5", "BEGIN:END in seconds"),
+        ("--link-ms", "-1", "a number from 0 to 10000"),
+        ("--output-tokens", "1000000000", "a whole number from 1 to 131072"),
+        ("--alpha", "2", "a number from 0 to 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option_and_what_is_allowed(
+    option: str, value: str, allowed: str, plan: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*plan, option, value])
+    assert stop.value.code == 2
+    assert f"argument {option}: is {shown(value)}, but must be {allowed}" in capsys.readouterr().err
+
+
+def test_traces_say_which_tokens_the_draft_model_chose() -> None:
+    def passed(parents: list[int], accepted: list[bool]) -> dict[str, object]:
+        return {"tree": {"parents": parents, "accepted": accepted}}
+
+    traces = [
+        [
+            passed([-1, 0, 1], [True, True, False]),  # two right, one wrong
+            passed([], []),  # no draft
+            passed([-1, 0], [True, True]),  # all right: the next token is unknown
+            passed([-1, -1], [False, True]),  # siblings, one is right
+            passed([-1], [False]),
+        ],
+        [passed([], [])],
+    ]
+    answers, share, depth = judged(traces)
+    assert answers == ["110" + "11" + "1" + "0"]
+    assert share == pytest.approx(4 / 5)
+    assert depth == pytest.approx((3 + 2 + 1 + 1) / 4)
+
+
+def test_matching_again_inverts_the_theory() -> None:
+    answers = ["1110"] * 5
+    share = hit_share(0.75, 4, 0.3)
+    assert matching_again(answers, share, 4) == pytest.approx(0.3)
