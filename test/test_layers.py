@@ -44,14 +44,18 @@ ENGINE = (
 )
 PASSES = (
     "staging",
-    "outputs",
     "outcome",
-    "proposal",
+    "request_record",
+    "outputs",
+    "tracing",
+    "target_pass",
+    "prefill_tokens",
     "decide",
     "launch",
     "sample",
-    "settle",
+    "settlement",
     "lead",
+    "launcher",
     "worker",
 )
 

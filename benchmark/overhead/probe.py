@@ -25,6 +25,8 @@ _SCHEDULER = "sglang.srt.managers.scheduler"
 _TARGET = "sglang.srt.managers.tp_worker"
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _WORKER = "sglang_qspec.engine.passes.worker"
+_LAUNCHER = "sglang_qspec.engine.passes.launcher"
+_OUTCOME = "sglang_qspec.engine.passes.outcome"
 _INPUT = "sglang_qspec.engine.passes.launch.verify_input"
 _SPECULATOR = "sglang_qspec.engine.speculator"
 _LIFECYCLE = "sglang_qspec.engine.scheduler.lifecycle"
@@ -53,10 +55,10 @@ PARTS = {
     ("sglang_qspec.policy.row_budget", "RowBudget.choose"): "width",
     (_WORKER, "verify_input_of"): "layout",
     (_INPUT, "TreeVerifyInput.slots"): "slots",
-    (_WORKER, "QSpecWorker._finished"): "finish",
-    (_WORKER, "sample_and_accept"): "sample",
+    (_LAUNCHER, "Launcher._finished"): "finish",
+    (_LAUNCHER, "sample_and_accept"): "sample",
     (_INPUT, "TreeVerifyInput.move_accepted"): "move",
-    (_WORKER, "ComingOutcome.read"): "nodes",
+    (_OUTCOME, "ComingOutcome.read"): "nodes",
     ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): "batch",
     (_RUNNER, "ModelRunner.sample"): "sample",
 }

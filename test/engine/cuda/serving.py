@@ -36,6 +36,7 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_qspec.engine.cuda import backends
 from sglang_qspec.engine.passes.launch import batch_split, tree_attention
+from sglang_qspec.engine.passes.target_pass import Pass
 from test.engine.cuda.prompts import PROMPTS
 
 KINDS = ("eager", "trees", "ragged", "chains")
@@ -116,14 +117,14 @@ class Serving:
         self._watch()
 
     def _watch(self) -> None:
-        run = self.worker._run
+        run = self.worker._launcher._run
 
         def watched(batch: Any, width: int) -> Any:
             result = run(batch, width)
             self._passes.append((width, len(batch.reqs), bool(result.can_run_cuda_graph)))
             return result
 
-        self.worker._run = watched
+        self.worker._launcher._run = watched
 
     @torch.inference_mode()
     def serve(
@@ -171,7 +172,7 @@ class Serving:
             rows = [row for row, length in enumerate(lengths) if length]
             part = batch_split.take(batch, rows)
             packed, chains = self._pack(part, [lengths[row] for row in rows])
-            result = worker._run(packed, WIDEST)
+            result = worker._launcher._run(packed, WIDEST)
             logits = result.logits_output.next_token_logits
             found["passes"].append(
                 {
@@ -182,8 +183,9 @@ class Serving:
                 }
             )
         with self._scheduler._forward_isolation(batch, overlap=False):
-            plain = worker._decode(batch)
-        found["plain"] = bool(plain.can_run_cuda_graph)
+            plain = Pass(batch)
+            worker._launcher.plain(plain)
+        found["plain"] = bool(plain.result.can_run_cuda_graph)
         return found
 
     def _pack(self, batch: Any, lengths: list[int]) -> tuple[Any, list[list[int]]]:

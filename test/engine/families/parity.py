@@ -86,10 +86,10 @@ def compare(serving: Serving, found: Comparison, *, short: bool) -> None:
     given = [guesses(output) for output in found.plain]
     verify = serving.worker._verify_input
 
-    def watched(*arguments: Any, **named: Any) -> Any:
-        trees = arguments[1]
-        found.branching |= not trees.are_chains
-        return verify(*arguments, **named)
+    def watched(decided: Any) -> Any:
+        if decided.trees is not None:
+            found.branching |= not decided.trees.are_chains
+        return verify(decided)
 
     serving.worker._verify_input = watched
     for ragged in (True, False) if serving.worker._runtime.ragged else (False,):

@@ -28,7 +28,8 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins import load_plugins
 
 from sglang_qspec.engine.frontend import provenance
-from sglang_qspec.engine.passes.launch import prefill
+from sglang_qspec.engine.passes import prefill_tokens
+from sglang_qspec.engine.passes.launch import prefill_hooks
 from sglang_qspec.engine.start import arguments
 
 LENGTH = 24
@@ -183,9 +184,9 @@ def cases(serving: Prefilling) -> dict[str, Record]:
     serving.before = _abort
     case("aborted", [{}], right)
     serving.before = None
-    with patched(prefill, "logits_at", lambda rows: nullcontext(rows)):
+    with patched(prefill_hooks, "logits_at", lambda rows: nullcontext(rows)):
         case("without logits", [{}] * 5, right)
-    commit = prefill.commit
+    commit = prefill_tokens.commit
     failed: set[Any] = set()
 
     def failing(req: Any) -> int:
@@ -195,7 +196,7 @@ def cases(serving: Prefilling) -> dict[str, Record]:
             raise RuntimeError("this hook fails as the test asks")
         return commit(req)
 
-    with patched(prefill, "commit", failing):
+    with patched(prefill_tokens, "commit", failing):
         case("recovered", [{}] * 5, right)
         case("recovered and stopped", [{**own, "ignore_eos": False} for own in stops], right)
     with patched(scheduler, "TEST_RETRACT", True), patched(scheduler, "TEST_RETRACT_INTERVAL", 8):

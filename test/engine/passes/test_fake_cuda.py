@@ -24,19 +24,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
-from sglang_qspec.engine.passes import staging, worker
+from sglang_qspec.engine.passes import staging, tracing, worker
 from sglang_qspec.engine.passes.launch.prefill import _drafts_of, with_drafts
 from sglang_qspec.engine.passes.launch.relay import relayed
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of
-from sglang_qspec.engine.passes.lead import Decision, Lead
+from sglang_qspec.engine.passes.launcher import Launcher
+from sglang_qspec.engine.passes.lead import Lead
 from sglang_qspec.engine.passes.outcome import ComingOutcome
-from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.sample import output_counts, penalties, sample
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
 from sglang_qspec.engine.passes.sample.penalties import read_outputs
 from sglang_qspec.engine.passes.sample.sample import sample_and_accept
-from sglang_qspec.engine.passes.settle import tracing
-from sglang_qspec.engine.passes.settle.settlement import PendingPass
+from sglang_qspec.engine.passes.target_pass import Pass, Proposal
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PipelinePlan
@@ -73,7 +72,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sample, "sanitize_nan_logits", lambda *_: None)
     yield
     Sampler._sample_from_probs = sample_from_probs
-    sampling_seeds._seeded = sampling_seeds._rejecting = False
     penalties._counts_on.cache_clear()
 
 
@@ -224,6 +222,9 @@ def test_the_sampler_of_plain_passes_draws_on_the_device() -> None:
 class Target:
     """A target whose passes give logits, or a token for each request."""
 
+    def get_memory_pool(self) -> tuple[None, None]:
+        return None, None
+
     def forward_batch_generation(self, batch: Any, is_verify: bool = False) -> Any:
         rows = len(batch.input_ids)
         output = SimpleNamespace(
@@ -253,22 +254,20 @@ def active() -> Iterator[Speculator]:
     speculator.deactivate()
 
 
-def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Costs, PendingPass]:
+def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Costs, Pass]:
     """The costs of a pass of a server with overlap, and the launched pass."""
     speculates: Any = object.__new__(worker.QSpecWorker)
     speculates._overlap = True
     speculates._device = "cuda"
-    speculates._draft_token_num = WIDTH
-    speculates._target_worker = Target()
-    speculates._graphs = PassGraphs(None, QSpecConfig())
     speculates._ranks = RankGroup()
-    speculates.token_to_kv_pool_allocator = None
     lead: Any = object.__new__(Lead)
     lead.speculator = active
     lead.accounting = SimpleNamespace(begin=lambda _: None)
     lead._proposer = SimpleNamespace(propose=lambda *_: Proposal(trees, trees))
-    speculates._lead = lead
-    launched: list[PendingPass] = []
+    target: Any = Target()
+    graphs = PassGraphs(None, QSpecConfig())
+    speculates._launcher = Launcher(target, graphs, lead, widest=WIDTH, overlap=True)
+    launched: list[Pass] = []
     speculates._settlement = SimpleNamespace(add=launched.append)
     count = len(reqs)
     with fake_cuda() as costs, get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
@@ -293,7 +292,7 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
         traced = tracing.PassTrace.of(reqs)
         proposal = lead._propose(batch, PipelinePlan("queue", WIDTH), traced)
         order = PassOrder(trees if trees.width > 1 else None)
-        speculates._pass(Decision(batch, order, "queue", proposal, traced), None)
+        speculates._decode(Pass(batch, order, "queue", proposal, traced), None)
     assert speculator.active() is active
     return costs, launched[0]
 

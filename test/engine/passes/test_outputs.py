@@ -1,7 +1,6 @@
 """Outputs with the tokens of the last pass, which SGLang adds one pass late."""
 
 from array import array
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from sglang_qspec.engine.passes.outputs import (
     check_lengths,
     last_ids_of,
     output_of,
-    splice,
 )
+from sglang_qspec.engine.passes.request_record import record_of
 
 
 class Req:
@@ -29,26 +28,13 @@ class Req:
         return self.ended
 
 
-@pytest.fixture(autouse=True)
-def nothing_spliced() -> Iterator[None]:
-    yield
-    splice(())
-
-
 def test_tokens_of_the_last_pass_follow_the_output_until_sglang_has_added_them() -> None:
     req, other = Req([4, 5]), Req([4, 5])
-    splice([(req, 2, [6, 7])])
+    record_of(req).unadded = 2, [6, 7]
     assert list(output_of(req)) == [4, 5, 6, 7]
     assert list(output_of(other)) == [4, 5]
     req.output_ids.extend([6, 7])
     assert list(output_of(req)) == [4, 5, 6, 7]
-
-
-def test_tokens_of_an_earlier_pass_are_dropped_with_the_next() -> None:
-    req = Req([4])
-    splice([(req, 1, [5])])
-    splice([])
-    assert list(output_of(req)) == [4]
 
 
 def test_a_spliced_output_has_the_items_of_both_sequences() -> None:
@@ -68,7 +54,7 @@ def test_a_spliced_output_has_the_items_of_both_sequences() -> None:
 
 def test_the_last_token_is_the_newest_of_the_output_or_that_of_the_prompt() -> None:
     old, new, empty = Req([4]), Req([4]), Req([])
-    splice([(new, 1, [5, 6])])
+    record_of(new).unadded = 1, [5, 6]
     assert last_ids_of([old, new, empty]).tolist() == [4, 6, 3]
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sglang_qspec.config import variable
-from sglang_qspec.engine.passes.launch import prefill
+from sglang_qspec.engine.passes.launch import prefill, prefill_hooks
 from sglang_qspec.tools.models import DemoModels
 from test.engine.cuda.prompts import PROMPTS
 from test.random_llama import write_random_llama
@@ -166,15 +166,15 @@ def test_states_are_pruned_to_the_chosen_rows_only_while_they_are_asked_for() ->
     def prune(*args: Any) -> str:
         return "SGLang's"
 
-    with prefill.logits_at(torch.tensor([1, 2, 5])):
-        found, before, aux, *others = prefill.prune_states(
+    with prefill_hooks.logits_at(torch.tensor([1, 2, 5])):
+        found, before, aux, *others = prefill_hooks.prune_states(
             prune, None, states, states + 1, [states, states + 2], None
         )
-        packed = prefill.prune_states(prune, None, states, None, states, None)
+        packed = prefill_hooks.prune_states(prune, None, states, None, states, None)
     assert found.tolist() == [[2, 3], [4, 5], [10, 11]]
     assert before.tolist() == (found + 1).tolist()
     assert [each.tolist() for each in aux] == [found.tolist(), (found + 2).tolist()]
     assert others == [None, None, []]
     assert packed[1] is None
     assert packed[2].tolist() == found.tolist()
-    assert prefill.prune_states(prune, None, states, None, None, None) == "SGLang's"
+    assert prefill_hooks.prune_states(prune, None, states, None, None, None) == "SGLang's"

@@ -46,12 +46,11 @@ Rule = Callable[[Proposals, DraftTrees | None], Proposals | None]
 
 @pytest.fixture(autouse=True)
 def rejecting() -> Iterator[None]:
-    """Rejection sampling is installed during a test."""
+    """Seeded draws are installed during a test."""
     sample_from_probs = Sampler._sample_from_probs
-    sampling_seeds.install(reject=True)
+    sampling_seeds.install()
     yield
     Sampler._sample_from_probs = sample_from_probs
-    sampling_seeds._seeded = sampling_seeds._rejecting = False
 
 
 class Req:

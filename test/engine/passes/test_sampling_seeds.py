@@ -35,7 +35,6 @@ def seeded() -> Iterator[None]:
     sampling_seeds.install()
     yield
     Sampler._sample_from_probs = sample_from_probs
-    sampling_seeds._seeded = sampling_seeds._rejecting = False
 
 
 class Req:
@@ -88,21 +87,13 @@ def test_each_request_has_its_own_secret_seed_and_keeps_it() -> None:
 
 
 def test_under_rejection_sampling_the_sidecar_does_not_learn_a_secret_seed() -> None:
-    sampling_seeds.install(reject=True)
     secret = Req(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05)
-    assert sampling_seeds.seeded_of(secret) == SeededSampling(
+    assert sampling_seeds.seeded_of(secret, reject=True) == SeededSampling(
         0, 0.7, 20, 0.9, 0.05, probabilities=True
     )
-    assert sampling_seeds.seeded_of(Req(temperature=0.7, sampling_seed=3)) == SeededSampling(3, 0.7)
-    assert sampling_seeds.seeded_of(Req(temperature=0)) is None
-
-
-def test_no_draw_is_seeded_unless_the_worker_installs_it() -> None:
-    sampling_seeds._seeded = False
-    assert sampling_seeds.seeded_of(Req(temperature=1, sampling_seed=1)) is None
-    batch = batch_of([Req(temperature=1, sampling_seed=1)])
-    with sampling_seeds.seeded_draws(batch):
-        assert batch.sampling_info.sampling_seed is None
+    asked, greedy = Req(temperature=0.7, sampling_seed=3), Req(temperature=0)
+    assert sampling_seeds.seeded_of(asked, reject=True) == SeededSampling(3, 0.7)
+    assert sampling_seeds.seeded_of(greedy, reject=True) is None
 
 
 def test_a_batch_has_seeds_only_during_a_pass_even_one_that_fails() -> None:

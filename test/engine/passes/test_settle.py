@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.frontend.trace import KEY, MORE, PREFILL
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
-from sglang_qspec.engine.passes.outputs import output_of, outputs_of, splice
-from sglang_qspec.engine.passes.proposal import Proposal
-from sglang_qspec.engine.passes.settle.settlement import PendingPass, Settlement
-from sglang_qspec.engine.passes.settle.tracing import Items, PassTrace
+from sglang_qspec.engine.passes.outputs import output_of, outputs_of
+from sglang_qspec.engine.passes.settlement import Settlement
+from sglang_qspec.engine.passes.target_pass import Pass, Proposal
+from sglang_qspec.engine.passes.tracing import Items, PassTrace
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -52,6 +53,11 @@ class Req:
         return labels
 
 
+def launched_pass(reqs: list[Req], outcome: ComingOutcome | ComingTokens, result: object) -> Pass:
+    batch: Any = SimpleNamespace(reqs=reqs)
+    return Pass(batch, outcome=outcome, result=result)
+
+
 class Engine:
     """A settlement over a speculator with the requests a and b, each with one output token."""
 
@@ -82,11 +88,10 @@ class Engine:
         )
         self.accounting.begin()
         trees = DraftTrees.of([TREE] * count, width)
-        lens = output_lens(self.reqs)
-        proposal = Proposal(trees, trees)
-        traced = PassTrace.of(self.reqs)
-        pending = PendingPass(self.reqs, lens, outcome, result, "ahead", proposal, traced)
-        self.settlement.add(pending)
+        launched = launched_pass(self.reqs, outcome, result)
+        launched.pipeline, launched.proposal = "ahead", Proposal(trees, trees)
+        launched.traced = PassTrace.of(self.reqs)
+        self.settlement.add(launched)
         self.clock.now += seconds
         return result
 
@@ -95,7 +100,7 @@ class Engine:
         tokens = ComingTokens(torch.full((len(reqs),), token_id, dtype=torch.int64))
         self.accounting.interrupt()
         provenance.extend(reqs)
-        self.settlement.add(PendingPass(reqs, output_lens(reqs), tokens, result))
+        self.settlement.add(launched_pass(reqs, tokens, result))
         return result
 
     def process(self, result: object, tokens: list[int]) -> None:
@@ -113,7 +118,6 @@ class Engine:
 def engine(link: FakeSidecarLink, clock: Clock) -> Iterator[Engine]:
     yield Engine(connect(link, clock), clock)
     speculator.deactivate()
-    splice(())
 
 
 def test_a_pass_is_settled_before_sglang_adds_its_tokens(engine: Engine) -> None:
@@ -163,6 +167,17 @@ def test_a_prefills_token_is_spliced_until_its_result_is_processed(engine: Engin
     new.output_ids = [4]
     engine.settlement.settle_through(result)
     assert list(output_of(new)) == [4]
+
+
+def test_tokens_of_an_earlier_pass_are_dropped_with_the_next(engine: Engine) -> None:
+    """SGLang does not add the tokens of a pass to the output of a request that it retracts."""
+    engine.launch()
+    engine.settlement.settle()
+    assert list(output_of(engine.reqs[0])) == [8, 9, 10, 11]
+    other = Req("c", [])
+    engine.prefill([other], 4)
+    engine.settlement.settle()
+    assert [list(output_of(req)) for req in (*engine.reqs, other)] == [[8], [8], [4]]
 
 
 def test_a_prefill_whose_requests_are_gone_has_nothing_to_record(engine: Engine) -> None:

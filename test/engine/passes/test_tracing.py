@@ -8,8 +8,8 @@ import pytest
 
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.frontend.trace import KEY, MORE, OMITTED, PREFILL
-from sglang_qspec.engine.passes.settle import tracing
-from sglang_qspec.engine.passes.settle.tracing import Items, PassTrace
+from sglang_qspec.engine.passes import tracing
+from sglang_qspec.engine.passes.tracing import Items, PassTrace
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import DraftTree, DraftTrees, Source

@@ -117,7 +117,6 @@ def engine(device: str = "cpu") -> Iterator[None]:
     ):
         yield
     Sampler._sample_from_probs = sample_from_probs
-    sampling_seeds._seeded = sampling_seeds._rejecting = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Case:
 def speculate(case: Case, count: int) -> Tensor:
     """Counts of `TEXTS` among the texts of `count` requests: int64 [VOCAB ** LENGTH]."""
     torch.manual_seed(12)
-    sampling_seeds.install(reject=case.reject)
+    sampling_seeds.install()
     reqs = [Request(case.params, number) for number in range(count)]
     sidecar = _Sidecar(case)
     passes = 0

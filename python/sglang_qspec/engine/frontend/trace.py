@@ -1,6 +1,6 @@
 """Makes `meta_info["qspec_trace"]`: the passes of a request that asks for them, with texts.
 
-The scheduler's process records the passes (`engine.passes.settle.tracing`). Its record has one item
+The scheduler's process records the passes (`engine.passes.tracing`). Its record has one item
 for each output token, so SGLang cuts it together with the tokens, at stops and into chunks. In the
 process that serves clients, `AnswerTrace` turns the items into the documented form (docs/trace.md),
 which the client gets with the end of the answer.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.cuda.backends import pass_cost
+from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.decide.core_use import CoreUse
 from sglang_qspec.engine.passes.decide.halves import Halves
@@ -21,8 +21,7 @@ from sglang_qspec.engine.passes.decide.proposer import Proposer, Shapes
 from sglang_qspec.engine.passes.launch import batch_split, prefill
 from sglang_qspec.engine.passes.launch.verify_input import total_len_of
 from sglang_qspec.engine.passes.outputs import outputs_of
-from sglang_qspec.engine.passes.proposal import Proposal
-from sglang_qspec.engine.passes.settle import tracing
+from sglang_qspec.engine.passes.target_pass import Pass, Proposal
 from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
@@ -50,21 +49,6 @@ def speculator_of(
     )
     opened = open_links(settings, gpu_id)
     return Speculator(settings, vocab_size, TrieStore(limits), opened, runtime_settings=runtime)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A decode pass on this rank."""
-
-    batch: ScheduleBatch
-    """The requests of the pass."""
-    order: PassOrder = field(default_factory=PassOrder)
-    """What all ranks run."""
-    pipeline: str = "queue"
-    proposal: Proposal | None = None
-    """Drafts of the pass; None on the other ranks and after speculation has ended."""
-    traced: tracing.PassTrace | None = None
-    """Trace of the pass; None if no request asks for it."""
 
 
 class Lead:
@@ -96,7 +80,7 @@ class Lead:
         self._halves = Halves()
         speculator.activate(active)
 
-    def decisions(self, batch: ScheduleBatch) -> Iterator[Decision]:
+    def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
         """The passes of a decode round: one, or one for each half of the batch.
 
         The second pass is decided after the first one has run.
@@ -109,7 +93,7 @@ class Lead:
             proposal = self._propose(part, plan, traced)
             trees = None if proposal is None or proposal.trees.width == 1 else proposal.trees
             order = PassOrder(trees, rows, number == len(parts), self._speculates)
-            yield Decision(part, order, plan.pipeline, proposal, traced)
+            yield Pass(part, order, plan.pipeline, proposal, traced)
 
     def prepare_prefill(self, batch: ScheduleBatch) -> prefill.PrefillDrafts | None:
         """Admit the requests of a prefill, and choose its drafts; None for no drafts."""

@@ -87,6 +87,7 @@ class ComingOutcome:
         starts: NDArray[np.int64],
     ) -> None:
         """Start the copy of three int32 tensors; `starts` are `DraftTrees.starts` of the pass."""
+        self.predict, self.accept_lens, self.accept_index = predict, accept_lens, accept_index
         self._nodes, self._shape = len(predict), tuple(accept_index.shape)
         self._copy = HostCopy(torch.cat((predict, accept_lens, accept_index.flatten())))
         self._starts = starts

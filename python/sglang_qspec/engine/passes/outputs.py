@@ -1,14 +1,14 @@
 """The output of each request, including tokens that SGLang has not added to it yet.
 
 With the overlap scheduler SGLang launches a pass before it processes the result of the last pass.
-So `req.output_ids` lacks the tokens of the last pass when the worker prepares the next pass.
-`splice` keeps the missing tokens, and `output_of` appends them. Without the overlap scheduler no
-tokens are missing.
+So `req.output_ids` lacks the tokens of the last pass when the worker prepares the next pass. The
+request's record keeps them, and `output_of` appends them. Without the overlap scheduler
+no tokens are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, overload
 
@@ -16,33 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_fresh: dict[Any, tuple[int, list[int]]] = {}
-"""By SGLang's request object: the output length before the last pass, and the tokens of the pass.
-An entry is valid while SGLang's output still has this length."""
-
-
-def splice(passes: Iterable[tuple[Any, int, list[int]]]) -> None:
-    """Replace the spliced tokens by the tokens of the last pass.
-
-    Each item has a request, the length of its output before the pass, and its tokens of the pass.
-    """
-    _fresh.clear()
-    _fresh.update((req, (length, tokens)) for req, length, tokens in passes)
+from sglang_qspec.engine.passes.request_record import record_of
 
 
 def output_of(req: Any) -> Sequence[int]:
     """The output tokens of a request, including tokens that SGLang has not added yet."""
     output_ids: Sequence[int] = req.output_ids
-    if not _fresh:
-        return output_ids
-    length, tokens = _fresh.get(req, (None, ()))
+    length, tokens = record_of(req).unadded or (None, ())
     return Spliced(output_ids, tokens) if len(output_ids) == length else output_ids
 
 
 def outputs_of(reqs: Sequence[Any]) -> list[Sequence[int]]:
     """The output tokens of each request, including tokens that SGLang has not added yet."""
-    if not _fresh:
-        return [req.output_ids for req in reqs]
     return [output_of(req) for req in reqs]
 
 

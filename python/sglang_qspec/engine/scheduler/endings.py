@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from sglang_qspec.engine.passes.launch import prefill
+from sglang_qspec.engine.passes import prefill_tokens
 from sglang_qspec.engine.scheduler.search_limit import (
     SECONDS,
     SearchTooLongError,
@@ -37,7 +37,7 @@ def update_finish_state(
     if req.finished():
         return
     if new_accepted_len:
-        new_accepted_len += prefill.commit(req)
+        new_accepted_len += prefill_tokens.commit(req)
     patterns = req.sampling_params.stop_regex_strs
     if not patterns:
         _update(update, req, new_accepted_len)

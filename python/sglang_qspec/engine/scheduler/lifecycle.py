@@ -11,11 +11,12 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.boundary.failsafe import guarded, reading
 from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.sample.seeds import seeded_of
-from sglang_qspec.engine.passes.settle import tracing
 from sglang_qspec.engine.requests.live_request import Tally
 from sglang_qspec.engine.requests.scopes import scope_of
 from sglang_qspec.engine.scheduler import stop_strings
@@ -40,13 +41,13 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
         return  # the draft model cannot read images or embeddings
     fields: dict[str, Any] | None = None
     with reading("starting its drafts"):
-        fields = _fields_of(req, scheduler)
+        fields = _fields_of(req, scheduler, active.settings)
     if fields is not None:
         with guarded("enqueuing a request"):
             active.enqueue(req.rid, **fields)
 
 
-def _fields_of(req: Any, scheduler: Any) -> dict[str, Any]:
+def _fields_of(req: Any, scheduler: Any, settings: QSpecConfig) -> dict[str, Any]:
     """The arguments of `Speculator.enqueue` that a request determines, with their types."""
     params = req.sampling_params
     return {
@@ -57,7 +58,7 @@ def _fields_of(req: Any, scheduler: Any) -> dict[str, Any]:
         "ignore_eos": bool(params.ignore_eos),
         "custom_params": params.custom_params,
         "rank": rank(scheduler, req),
-        "seeded": seeded_of(req),
+        "seeded": seeded_of(req, reject=settings.acceptance == "reject"),
         "scope": scope_of(req),
     }
 

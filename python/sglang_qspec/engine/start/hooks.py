@@ -155,7 +155,7 @@ def detokenizer() -> tuple[Hook, ...]:
 def scheduler() -> tuple[Hook, ...]:
     """Hooks of the scheduler's process."""
     from sglang_qspec.engine.cuda import capture
-    from sglang_qspec.engine.passes.launch import prefill
+    from sglang_qspec.engine.passes.launch import prefill_hooks
     from sglang_qspec.engine.scheduler import (
         endings,
         internal_state,
@@ -239,14 +239,14 @@ def scheduler() -> tuple[Hook, ...]:
         # Without these slots a prefill verifies no drafts.
         Hook(
             "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
-            prefill.reserve,
+            prefill_hooks.reserve,
             AFTER,
             OnError.END_SPECULATION,
         ),
         # Without these logits the worker repeats the prefill without drafts.
         Hook(
             "sglang.srt.layers.logits_processor.LogitsProcessor._get_pruned_states",
-            prefill.prune_states,
+            prefill_hooks.prune_states,
             AROUND,
             OnError.END_SPECULATION,
         ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sglang_qspec.engine.passes.decide.core_use import CoreUse
-from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.target_pass import Proposal
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import FirstTokens, PassTimes, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.engine.passes.outputs import outputs_of
-from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.target_pass import Proposal
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import (
     Choice,

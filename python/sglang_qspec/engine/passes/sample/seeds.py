@@ -13,8 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,49 +23,43 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
+from sglang_qspec.engine.passes.request_record import record_of
 from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, rank_limit_of, sample_probs
 
-_seeds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Secret seeds by SGLang's request objects, which survive a retraction. The rid cannot be the key:
-a client may send the same rid again, and must get another sample."""
-_seeded = False
-"""Whether this process samples with seeds."""
-_rejecting = False
-"""Whether the target accepts step drafts by rejection sampling."""
-_proposals: Proposals | None = None
-"""Proposals at the nodes of the present pass."""
-_rank_limit: int | None = None
-"""Largest number of tokens that a filtered request of the present pass keeps; None if unknown."""
+_DRAWS = "qspec_draws"
+"""Attribute of the sampling info of a pass that draws with seeds."""
+_sample_without = Sampler._sample_from_probs
 
 
-def install(*, reject: bool = False) -> None:
-    """Make SGLang's sampler draw with seeds. SGLang calls its sampler in passes without drafts.
+class _PassDraws(NamedTuple):
+    """What the draws of one pass need beside SGLang's sampling info."""
 
-    With `reject` the target accepts step drafts by rejection sampling.
-    """
-    global _seeded, _rejecting
-    _rejecting = reject
-    if _seeded:
-        return
-    _seeded = True
-    sample_without = Sampler._sample_from_probs
+    proposals: Proposals | None
+    """Proposals at the nodes of the pass; None without rejection sampling."""
+    rank_limit: int | None
+    """Largest number of tokens that a filtered request of the pass keeps; None if unknown."""
 
-    def sample(
-        sampler: Any,
-        probs: torch.Tensor,
-        info: SamplingBatchInfo,
-        positions: torch.Tensor,
-        simple_sampling_case: bool,
-    ) -> Any:
-        if info.sampling_seed is None:
-            return sample_without(sampler, probs, info, positions, simple_sampling_case)
-        return sample_probs(probs.float(), draws_of(info, positions)).int(), None
 
-    Sampler._sample_from_probs = sample
+def install() -> None:
+    """Make SGLang's sampler draw with seeds. SGLang calls its sampler in passes without drafts."""
+    Sampler._sample_from_probs = _sample
     Sampler._sync_token_ids_across_tp = _take_tokens_of_rank_0
+
+
+def _sample(
+    sampler: Any,
+    probs: torch.Tensor,
+    info: SamplingBatchInfo,
+    positions: torch.Tensor,
+    simple_sampling_case: bool,
+) -> Any:
+    """In place of `Sampler._sample_from_probs`, which also draws for passes without seeds."""
+    if info.sampling_seed is None:
+        return _sample_without(sampler, probs, info, positions, simple_sampling_case)
+    return sample_probs(probs.float(), draws_of(info, positions)).int(), None
 
 
 def _take_tokens_of_rank_0(sampler: Any, token_ids: torch.Tensor, info: SamplingBatchInfo) -> None:
@@ -80,12 +73,15 @@ def _take_tokens_of_rank_0(sampler: Any, token_ids: torch.Tensor, info: Sampling
         group.broadcast(token_ids, src=0)
 
 
-def seeded_of(req: Any) -> SeededSampling | None:
-    """Sampling seed and filters of a request; None for a greedy request or without `install`."""
+def seeded_of(req: Any, *, reject: bool = False) -> SeededSampling | None:
+    """Sampling seed and filters of a request; None for a greedy request.
+
+    With `reject` the target accepts step drafts by rejection sampling.
+    """
     params = req.sampling_params
-    if not _seeded or params.top_k == 1:
+    if params.top_k == 1:
         return None
-    rejects = _rejecting and params.sampling_seed is None
+    rejects = reject and params.sampling_seed is None
     return SeededSampling(
         seed=0 if rejects else _seed_of(req),
         temperature=params.temperature,
@@ -103,11 +99,9 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
     `proposals` has the step-draft token at each node of the pass, for rejection sampling. Its
     tensors are on the host. Seeds and proposals take one transfer.
     """
-    global _proposals, _rank_limit
     info = batch.sampling_info
     if (
-        not _seeded
-        or info is None
+        info is None
         or info.is_all_greedy
         or info.sampling_mask_batch_indices is not None  # masks describe SGLang's own draw
     ):
@@ -119,12 +113,12 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
     info.sampling_seed, *staged = stage(
         info.temperatures.device, seeds, *(values.numpy() for values in drafted)
     )
-    _proposals = Proposals(*staged) if staged else None
-    _rank_limit = rank_limit_of(req.sampling_params for req in batch.reqs)
+    limit = rank_limit_of(req.sampling_params for req in batch.reqs)
+    setattr(info, _DRAWS, _PassDraws(Proposals(*staged) if staged else None, limit))
     try:
         yield
     finally:
-        _proposals = _rank_limit = None
+        delattr(info, _DRAWS)
         # SGLang would merge a batch with seeds and a batch without.
         info.sampling_seed = before
 
@@ -147,8 +141,7 @@ def draws_of(
         per_node(info.min_ps) if info.need_min_p_sampling else None,
         None if info.sampling_seed is None else per_node(info.sampling_seed),
         positions,
-        _proposals,
-        _rank_limit,
+        *getattr(info, _DRAWS, _PassDraws(None, None)),
     )
 
 
@@ -156,4 +149,7 @@ def _seed_of(req: Any) -> int:
     asked: int | None = req.sampling_params.sampling_seed
     if asked is not None:
         return asked
-    return _seeds.setdefault(req, secrets.randbits(63))
+    record = record_of(req)
+    if record.seed is None:
+        record.seed = secrets.randbits(63)
+    return record.seed

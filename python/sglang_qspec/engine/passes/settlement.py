@@ -9,47 +9,16 @@ results of all earlier passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
+from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
-from sglang_qspec.engine.passes.outcome import (
-    ComingOutcome,
-    ComingTokens,
-    Outcome,
-    PlainOutcome,
-)
-from sglang_qspec.engine.passes.outputs import splice
-from sglang_qspec.engine.passes.proposal import Proposal
-from sglang_qspec.engine.passes.settle import tracing
-from sglang_qspec.engine.passes.settle.tracing import PassTrace
-
-
-@dataclass
-class PendingPass:
-    """A launched pass; the host has not read its outcome yet."""
-
-    reqs: Sequence[Any]
-    """SGLang's requests, one for each row of the pass."""
-    output_lens: Sequence[int]
-    """Output length of each request before the pass, in tokens."""
-    outcome: ComingOutcome | ComingTokens
-    result: Any
-    """What the worker returns to SGLang for the pass."""
-    pipeline: str = ""
-    """Pipeline of the pass; empty for a prefill."""
-    proposal: Proposal | None = None
-    """Drafts of the pass; None for a prefill without drafts, and after speculation has ended."""
-    traced: PassTrace | None = None
-    """Trace of a decode pass; None if no request asks for it."""
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether the pass is a prefill. A prefill without drafts updates no statistics."""
-        return not self.pipeline
+from sglang_qspec.engine.passes.outcome import Outcome, PlainOutcome
+from sglang_qspec.engine.passes.request_record import RequestRecord, record_of
+from sglang_qspec.engine.passes.target_pass import Pass
 
 
 class Settlement:
@@ -62,9 +31,11 @@ class Settlement:
         """
         self._accounting = accounting
         self._overlap = overlap
-        self._pending: list[PendingPass] = []
+        self._pending: list[Pass] = []
+        self._unadded: list[RequestRecord] = []
+        """The records with tokens of the last settled passes."""
 
-    def add(self, launched: PendingPass) -> None:
+    def add(self, launched: Pass) -> None:
         """Keep a launched pass until it is settled."""
         self._pending.append(launched)
 
@@ -73,14 +44,23 @@ class Settlement:
         pending, self._pending = self._pending, []
         outcomes = [self._settle(launched) for launched in pending]
         if pending and self._overlap:
-            splice(
-                (req, length, tokens)
-                for launched, outcome in zip(pending, outcomes, strict=True)
-                for req, length, tokens in zip(
-                    launched.reqs, launched.output_lens, outcome.tokens, strict=True
-                )
-                if _takes_tokens(req)
-            )
+            self._keep_unadded(pending, outcomes)
+
+    def _keep_unadded(
+        self, settled: Sequence[Pass], outcomes: Sequence[Outcome | PlainOutcome]
+    ) -> None:
+        """Keep the tokens that SGLang has not added to outputs; drop those of earlier passes."""
+        for record in self._unadded:
+            record.unadded = None
+        self._unadded.clear()
+        for launched, outcome in zip(settled, outcomes, strict=True):
+            for req, length, tokens in zip(
+                launched.reqs, launched.output_lens, outcome.tokens, strict=True
+            ):
+                if _takes_tokens(req):
+                    record = record_of(req)
+                    record.unadded = length, tokens
+                    self._unadded.append(record)
 
     def settle_through(self, result: Any) -> None:
         """Settle all passes up to the pass with this result; do nothing if that pass is settled."""
@@ -92,13 +72,14 @@ class Settlement:
                 self._pending = later
                 return
 
-    def _settle(self, launched: PendingPass) -> Outcome | PlainOutcome:
+    def _settle(self, launched: Pass) -> Outcome | PlainOutcome:
+        assert launched.outcome is not None
         outcome = launched.outcome.read()
         if not launched.is_prefill or launched.proposal is not None:
             self._record(launched, outcome)
         return outcome
 
-    def _record(self, launched: PendingPass, outcome: Outcome | PlainOutcome) -> None:
+    def _record(self, launched: Pass, outcome: Outcome | PlainOutcome) -> None:
         """Record the outcome of a pass, except for requests that drop the tokens of the pass.
 
         A request drops the tokens of a prefill if further chunks of its prompt follow. With the

@@ -1,0 +1,73 @@
+"""One pass of the target on this rank, from its decision to its settlement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
+from sglang_qspec.engine.passes.outputs import outputs_of
+from sglang_qspec.engine.passes.tracing import PassTrace
+from sglang_qspec.engine.ranks import PassOrder
+from sglang_qspec.trie import DraftTrees
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The trees that one pass verifies."""
+
+    trees: DraftTrees
+    """The trees that the pass runs, after all cuts."""
+    candidates: DraftTrees | None = None
+    """The larger trees from which `trees` are cut; None for a pass that may not use drafts."""
+    waited: float = 0.0
+    """Seconds that the proposer waited for step drafts."""
+
+    def take(self, rows: Sequence[int]) -> Proposal:
+        """The proposal for the requests at the indices `rows`."""
+        candidates = None if self.candidates is None else self.candidates.take(rows)
+        return Proposal(self.trees.take(rows), candidates, self.waited)
+
+
+@dataclass
+class Pass:
+    """A decode pass or a prefill.
+
+    `Lead` decides it on rank 0, `Launcher` runs it, and `Settlement` reads its outcome.
+    """
+
+    batch: ScheduleBatch
+    """The requests of the pass. SGLang changes the batch once the pass is launched."""
+    order: PassOrder = field(default_factory=PassOrder)
+    """What all ranks run."""
+    pipeline: str = ""
+    """Pipeline of a decode pass; empty for a prefill."""
+    proposal: Proposal | None = None
+    """Drafts of the pass; None on ranks after rank 0, for a prefill without drafts, and after
+    speculation has ended."""
+    traced: PassTrace | None = None
+    """Trace of a decode pass; None if no request asks for it."""
+    outcome: ComingOutcome | ComingTokens | None = None
+    """The tokens of the pass, once it is launched; the host may not have read them."""
+    result: Any = None
+    """What the worker returns to SGLang for the pass, once it is launched."""
+
+    def __post_init__(self) -> None:
+        self.reqs: Sequence[Any] = self.batch.reqs
+        """SGLang's requests, one for each tree of the pass."""
+        self.output_lens: Sequence[int] = list(map(len, outputs_of(self.reqs)))
+        """Output length of each request before the pass, in tokens."""
+
+    @property
+    def trees(self) -> DraftTrees | None:
+        """The trees that all ranks verify; None for a pass without drafts."""
+        return self.order.trees
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the pass is a prefill. A prefill without drafts updates no statistics."""
+        return not self.pipeline
