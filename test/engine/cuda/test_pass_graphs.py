@@ -190,7 +190,7 @@ def test_a_ragged_server_captures_plain_passes_beside_its_totals(
 
 
 def test_sglang_captures_the_widest_for_batches_of_a_bounded_number_of_rows() -> None:
-    stock: Any = SimpleNamespace(spec_algorithm=SimpleNamespace())
+    stock: Any = SimpleNamespace(spec_algorithm=SimpleNamespace(name="NONE"))
     target: Any = ModelRunner()
 
     def rows(model_runner: Any) -> int:
