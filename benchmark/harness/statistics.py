@@ -66,6 +66,11 @@ class Ratio:
         parts = ((times[start : start + size], others[start : start + size]) for start in starts)
         return cls(tuple(statistics.median(a) / statistics.median(b) for a, b in parts))
 
+    @classmethod
+    def smallest(cls, ratios: Iterable[Ratio | None]) -> Ratio | None:
+        """The ratio with the smallest median; None without ratios."""
+        return min(filter(None, ratios), key=lambda ratio: ratio.median, default=None)
+
     @property
     def median(self) -> float:
         return statistics.median(self.values)

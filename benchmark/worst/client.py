@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmark.harness.cells import Cell
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import Raw, Sent, send_batch, serve, warm_up
 from benchmark.harness.speculation import update_settings
-from benchmark.worst.cases import (
-    ADAPTIVE,
-    BASELINE,
-    BY_NAME,
-    GUESSES,
-    ONE_WIDTH,
-    Cell,
-    width_of,
-)
+from benchmark.worst.cases import ADAPTIVE, BASELINE, BY_NAME, GUESSES, ONE_WIDTH, width_of
 from benchmark.worst.loads import Load, misleading, sampling
 
 WARM_UP_TOKENS = 8
@@ -49,8 +42,8 @@ class Client:
 
     def serve(self, server: Server, cell: Cell, load: Load) -> Run:
         """Set the server to the cell, and serve; errors as in `harness.serving.serve`."""
-        case, speculating = BY_NAME[cell.case], cell.config != BASELINE
-        update_settings(server, {"pp_max_micro_batch_size": cell.running})
+        case, speculating = BY_NAME[cell["case"]], cell.config != BASELINE
+        update_settings(server, {"pp_max_micro_batch_size": cell["in_flight"]})
         if speculating:
             update_settings(server, self._runtime(cell.config))
         if speculating and case.name == GUESSES:
@@ -61,7 +54,7 @@ class Client:
 
         def warm() -> None:
             if speculating and not case.misled:
-                warm_up(server, cell.running + 2, sampling(0.0, WARM_UP_TOKENS))
+                warm_up(server, cell["in_flight"] + 2, sampling(0.0, WARM_UP_TOKENS))
             _ask(server, load, short)
 
         return serve(
@@ -98,9 +91,9 @@ class Client:
     def _custom(self, cell: Cell, prompt: tuple[int, ...]) -> dict[str, Any]:
         """`custom_params` of a request."""
         asked: dict[str, Any] = {}
-        if BY_NAME[cell.case].sources:
-            asked["qspec_sources"] = list(BY_NAME[cell.case].sources)
-        if cell.case == GUESSES:
+        if BY_NAME[cell["case"]].sources:
+            asked["qspec_sources"] = list(BY_NAME[cell["case"]].sources)
+        if cell["case"] == GUESSES:
             asked["qspec_guess_ids"] = self._guesses[prompt]
         return asked
 

@@ -1,4 +1,4 @@
-"""The options of `bench_queue`, the order of its cells, and how it sends a block."""
+"""The blocks of `bench_queue`, their order, and how it sends them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,17 @@ from typing import Any
 import pytest
 
 from benchmark import bench_queue
-from benchmark.bench_queue import parse
 from benchmark.harness import dataset, speculation
 from benchmark.harness.configuration import Settings
 from benchmark.harness.dataset import fitting
 from benchmark.harness.server import ServerError, reason
 from benchmark.harness.serving import Sent, read_answer
 from benchmark.queueing.configurations import configuration
-from benchmark.queueing.load import Block, Load, cells_of, measure, send
+from benchmark.queueing.load import Block, arrival_times, blocks_of, cells_of, measure, send
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
 BLOCKS = tuple(Block("qa", part, ("Who?",)) for part in range(3))
-LOAD = Load(BLOCKS, max_new_tokens=8, request_rate=float("inf"))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--slots", "0"],
-        ["--request-rate", "0"],
-        ["--configs", "qspec-3"],
-        ["--model", "m"],
-        ["--sidecar-cores", "1"],
-        ["--target-cores", "x"],
-        ["--resume"],
-    ],
-)
-def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--dataset", "d.jsonl", *arguments])
-    assert arguments[0] in capsys.readouterr().err
+AT_ONCE = float("inf")
 
 
 def test_an_unreadable_dataset_ends_the_command_with_one_sentence(tmp_path: Path) -> None:
@@ -48,12 +29,11 @@ def test_an_unreadable_dataset_ends_the_command_with_one_sentence(tmp_path: Path
 
 def test_every_configuration_serves_every_block_in_alternating_order() -> None:
     cells = cells_of(BLOCKS, ["none", "lookup", "qspec-8"], 1)
-    assert [f"{cell.config} {cell.part}" for cell in cells] == [
+    assert [f"{cell.config} {cell['part']}" for cell in cells] == [
         *("none 0", "lookup 0", "qspec-8 0"),
         *("qspec-8 1", "lookup 1", "none 1"),
         *("none 2", "lookup 2", "qspec-8 2"),
     ]
-    assert [LOAD.block(cell) for cell in cells[::3]] == list(BLOCKS)
     # The fourth block is the first one of the second round.
     assert [cell.config for cell in cells_of(BLOCKS, ["none", "lookup"], 2)[6:8]] == [
         "lookup",
@@ -81,7 +61,7 @@ class Flaky:
 
 
 def sent_by(server: Any, name: str = "none") -> Sent:
-    return send(server, configuration(name, SETTINGS), BLOCKS[0], LOAD)
+    return send(server, configuration(name, SETTINGS), BLOCKS[0].prompts, 8, AT_ONCE)
 
 
 @pytest.mark.parametrize("error", [ServerError("HTTP 500"), ConnectionResetError(), "abort"])
@@ -119,7 +99,7 @@ def test_a_block_is_served_once_the_sidecar_drafts_and_counts_only_its_own_draft
     monkeypatch.setattr(speculation, "DRAFTING_SECONDS", 0.3)
     monkeypatch.setattr(speculation, "SETTLED_SECONDS", 0.1)
     server: Any = LostSidecar()
-    run = measure(server, configuration("qspec-8", SETTINGS), BLOCKS[0], LOAD)
+    run = measure(server, configuration("qspec-8", SETTINGS), BLOCKS[0].prompts, 8, AT_ONCE)
     assert run.drafted == 7
     assert [len(body["text"]) for body in server.bodies[:2]] == [2 * SETTINGS.slots] * 2
     assert server.bodies[2]["text"] == "Who?"
@@ -182,3 +162,22 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(
     )
     with pytest.raises(SystemExit, match="no prompt has at most 0 tokens"):
         fitting("bench", path, Path("m"), 0)
+
+
+def test_groups_are_divided_into_a_few_blocks_of_nearly_equal_size() -> None:
+    blocks = blocks_of({"qa": [str(number) for number in range(7)], "rag": ["a"]}, 3)
+    assert [(b.group, b.part, len(b.prompts)) for b in blocks] == [
+        ("qa", 0, 2),
+        ("qa", 1, 2),
+        ("qa", 2, 3),
+        ("rag", 0, 1),
+    ]
+    assert [text for b in blocks[:3] for text in b.prompts] == [str(n) for n in range(7)]
+
+
+def test_arrivals_are_immediate_or_at_the_given_rate_and_repeatable() -> None:
+    assert arrival_times(3, float("inf")) == [0.0, 0.0, 0.0]
+    times = arrival_times(2000, 4.0)
+    assert times == sorted(times) == arrival_times(2000, 4.0)
+    assert times[0] == 0.0
+    assert times[-1] == pytest.approx(500.0, rel=0.1)

@@ -10,12 +10,13 @@ import pytest
 
 from benchmark.bench_batch_parallel import measure
 from benchmark.harness import speculation
+from benchmark.harness.cells import Cell
 from benchmark.harness.run import CounterError, Counters, Gap, Run
 from benchmark.harness.server import ServerError
 from benchmark.harness.serving import checked, prefill_seconds
-from benchmark.parallel.plan import Cell
+from test.benchmark.parallel.cells import cell_of
 
-CELL = Cell(1, 2, 4, False, "halves")
+CELL = cell_of("halves", in_flight=2)
 PROMPTS = ("Who?", "Where?", "When?")
 
 
@@ -108,7 +109,7 @@ def test_a_cell_sets_the_pipeline_warms_up_and_empties_the_cache() -> None:
 
 def test_without_speculation_no_pipeline_settings_are_sent() -> None:
     server = FakeServer()
-    assert run(server, replace(CELL, config="none", k=None)).counters is None
+    assert run(server, cell_of("none", in_flight=2)).counters is None
     asked = [body for path, body in server.asked if path == "/set_internal_state"]
     assert asked == [{"server_args": {"pp_max_micro_batch_size": 2}}]
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
@@ -116,7 +117,7 @@ def test_without_speculation_no_pipeline_settings_are_sent() -> None:
 
 def test_auto_may_use_all_sources() -> None:
     server = FakeServer()
-    run(server, replace(CELL, config="auto"))
+    run(server, cell_of("auto", in_flight=2))
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
 
 
@@ -144,7 +145,7 @@ def test_a_setting_that_the_server_refuses_is_an_error() -> None:
 
 
 def test_streamed_chunks_are_joined_and_each_gap_keeps_its_token_count() -> None:
-    measured = run(FakeServer(), replace(CELL, streamed=True), ("a", "b"))
+    measured = run(FakeServer(), cell_of("halves", in_flight=2, streamed=True), ("a", "b"))
     assert [answer.tokens for answer in measured.answers] == [8, 8]
     assert [gap.tokens for gap in measured.gaps] == [6, 7]
     assert all(isinstance(gap, Gap) and gap.seconds >= 0 for gap in measured.gaps)
