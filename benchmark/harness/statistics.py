@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,15 @@ def median(values: Iterable[float | None]) -> float | None:
     """Median of the values that are not None; None without such values."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """The median of each figure over the rounds; None if a figure is nan in one of them."""
+    found = {name: [figures[name] for figures in rounds] for name in rounds[0]}
+    return {
+        name: None if any(map(math.isnan, values)) else statistics.median(values)
+        for name, values in found.items()
+    }
 
 
 def rounded(value: Any, digits: int = 3) -> Any:
