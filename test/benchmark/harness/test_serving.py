@@ -1,7 +1,11 @@
-"""Serving a cell: the requests to the server, and the figures read from its answers."""
+"""Serving a cell: the requests to the server, and the figures read from its answers.
+
+The cells are those of `bench_batch_parallel`, which uses all of it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,9 +15,9 @@ import pytest
 from benchmark.bench_batch_parallel import measure
 from benchmark.harness import speculation
 from benchmark.harness.cells import Cell
-from benchmark.harness.run import CounterError, Counters, Gap, Run
-from benchmark.harness.server import ServerError
-from benchmark.harness.serving import checked, prefill_seconds
+from benchmark.harness.run import Answer, CounterError, Counters, Gap, Run
+from benchmark.harness.server import ServerError, reason
+from benchmark.harness.serving import checked, keep_in_flight, prefill_seconds, read_answer
 from test.benchmark.parallel.cells import cell_of
 
 CELL = cell_of("halves", in_flight=2)
@@ -175,3 +179,37 @@ def test_a_counter_that_decreased_is_an_error() -> None:
     server.passes = 2
     with pytest.raises(CounterError):
         Counters.of(server.get("")["internal_states"][0]["qspec"]).since(before)
+
+
+def test_an_answer_is_read_by_the_kind_of_server_that_gave_it() -> None:
+    meta: dict[str, Any] = {"e2e_latency": 5.0, "queue_time": 3.5}
+    body = {"output_ids": [1, 2, 3, 4, 5], "meta_info": meta}
+    plain = read_answer(body, 6.0)
+    assert (plain.passes, plain.proposed, plain.service, plain.latency) == (4, 0, 1.5, 6.0)
+    # SGLang fills these in for QSPEC too; there only QSPEC's own record counts.
+    meta |= {"spec_verify_ct": 2, "spec_num_proposed_drafts": 22, "spec_num_correct_drafts": 2}
+    ngram = read_answer(body, 6.0)
+    assert (ngram.passes, ngram.proposed, ngram.accepted) == (2, 22, {"ngram": 2})
+    sources = {"queue": 1, "output": 0}
+    meta["qspec"] = {"passes": 3, "proposed_tokens": 7, "accepted_by_source": sources}
+    qspec = read_answer(body, 6.0)
+    assert (qspec.passes, qspec.proposed, qspec.accepted) == (3, 7, sources)
+
+
+def test_the_reason_of_a_failure_is_the_last_line_that_names_an_error() -> None:
+    log = "the server ended with code 1:\nloading\nValueError: no such kernel\nbye"
+    assert reason(RuntimeError(log)) == "ValueError: no such kernel"
+    assert reason(ConnectionResetError()) == "ConnectionResetError"
+
+
+def test_requests_are_kept_in_flight_and_their_times_are_measured() -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    def ask(prompt: str, length: int) -> Answer:
+        together.wait()
+        return Answer((len(prompt),) * length, 0.0, 0.0, length)
+
+    server: Any = FakeServer()
+    found = keep_in_flight(server, 2, ask, ["a", "bb", "c", "dd"], [1, 2, 3, 4])
+    assert [one.output_ids for one in found.answers] == [(1,), (2, 2), (1, 1, 1), (2,) * 4]
+    assert all(0 < one.latency == one.service <= found.seconds for one in found.answers)
