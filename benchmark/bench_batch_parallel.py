@@ -12,11 +12,12 @@ The whole matrix takes some hours; `--k 4 --in-flight 4 --rounds 1 --requests-pe
 minutes. `harness.session` says how a run is resumed and reported, and what happens to a failed
 cell; a run may be resumed with other `--k`, `--in-flight`, `--configs` and `--rounds`.
 
-Prints tables and whether the targets are met, and writes them to `report.md` with figures as SVG
+Prints tables, and writes them to `report.md` with figures as SVG
 (they need matplotlib, of the extra `bench`). `pipelines.svg` is a timeline of `sequential`,
 `ahead` and `halves`. The last line is JSON:
 
-- `rows`, each with `pipeline`, `k`, `in_flight`, `tokens_per_s`, `hidden_share` and more;
+- `rows`, also with `pipeline`, `step_tokens`, `used`, `equal_hardware_speedup` and the inter-token
+  latencies; `in_flight` is the number of requests that the pipeline runs at once;
 - `paper_ratio`: `halves` with 2m requests in flight over `sequential` with m;
 - `same_in_flight_ratio`: the better of `halves` and `ahead` over `sequential`;
 - `auto_over_best_min`: the smallest ratio of `auto` over the best of the pipelines;
@@ -29,13 +30,13 @@ and have their bounds beside them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.harness.configuration import Settings, facts_of
+from benchmark.harness.cells import Cell
+from benchmark.harness.configuration import Settings
 from benchmark.harness.dataset import fitting, mixed
-from benchmark.harness.journal import digest
 from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
@@ -43,13 +44,13 @@ from benchmark.harness.serving import send_batch, serve, warm_up
 from benchmark.harness.session import Session, rounded_up
 from benchmark.harness.speculation import update_settings
 from benchmark.harness.statistics import ratio_record, rounded
+from benchmark.harness.summary import DIGITS
 from benchmark.parallel import plan
 from benchmark.parallel.comparisons import auto_speedups, balanced, compare
 from benchmark.parallel.figures import figures
-from benchmark.parallel.measures import DIGITS, Results
-from benchmark.parallel.plan import NAMES, PIPELINES, Cell
+from benchmark.parallel.measures import Results
+from benchmark.parallel.plan import NAMES, PIPELINES
 from benchmark.parallel.report import report_of
-from benchmark.parallel.targets import targets
 
 NAME = "bench_batch_parallel"
 KS = (1, 2, 4, 8)
@@ -64,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit = options.max_prompt_tokens
     groups, _ = fitting(NAME, options.dataset, settings.model, limit, options.groups)
     prompts = mixed(groups)
-    load = load_of(prompts, options)
-    session = Session(NAME, options, Cell, settings, load)
+    session = Session(NAME, options, settings, shown_of(options), prompts)
 
     def measured(server: Server, cell: Cell) -> Run:
         chosen = plan.prompts_of(cell, prompts, options.requests_per_slot)
@@ -79,13 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     results = Results(session.journal.runs)
     comparisons = compare(results)
-    reached = targets(results, comparisons)
-    names = ("max_new_tokens", "max_prompt_tokens", "requests_per_slot")
-    asked = {name: getattr(options, name) for name in names}
-    facts = facts_of(settings, **asked, prompts=len(prompts))
-    drawn = figures(results, comparisons)
-    report = report_of(results.rows(), comparisons, reached, session.failed, drawn, facts)
-    return session.finish(report, record_of(results, session.failed))
+    report = report_of(results, comparisons, figures(results, comparisons))
+    return session.finish(report, record_of(results), prompts=len(prompts))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -132,34 +127,31 @@ def width_of(options: argparse.Namespace) -> int:
     return max(WIDTH, *(k + 1 for k in options.k))
 
 
-def load_of(prompts: Sequence[str], options: argparse.Namespace) -> dict[str, str]:
-    """The part of a run, besides the settings, that a resumed run must repeat."""
-    return {
-        "prompts": digest(list(prompts)),
-        "requests_per_slot": str(options.requests_per_slot),
-        "max_new_tokens": str(options.max_new_tokens),
-        "width": str(width_of(options)),
-    }
+def shown_of(options: argparse.Namespace) -> dict[str, object]:
+    """The options, besides the settings and the prompts, that a resumed run must repeat."""
+    names = ("requests_per_slot", "max_new_tokens", "max_prompt_tokens")
+    return {**{name: getattr(options, name) for name in names}, "width": width_of(options)}
 
 
 def measure(server: Server, cell: Cell, prompts: Sequence[str], max_new_tokens: int) -> Run:
     """Set the server to the pipeline of the cell, and serve; errors as in `serving.serve`."""
-    update_settings(server, {"pp_max_micro_batch_size": cell.running})
-    if cell.k is not None:
-        update_settings(server, PIPELINES[cell.config].runtime(cell.k))
+    running = plan.running(cell.config, cell["in_flight"])
+    update_settings(server, {"pp_max_micro_batch_size": running})
+    if cell["k"] is not None:
+        update_settings(server, PIPELINES[cell.config].runtime(cell["k"]))
     body = plan.body_of(cell, prompts, max_new_tokens)
     return serve(
         server,
         lambda: send_batch(server, body, len(prompts) * max_new_tokens),
-        lambda: warm_up(server, cell.running + 2, body["sampling_params"]),
+        lambda: warm_up(server, running + 2, body["sampling_params"]),
         has_sidecar=cell.config in PIPELINES,
     )
 
 
-def record_of(results: Results, failed: Mapping[str, str]) -> dict[str, Any]:
+def record_of(results: Results) -> dict[str, Any]:
     """For the line of JSON."""
     comparisons = compare(results)
-    record: dict[str, Any] = {"rows": [row.record() for row in results.rows()]}
+    record: dict[str, Any] = {"rows": [results.record(row) for row in results.rows]}
     chosen = {"paper": balanced(comparisons.paper), "same_in_flight": balanced(comparisons.best)}
     for name, one in chosen.items():
         record |= ratio_record(f"{name}_ratio", one.ratio if one else None, DIGITS)
@@ -174,8 +166,6 @@ def record_of(results: Results, failed: Mapping[str, str]) -> dict[str, Any]:
         record |= ratio_record(f"auto_speedup_{level}", speedup, DIGITS)
         record |= ratio_record(f"auto_equal_hardware_{level}", equal, DIGITS)
     record["comparisons"] = comparisons.record()
-    record["targets"] = [one.record() for one in targets(results, comparisons)]
-    record["failed"] = dict(failed)
     return record
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmark.fleet.serving import DRAFT, INSTANT, sidecar
-from benchmark.fleet.summary import Row, summarize, table
+from benchmark.fleet.summary import Figures, summarize, table
 from benchmark.harness.child import Child, pin
 from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record, say
@@ -56,17 +56,17 @@ def main() -> None:
     names = ("in_flight", "prompt", "completions", "tokens", "seconds", "rounds", "dtype", "device")
     conditions = {name: getattr(options, name) for name in names}
     cores = {"cores": options.cores, "tenant_cores": options.tenant_cores}
-    print_record({"rows": [row.record() for row in rows], **conditions, **cores})
+    print_record({"rows": rows, **conditions, **cores})
 
 
-def measure(model: str, tenants: Sequence[int], options: argparse.Namespace) -> list[Row]:
+def measure(model: str, tenants: Sequence[int], options: argparse.Namespace) -> list[Figures]:
     """Measure the numbers of tenants with one model, in turn."""
-    from benchmark.fleet.tenants import Load, run
+    from benchmark.fleet.tenants import Demand, run
     from sglang_qspec.link import PrivateEndpoint
 
     if not tenants:
         return []
-    load = Load(options.in_flight, options.prompt, options.tokens, options.completions)
+    demand = Demand(options.in_flight, options.prompt, options.tokens, options.completions)
     runs: dict[tuple[str, int], list[dict[str, float]]] = {(model, n): [] for n in tenants}
     with Child(sidecar, model, options) as child, ThreadPoolExecutor(1) as asking:
         for number in range(options.rounds):
@@ -78,7 +78,7 @@ def measure(model: str, tenants: Sequence[int], options: argparse.Namespace) -> 
                         child.ask((endpoint.address, 0.0, 0.1))  # loads the model
                     answer = asking.submit(child.ask, question)
                     found = run(
-                        endpoint.address, count, load, WARM_UP_S, options.seconds, answer.done
+                        endpoint.address, count, demand, WARM_UP_S, options.seconds, answer.done
                     )
                     runs[model, count].append({**found, **answer.result()})
                 say(f"{model}, {count} tenants: {runs[model, count][-1]['tokens_per_s']:.0f}/s")

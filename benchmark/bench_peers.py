@@ -20,28 +20,44 @@ should be some times the largest level.
 by requests in flight.
 
 The last line is JSON: `over_best_peer_min`, the smallest ratio of `qspec` over the fastest peer in
-tokens per second; `over_best_peer`, this ratio by requests in flight; and `rows`, each with `peer`,
-`in_flight`, `tokens_per_s`, `over_sglang`, `same` and `others_share`.
+tokens per second; `over_best_peer`, this ratio by requests in flight; and `rows`, whose speedup is
+over SGLang without speculation.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmark.harness.configuration import facts_of
+from benchmark.harness import charts
+from benchmark.harness.cells import Cell, in_turn
 from benchmark.harness.dataset import fitting, mixed, of_round
-from benchmark.harness.journal import digest
 from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
-from benchmark.harness.run import Run
+from benchmark.harness.report import Report, line_figure
+from benchmark.harness.run import Answer, Run
 from benchmark.harness.server import Server
+from benchmark.harness.serving import keep_in_flight
 from benchmark.harness.session import Session, rounded_up
-from benchmark.peers.load import Cell, cells_of, lengths_of, serve
-from benchmark.peers.servers import WIDTH, Programs, configuration
-from benchmark.peers.summary import Summary
+from benchmark.harness.statistics import Ratio, number, ratio_record
+from benchmark.harness.summary import Summary, table
+from benchmark.peers.servers import NAMES, OWN, QSPEC, SGLANG, WIDTH, Programs, ask, configuration
 
 NAME = "bench_peers"
+WARM_UP_TOKENS = 32
+HEADS = ("config", "in flight", "tokens/s", "speedup", "identical", "others")
+NOTE = (
+    "speedup: tokens per second over those of SGLang without speculation; identical: share of the "
+    "answers that SGLang without speculation gives too; others: largest share of the processors "
+    "that other processes took in a round"
+)
+METHOD = """Each round has prompts of its own for each number of requests in flight, until the file
+has no more. All servers answer them in turn, in an order that reverses from round to round; the
+other servers are stopped meanwhile. Answers are greedy; `spread` is the largest deviation of their
+lengths from the average, as a share. bfloat16 kernels differ between servers, so equal answers are
+not expected of other projects."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,23 +68,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = token_ids(settings.model, texts)
     names = ("levels", "prompts", "longest_prompt", "max_new_tokens", "spread")
     shown = {name: getattr(options, name) for name in names}
-    header = {name: str(value) for name, value in shown.items()} | {"texts": digest(prompts)}
-    session = Session(NAME, options, Cell, settings, header)
+    session = Session(NAME, options, settings, shown, prompts)
 
     def measure(server: Server, cell: Cell) -> Run:
-        warm_up, asked = prompts_of(cell, prompts, options.levels, options.prompts)
+        def answer(prompt: Sequence[int], tokens: int) -> Answer:
+            return ask(cell.config, server, prompt, tokens)
+
+        first, asked = prompts_of(cell, prompts, options.levels, options.prompts)
+        keep_in_flight(server, len(first), answer, first, [WARM_UP_TOKENS] * len(first))
         lengths = lengths_of(asked, options.max_new_tokens, options.spread)
-        return serve(server, cell, warm_up, asked, lengths)
+        return keep_in_flight(server, cell["in_flight"], answer, asked, lengths)
 
     session.serve(
         cells_of(options.configs, options.levels, options.rounds),
         lambda cell: configuration(cell.config, settings, options.programs),
         measure,
     )
-    summary = Summary(session.journal.runs)
-    report = summary.report(session.failed, facts_of(settings, **shown))
-    code = session.finish(report, {**summary.record(), "failed": session.failed})
-    return code or int(bool(session.failed))
+    summary = Summary(session.journal.runs, SGLANG, NAMES)
+    return session.finish(report_of(summary), record_of(summary))
+
+
+def cells_of(configs: Sequence[str], levels: Sequence[int], rounds: int) -> list[Cell]:
+    """All cells; every second round has the reverse order."""
+    first = [Cell.of(1, config, in_flight=level) for level in levels for config in configs]
+    return in_turn(first, rounds)
+
+
+def lengths_of(prompts: Sequence[Sequence[int]], tokens: int, spread: float) -> list[int]:
+    """Lengths of the answers, in tokens: `tokens` on average, and up to `spread` of it apart.
+
+    The length depends on the prompt only. `spread` is from 0 to 1.
+    """
+    most = round(tokens * spread)
+    draws = (random.Random(str(list(prompt))) for prompt in prompts)
+    return [max(1, tokens + draw.randint(-most, most)) for draw in draws]
+
+
+def over_best_peer(summary: Summary, level: int) -> Ratio | None:
+    """QSPEC over the peer with the smallest ratio; None without a peer or common rounds."""
+    peers = (name for name in summary.configs if name not in OWN)
+    return Ratio.smallest(summary.ratio(QSPEC, name, {"in_flight": level}) for name in peers)
+
+
+def record_of(summary: Summary) -> dict[str, Any]:
+    """For the line of JSON."""
+    over = {level: over_best_peer(summary, level) for level in summary.values("in_flight")}
+    return {
+        **ratio_record("over_best_peer_min", Ratio.smallest(over.values())),
+        "over_best_peer": {
+            str(level): ratio_record("ratio", ratio) for level, ratio in over.items()
+        },
+        "rows": [row.record() for row in summary.rows],
+    }
+
+
+def report_of(summary: Summary) -> Report:
+    """A table, and a chart of tokens per second by requests in flight."""
+    servers = table("Servers", summary.rows, HEADS, NOTE)
+    over = (over_best_peer(summary, level) for level in summary.values("in_flight"))
+    headline = f"QSPEC over the fastest peer, at least: {number(Ratio.smallest(over))}."
+    points = ((row.config, row.load["in_flight"], row.figures.tokens_per_s) for row in summary.rows)
+    title, axes = "Throughput by requests in flight", ("requests in flight", "tokens/s")
+    caption = "Output tokens per second of each server on the same processors."
+    colors = dict(zip(NAMES, charts.COLORS, strict=False))
+    drawn = line_figure("throughput", title, caption, points, axes, colors=colors)
+    return Report("Throughput beside other servers", headline, [servers], METHOD, figures=drawn)
 
 
 def prompts_of(
@@ -79,9 +143,9 @@ def prompts_of(
     Each level of each round has prompts of its own, until the file has no more.
     """
     each = count + max(levels)
-    number = 1 + (cell.round - 1) * len(levels) + list(levels).index(cell.in_flight)
+    number = 1 + (cell.round - 1) * len(levels) + list(levels).index(cell["in_flight"])
     found = of_round(prompts, each, number)
-    return found[count : count + cell.in_flight], found[:count]
+    return found[count : count + cell["in_flight"]], found[:count]
 
 
 def token_ids(model: Path, texts: Sequence[str]) -> list[list[int]]:

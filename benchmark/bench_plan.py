@@ -21,11 +21,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from benchmark.harness import charts
+from benchmark.harness.cells import Cell, in_turn
 from benchmark.harness.configuration import Configuration, facts_of
 from benchmark.harness.dataset import render
 from benchmark.harness.options import add_servers, parsed, parser_of, positive, settings_of
@@ -56,26 +57,24 @@ Figures = Mapping[str, float]
 """Figures of a configuration by their names, as in DIGITS."""
 
 
-class Cell(NamedTuple):
-    """A configuration that is predicted and measured."""
-
-    mode: str
-    slots: int
-    rate: float
-    """Arrivals per second; 0 if all requests arrive at once."""
-
-    def __str__(self) -> str:
-        arrivals = f"{self.rate:g}/s" if self.rate else "at once"
-        return f"{self.mode}, {self.slots} slots, {arrivals}"
-
-
 def cells_of(rate: float) -> list[Cell]:
-    """All configurations; `rate` is that of the arrivals at random times."""
+    """All configurations; `rate` is that of the arrivals at random times, in arrivals per second.
+
+    A cell has the mode as its configuration, and a rate of 0 if all requests arrive at once.
+    """
     at_once = [
-        *(Cell(mode, 4, 0.0) for mode in (NONE, "queue", "ahead", "auto")),
-        *(Cell(mode, slots, 0.0) for slots in (2, 8) for mode in (NONE, "auto")),
+        *((mode, 4) for mode in (NONE, "queue", "ahead", "auto")),
+        *((mode, slots) for slots in (2, 8) for mode in (NONE, "auto")),
     ]
-    return [*at_once, *(Cell(mode, 4, rate) for mode in (NONE, "queue", "auto"))]
+    later = [(mode, 4, rate) for mode in (NONE, "queue", "auto")]
+    every = [*((mode, slots, 0.0) for mode, slots in at_once), *later]
+    return [Cell.of(1, mode, slots=slots, rate=found) for mode, slots, found in every]
+
+
+def name_of(cell: Cell) -> str:
+    """The name of a configuration in the results."""
+    arrivals = f"{cell['rate']:g}/s" if cell["rate"] else "at once"
+    return f"{cell.config}, {cell['slots']} slots, {arrivals}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configuration = Configuration("QSPEC", settings, settings.qspec(*flags), settings.target_cores)
     say("starting SGLang")
     cells = cells_of(options.request_rate)
-    found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
+    found: dict[str, list[dict[str, Any]]] = {name_of(cell): [] for cell in cells}
     with configuration.server() as server:
         wait_for_sidecar(server)
         lengths = [len(Client(server.url).chat_ids(text)) for text in texts]
@@ -97,14 +96,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
             save(tables, options.output / "tables.json")
-        for number in range(options.rounds):
-            for cell in cells[:: -1 if number % 2 else 1]:
-                times = times_of(cell, len(prompts))
-                run = measure(server, cell, prompts, times, options.max_new_tokens)
-                asked = zip(times, lengths, (answer.tokens for answer in run.answers), strict=True)
-                arrivals = list(map(Arrival._make, asked))
-                found[cell].append(row_of(str(cell), predict(tables, cell, arrivals), run))
-                say(f"{found[cell][-1]}")
+        for cell in in_turn(cells, options.rounds):
+            times = times_of(cell, len(prompts))
+            run = measure(server, cell, prompts, times, options.max_new_tokens)
+            asked = zip(times, lengths, (answer.tokens for answer in run.answers), strict=True)
+            arrivals = list(map(Arrival._make, asked))
+            row = row_of(name_of(cell), predict(tables, cell, arrivals), run)
+            found[row["config"]].append(row)
+            say(f"{row}")
     rows = [min(each, key=lambda row: row["others_share"]) for each in found.values()]
     record = summary(rows)
     print(table_of(rows).text())
@@ -133,9 +132,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def times_of(cell: Cell, requests: int) -> list[float]:
     """Arrival times, the same in every run."""
-    if not cell.rate:
+    if not cell["rate"]:
         return [0.0] * requests
-    gaps = np.random.default_rng(1).exponential(1.0 / cell.rate, requests)
+    gaps = np.random.default_rng(1).exponential(1.0 / cell["rate"], requests)
     return [float(each) for each in gaps.cumsum()]
 
 
@@ -143,15 +142,19 @@ def measure(
     server: Server, cell: Cell, prompts: Sequence[str], times: Sequence[float], tokens: int
 ) -> Run:
     """Set the server to the configuration, and serve the prompts."""
-    mode = MODES.index("queue" if cell.mode == NONE else cell.mode)
-    enabled = int(cell.mode != NONE)
-    values = {"pp_max_micro_batch_size": cell.slots, "qspec_mode": mode, "qspec_enabled": enabled}
+    mode = MODES.index("queue" if cell.config == NONE else cell.config)
+    enabled = int(cell.config != NONE)
+    values = {
+        "pp_max_micro_batch_size": cell["slots"],
+        "qspec_mode": mode,
+        "qspec_enabled": enabled,
+    }
     update_settings(server, values)
     sampling = {"temperature": 0, "max_new_tokens": tokens}
     return serve(
         server,
         lambda: send_each(server, prompts, sampling, times),
-        lambda: warm_up(server, cell.slots + 2, sampling),
+        lambda: warm_up(server, cell["slots"] + 2, sampling),
         has_sidecar=True,
         await_sidecar=bool(enabled),
     )
@@ -159,7 +162,7 @@ def measure(
 
 def predict(tables: Tables, cell: Cell, arrivals: Sequence[Arrival]) -> Figures:
     """The figures of the simulation."""
-    group = Group(cell.mode, cell.slots, delay=LINK_S)
+    group = Group(cell.config, cell["slots"], delay=LINK_S)
     found = simulate(group, tables, arrivals, before=arrivals)
     return {
         "tokens_per_s": found.rate,

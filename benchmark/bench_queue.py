@@ -14,10 +14,9 @@ block.
 
 Prints tables, and writes them to `report.md`, and with charts to `report.html`: match rates,
 speedups of requests, the mean speedup by completions, and queue speculation against n-grams of the
-prompt. The last line is JSON: `rows`, each with `config`, `speedup`, `accept_len`,
-`match_rate`, `by_group` and `equal_hardware_speedup`, and the `equal_hardware_speedup` of
-`qspec-8`. An equal-hardware speedup is over no speculation on the cores of target and sidecar; a
-configuration without a sidecar has both cores in this comparison.
+prompt. The last line is JSON: `rows`, also with `by_group` and `equal_hardware_speedup`, and the
+`equal_hardware_speedup` of `qspec-8`. An equal-hardware speedup is over no speculation on the cores
+of target and sidecar; a configuration without a sidecar has both cores in this comparison.
 """
 
 from __future__ import annotations
@@ -28,15 +27,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark.harness.configuration import facts_of
+from benchmark.harness.cells import Cell
 from benchmark.harness.dataset import fitting, spread
 from benchmark.harness.options import EXACT, add_run, parsed, parser_of, positive, rate, settings_of
+from benchmark.harness.run import Run
+from benchmark.harness.server import Server
 from benchmark.harness.session import Session
 from benchmark.queueing.charts import charts
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
-from benchmark.queueing.load import Cell, Load, blocks_of, cells_of, measure
+from benchmark.queueing.load import blocks_of, cells_of, measure
 from benchmark.queueing.report import report_of
-from benchmark.queueing.summary import summarize
+from benchmark.queueing.summary import Blocks
 
 NAME = "bench_queue"
 
@@ -47,23 +48,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit = options.context_length - options.max_new_tokens - 1
     prompts, too_long = fitting(NAME, options.dataset, settings.model, limit, options.groups)
     chosen = {group: spread(texts, options.num_prompts) for group, texts in prompts.items()}
-    load = Load(blocks_of(chosen, options.block), options.max_new_tokens, options.request_rate)
+    blocks = blocks_of(chosen, options.block)
+    by_place = {(block.group, block.part): block for block in blocks}
     configs = [name for name in NAMES if name in options.configs]
-    session = Session(NAME, options, Cell, settings, {"load": load.digest})
+    limits = (options.max_new_tokens, options.request_rate)
+    shown = {"max_new_tokens": options.max_new_tokens, "request_rate": str(options.request_rate)}
+    session = Session(NAME, options, settings, shown, blocks)
+
+    def serve(server: Server, cell: Cell) -> Run:
+        block = by_place[cell["group"], cell["part"]]
+        return measure(server, configuration(cell.config, settings), block.prompts, *limits)
+
     session.serve(
-        cells_of(load.blocks, configs, options.rounds),
+        cells_of(blocks, configs, options.rounds),
         lambda cell: configuration(cell.config, settings),
-        lambda server, cell: measure(
-            server, configuration(cell.config, settings), load.block(cell), load
-        ),
+        serve,
     )
-    summary = summarize(session.journal.runs, configs, session.failed)
-    asked = {"max_new_tokens": load.max_new_tokens, "request_rate": str(load.request_rate)}
-    blocks = f"{summary.blocks} of {options.rounds * len(load.blocks)} served"
-    served = dict(Counter(block.group for block in load.blocks for _ in block.prompts))
-    counts = {"rounds": options.rounds, "blocks": blocks, "prompts": served, "too_long": too_long}
-    facts = facts_of(settings, **asked, **counts)
-    return session.finish(report_of(summary, charts(summary), facts), summary.record())
+    served = Blocks(session.journal.runs, [name for name in configs if name not in session.failed])
+    return session.finish(
+        report_of(served, charts(served)),
+        served.record(),
+        rounds=options.rounds,
+        blocks=f"{served.count} of {options.rounds * len(blocks)} served",
+        prompts=dict(Counter(block.group for block in blocks for _ in block.prompts)),
+        too_long=too_long,
+    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

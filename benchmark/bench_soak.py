@@ -25,6 +25,12 @@ server's log. Exits with 1 if anything failed, changed or leaked.
 
 The last line is JSON: `requests`, `failed`, `changed`, `rss_slope_mib_per_h`, `leaked` by name, and
 more.
+
+With `--faults` the command does not soak, but measures how throughput recovers from faults of the
+sidecar (`benchmark.soak.faults`). The folder then gets `results.json` and the chart `faults.svg`;
+`--report-only` draws the chart again.
+
+    python -m benchmark.bench_soak --faults --output results
 """
 
 from __future__ import annotations
@@ -49,18 +55,18 @@ from benchmark.harness.options import add_servers, parsed, parser_of, positive, 
 from benchmark.harness.output import say, write
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import state_of, wait_for_sidecar
-from benchmark.soak import chart, leaks
+from benchmark.soak import chart, faults, leaks
 from benchmark.soak.answers import Answer
 from benchmark.soak.asking import LIMIT_S
 from benchmark.soak.disturbance import Changes, Strokes
 from benchmark.soak.journal import EVENTS_FILE, Journal
-from benchmark.soak.load import Load
 from benchmark.soak.mix import Mix
 from benchmark.soak.monitor import COLUMNS, Monitor
 from benchmark.soak.references import PLAINLY, gather
 from benchmark.soak.slope import Slope
 from benchmark.soak.summary import server_slopes, sidecar_lives
 from benchmark.soak.templates import Template, pool
+from benchmark.soak.traffic import Traffic
 
 SLOTS = 8
 CONTEXT = 1024
@@ -83,6 +89,8 @@ PROGRESS_S = 60.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    if options.faults is not None:
+        return faults.measure(options)
     folder = options.output or Path(tempfile.mkdtemp(prefix="bench_soak_"))
     if (folder / EVENTS_FILE).exists():
         sys.exit(f"bench_soak: error: there is a soak in {folder} already; give another --output")
@@ -128,10 +136,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--in-flight", type=positive, nargs=2, default=[8, 16], metavar=names, help=levels)
     add("--templates", type=positive, default=60, help="requests with a known answer (default: 60)")
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
+    which = "measure how throughput recovers from faults, and do not soak (none named: all)"
+    add("--faults", nargs="*", choices=faults.FAULTS, help=which)
+    add("--times", type=positive, default=3, help="repetitions of each fault (default: 3)")
+    again = "with --faults: only draw the chart of --output again"
+    add("--report-only", action="store_true", help=again)
+    flags = "with --faults: more flags of the QSPEC server, after --"
+    add("arguments", nargs="*", help=flags)
     add_servers(parser, "float32")
     options = parsed(parser, argv)
-    # Only a CPU server has a KV pool of a given size.
-    options.cpu = True
+    if options.faults is None:
+        if options.report_only or options.arguments:
+            parser.error("--report-only and flags after -- need --faults")
+        # Only a CPU server has a KV pool of a given size.
+        options.cpu = True
+    else:
+        options.faults = options.faults or list(faults.FAULTS)
     low, high = options.in_flight
     if low > high:
         parser.error(f"--in-flight {low} {high}: LOW must be at most HIGH")
@@ -156,8 +176,8 @@ class Soak:
         self.mix = Mix(options.seed, templates, references)
         seconds = options.minutes * 60
         low, high = options.in_flight
-        self.load = Load(server, self.mix, references, (low, high), journal)
-        self.monitor = Monitor(server, self.load, journal)
+        self.traffic = Traffic(server, self.mix, references, (low, high), journal)
+        self.monitor = Monitor(server, self.traffic, journal)
         self.strokes = Strokes(server, options.seed + 2, seconds, journal)
         self.changes = Changes(server, options.seed + 3, journal)
         self.began = self.ended = 0.0
@@ -179,7 +199,7 @@ class Soak:
         try:
             files = self._first()
             beside = [pool.submit(work, over) for work in works]
-            self.load.run(time.monotonic() + self._seconds - (self._journal.now - self.began))
+            self.traffic.run(time.monotonic() + self._seconds - (self._journal.now - self.began))
             self.ended = self._journal.now
             over.set()
             for work in beside:
@@ -200,9 +220,9 @@ class Soak:
     def _first(self) -> dict[str, int]:
         """Run the load without disturbance; returns the number of open files by role at its end."""
         seconds = min(FIRST_S, FIRST_SHARE * self._seconds)
-        self.load.run(time.monotonic() + seconds)
-        if not self.load.finish(LIMIT_S):
-            self.leaked["unfinished_at_first"] = self.load.in_flight
+        self.traffic.run(time.monotonic() + seconds)
+        if not self.traffic.finish(LIMIT_S):
+            self.leaked["unfinished_at_first"] = self.traffic.in_flight
         left = leaks.wait_for_idle(self._server)
         self.leaked |= {f"{name}_at_first": count for name, count in left.items()}
         return leaks.files_of(self._server)
@@ -210,9 +230,9 @@ class Soak:
     def _last(self, files: dict[str, int]) -> None:
         """Wait until the load has ended, and look for leaks."""
         say("the load has stopped; waiting for the requests in flight")
-        finished = self.load.finish(LIMIT_S + 60.0)
+        finished = self.traffic.finish(LIMIT_S + 60.0)
         if not finished:
-            self.leaked["unfinished"] = self.load.in_flight
+            self.leaked["unfinished"] = self.traffic.in_flight
         if self._server.exit_code() is not None:
             self.leaked["server_ended"] = self._server.exit_code()
             return
@@ -231,11 +251,12 @@ class Soak:
     def _progress(self, over: threading.Event) -> None:
         while not over.wait(PROGRESS_S):
             minutes = (self._journal.now - self.began) / 60
-            say(f"{minutes:.0f} min: {dict(self.load.ended)}, strokes {dict(self.strokes.counts)}")
+            ended, counts = dict(self.traffic.ended), dict(self.strokes.counts)
+            say(f"{minutes:.0f} min: {ended}, strokes {counts}")
 
     @property
     def failed(self) -> int:
-        return self.load.ended["failed"] + self.changes.failed
+        return self.traffic.ended["failed"] + self.changes.failed
 
     def record(self) -> dict[str, Any]:
         """All figures."""
@@ -245,14 +266,14 @@ class Soak:
         lives = sidecar_lives(rows, self.ended)
         longest = lives[0]["mib_per_h"] if lives else None
         return {
-            "requests": sum(self.load.ended.values()),
+            "requests": sum(self.traffic.ended.values()),
             "failed": self.failed,
-            "changed": self.load.ended["changed"],
+            "changed": self.traffic.ended["changed"],
             "rss_slope_mib_per_h": None if rss is None else round(rss.per_hour, 2),
             "leaked": self.leaked,
-            "compared": self.load.compared,
-            "ended": dict(self.load.ended),
-            "cuts": dict(self.load.cuts),
+            "compared": self.traffic.compared,
+            "ended": dict(self.traffic.ended),
+            "cuts": dict(self.traffic.cuts),
             "kinds": dict(sorted(self.mix.counts.items())),
             "server_slopes_mib_per_h": {
                 name: None if found is None else found.record() for name, found in slopes.items()

@@ -2,34 +2,31 @@
 
 The benchmark replays recorded requests, each with 8 completions. A step commits the tokens that the
 last pass accepted, and proposes 8 draft tokens for every request; the benchmark times only steps.
-Two other libraries take turns on the same text: SGLang's own `NgramCorpus`, with one trie for all
-requests, and arctic-inference's suffix tree, one per request, if it is installed.
 
     python -m benchmark.bench_trie
 
-The last line is JSON: `step_ms_64`, `step_ms_1024`, `insert_tokens_per_s`, `bytes_per_token` and
-`peers`, and `step_ms` by number of live requests.
+The last line is JSON: `step_ms_64`, `step_ms_1024`, `insert_tokens_per_s`, `bytes_per_token`, and
+`step_ms` by number of live requests.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Sequence
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
-from benchmark.harness.statistics import SPREADS, Ratio, ratio_record, rounded
-from benchmark.replay import OWN, Recorded, accepted, load
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 
 WIDTH = 9
@@ -37,6 +34,41 @@ WIDTH = 9
 VOCAB = 1 << 18
 CHUNK = 4
 """Tokens of a completion in one message of a sidecar."""
+OWN = Path(__file__).parent / "completions.json"
+"""Completions of our own prompts by the demo models."""
+Ids = Sequence[int] | NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded request, in token ids."""
+
+    prompt_ids: list[int]
+    target_ids: list[int]
+    draft_ids: list[list[int]]
+    """Completions; the first is greedy."""
+
+
+def load(path: Path) -> list[Recorded]:
+    """Read a recording."""
+    return [Recorded(**record) for record in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def accepted(
+    token_ids: Ids, parents: Ids, size: int, target_ids: list[int], done: int
+) -> list[int]:
+    """The nodes of a tree of `size` nodes that greedy verification accepts after `done` tokens."""
+    nodes: list[int] = []
+    at = 0
+    for token in target_ids[done:]:
+        for node in range(at + 1, size):
+            if parents[node] == at and token_ids[node] == token:
+                at = node
+                nodes.append(node)
+                break
+        else:
+            break
+    return nodes
 
 
 class LiveRequest:
@@ -59,23 +91,8 @@ class LiveRequest:
         return self.done >= len(self.recorded.target_ids)
 
 
-class Contender(Protocol):
-    """Something that proposes draft tokens for many requests."""
-
-    name: str
-
-    def open(self, live: LiveRequest) -> None:
-        """Add a request with all its completions."""
-
-    def close(self, live: LiveRequest) -> None:
-        """Remove a request."""
-
-    def step(self, batch: Sequence[LiveRequest]) -> Any:
-        """Commit the fresh tokens of each request, and propose for all."""
-
-
-class Ours:
-    name = "sglang-qspec"
+class Tries:
+    """The tries of a server, one for each request."""
 
     def __init__(self) -> None:
         self.store = TrieStore(TrieLimits(vocab_size=VOCAB, max_total_tokens=1 << 26))
@@ -106,79 +123,14 @@ class Ours:
         return self.store.propose(rids, [live.fresh[-1] for live in batch], WIDTH)
 
 
-class Corpus:
-    """NgramCorpus as `NGRAMWorker` uses it, with the last tokens of each request."""
-
-    name = "SGLang NgramCorpus"
-    depth = 18
-
-    def __init__(self) -> None:
-        from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
-
-        sizes = {"draft_token_num": WIDTH, "capacity": 1 << 24}
-        self.corpus = NgramCorpus(max_trie_depth=self.depth, **sizes)
-
-    def open(self, live: LiveRequest) -> None:
-        self.corpus.batch_put([live.recorded.prompt_ids, *live.recorded.draft_ids])
-        self.corpus.synchronize()
-
-    def close(self, live: LiveRequest) -> None:
-        self.corpus.erase_match_state([live.rid])
-
-    def step(self, batch: Sequence[LiveRequest]) -> Any:
-        tails = [self._tail(live) for live in batch]
-        lengths = [len(live.recorded.prompt_ids) + live.done for live in batch]
-        found = self.corpus.batch_get([live.rid for live in batch], tails, lengths)
-        self.corpus.batch_put(tails)
-        self.corpus.synchronize()
-        return found
-
-    def _tail(self, live: LiveRequest) -> list[int]:
-        text = live.recorded.target_ids[max(0, live.done - self.depth) : live.done]
-        missing = self.depth - len(text)
-        return (live.recorded.prompt_ids[-missing:] if missing else []) + text
-
-
-class Arctic:
-    """One suffix tree per request, with its completions and its own text."""
-
-    name = "arctic-inference"
-    depth = 64
-    own = 1 << 20
-    """Number of the sequence that holds the request's own text."""
-
-    def __init__(self) -> None:
-        self.tree = import_module("arctic_inference.suffix_decoding._C").SuffixTree
-        self.trees: dict[str, Any] = {}
-
-    def open(self, live: LiveRequest) -> None:
-        tree = self.trees[live.rid] = self.tree(self.depth)
-        for number, draft in enumerate(live.recorded.draft_ids):
-            tree.extend(number, draft)
-        tree.extend(self.own, live.recorded.prompt_ids)
-
-    def close(self, live: LiveRequest) -> None:
-        del self.trees[live.rid]
-
-    def step(self, batch: Sequence[LiveRequest]) -> Any:
-        drafts = []
-        for live in batch:
-            tree = self.trees[live.rid]
-            tree.extend(self.own, live.fresh)
-            context = live.recorded.target_ids[max(0, live.done - self.depth) : live.done]
-            drafts.append(tree.speculate(context, WIDTH - 1, 1.0, 0.0, 0.02, True))
-        return [(draft.token_ids, draft.parents) for draft in drafts]
-
-
 def main() -> None:
     options = _options()
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
     requests = load(options.recording)
-    times = steps([Ours()], requests, options.live, options.steps)[Ours.name]
+    times = steps(requests, options.live, options.steps)
     step_ms = {count: statistics.median(ms) for count, ms in times.items()}
     insert, chunked = insertion(requests)
-    others = peers(requests, options.steps)
     record = {
         "benchmark": "trie",
         "step_ms_64": step_ms.get(64),
@@ -187,53 +139,38 @@ def main() -> None:
         "insert_tokens_per_s": insert,
         "insert_tokens_per_s_in_chunks": chunked,
         "bytes_per_token": bytes_per_token(requests),
-        "peers": others,
     }
     for count, ms in step_ms.items():
         print(f"{count:5} live requests: {ms:7.3f} ms a step, {ms / count * 1e3:5.2f} us each")
     print(f"insertion: {insert / 1e6:.2f} M tokens/s, {chunked / 1e6:.2f} M in chunks of {CHUNK}")
     print(f"memory: {record['bytes_per_token']:.1f} bytes a draft token")
-    for name, figures in others.items():
-        shown = (f"{key} {value}" for key, value in rounded(figures).items())
-        print(f"{name}: " + ", ".join(shown))
-    print(f"A round is a quarter of the steps. {SPREADS}")
     print_record(record)
 
 
-def steps(
-    contenders: Sequence[Contender], requests: list[Recorded], counts: Iterable[int], rounds: int
-) -> dict[str, dict[int, list[float]]]:
-    """Milliseconds of each step, by contender and number of live requests; contenders take turns.
+def steps(requests: list[Recorded], counts: Iterable[int], rounds: int) -> dict[int, list[float]]:
+    """Milliseconds of each step, by number of live requests.
 
-    The requests advance by the proposals of the first contender, so all contenders get the same
-    steps. New requests replace finished ones outside the timed part.
+    The requests advance by the proposals. New requests replace finished ones outside the timed
+    part.
     """
-    found: dict[str, dict[int, list[float]]] = {contender.name: {} for contender in contenders}
+    found: dict[int, list[float]] = {}
     supply = itertools.cycle(requests)
     for count in counts:
+        tries = Tries()
         batch = [_started(next(supply), offset) for offset in range(count)]
-        for contender, live in itertools.product(contenders, batch):
-            contender.open(live)
-        times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        for live in batch:
+            tries.open(live)
+        times = found[count] = []
         for _ in range(rounds):
-            for contender in contenders:
-                began = time.perf_counter()
-                proposed = contender.step(batch)
-                times[contender.name].append((time.perf_counter() - began) * 1e3)
-                if contender is contenders[0]:
-                    trees = proposed
+            began = time.perf_counter()
+            trees = tries.step(batch)
+            times.append((time.perf_counter() - began) * 1e3)
             for row, live in enumerate(batch):
                 _advance(live, trees, row)
                 if live.ended:
-                    for contender in contenders:
-                        contender.close(live)
+                    tries.close(live)
                     batch[row] = LiveRequest(next(supply))
-                    for contender in contenders:
-                        contender.open(batch[row])
-        for contender, live in itertools.product(contenders, batch):
-            contender.close(live)
-        for name, values in times.items():
-            found[name][count] = values
+                    tries.open(batch[row])
     return found
 
 
@@ -258,13 +195,13 @@ def insertion(requests: list[Recorded], rounds: int = 5) -> tuple[float, float]:
     rates: dict[int | None, list[float]] = {None: [], CHUNK: []}
     for _ in range(rounds):
         for chunk, found in rates.items():
-            ours = Ours()
+            tries = Tries()
             batch = list(map(LiveRequest, requests))
             for live in batch:
-                ours.begin(live)
+                tries.begin(live)
             began = time.perf_counter()
             for live in batch:
-                ours.insert(live, chunk)
+                tries.insert(live, chunk)
             seconds = time.perf_counter() - began
             found.append(sum(map(_draft_tokens, requests)) / seconds)
     return statistics.median(rates[None]), statistics.median(rates[CHUNK])
@@ -272,56 +209,19 @@ def insertion(requests: list[Recorded], rounds: int = 5) -> tuple[float, float]:
 
 def bytes_per_token(requests: list[Recorded]) -> float:
     """Bytes of the completions per token."""
-    ours, used = Ours(), 0
+    tries, used = Tries(), 0
     for live in map(LiveRequest, requests):
-        ours.begin(live)
-        trie = ours.store.get(live.rid)
+        tries.begin(live)
+        trie = tries.store.get(live.rid)
         assert trie is not None
         before = trie.bytes
-        ours.insert(live)
+        tries.insert(live)
         used += trie.bytes - before
     return used / sum(map(_draft_tokens, requests))
 
 
 def _draft_tokens(recorded: Recorded) -> int:
     return sum(map(len, recorded.draft_ids))
-
-
-def peers(requests: list[Recorded], rounds: int) -> dict[str, dict[str, Any]]:
-    """`step_ms_64` of each installed peer, measured in turn with ours, and the ratio of medians."""
-    contenders: list[Contender] = [Ours()]
-    for peer in (Corpus, Arctic):
-        try:
-            contenders.append(peer())
-        except ImportError as error:
-            print(f"{peer.name} is left out: {error}", file=sys.stderr)
-    found: dict[str, dict[str, Any]] = {}
-    # Memory first: later allocations would reuse freed memory, which does not count.
-    sizes = {peer.name: _peer_bytes(type(peer), requests) for peer in contenders[1:]}
-    times = {name: ms[64] for name, ms in steps(contenders, requests, [64], rounds).items()}
-    for contender in contenders[1:]:
-        ms = times[contender.name]
-        found[contender.name] = {
-            "step_ms_64": statistics.median(ms),
-            **ratio_record("times_ours", Ratio.of_times(ms, times[Ours.name])),
-            "bytes_per_token": sizes[contender.name],
-        }
-    return found
-
-
-def _peer_bytes(peer: type[Contender], requests: list[Recorded]) -> float:
-    """Bytes per draft token: by the tree's own count if it has one, else by the process's size."""
-    contender = peer()
-    batch = [LiveRequest(recorded) for recorded in requests * max(1, 64 // len(requests))]
-    process = psutil.Process()
-    before = process.memory_info().rss
-    for live in batch:
-        contender.open(live)
-    if isinstance(contender, Arctic):
-        used = sum(tree.estimate_memory() for tree in contender.trees.values())
-    else:
-        used = process.memory_info().rss - before
-    return used / sum(_draft_tokens(live.recorded) for live in batch)
 
 
 def _options() -> argparse.Namespace:

@@ -19,8 +19,7 @@ requests in flight.
 
 The last line is JSON: `worst_ratio`, the smallest ratio of the adaptive width over no speculation
 in tokens per second; `adaptive_over_best_fixed_min`, the smallest ratio of the adaptive width over
-the fastest fixed width; and `rows`, each with `case`, `running`, `config`, `tokens_per_s`, `ratio`,
-`accept_length`, `proposed_per_pass` and `others_share`.
+the fastest fixed width; and `rows`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmark.harness.configuration import Configuration, Settings, facts_of
+from benchmark.harness.cells import Cell
+from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.dataset import fitting, mixed
-from benchmark.harness.journal import digest
 from benchmark.harness.options import (
     add_run,
     add_unpinned,
@@ -42,11 +41,12 @@ from benchmark.harness.options import (
     settings_of,
 )
 from benchmark.harness.session import Session, rounded_up
+from benchmark.harness.summary import Summary
 from benchmark.worst import wrong_sidecar
-from benchmark.worst.cases import BASELINE, BY_NAME, CASES, SPEC_BENCH, Cell, cells_of
+from benchmark.worst.cases import BASELINE, BY_NAME, CASES, SPEC_BENCH, cells_of
 from benchmark.worst.client import Client, vocab_size_of
 from benchmark.worst.loads import Loads
-from benchmark.worst.summary import Summary
+from benchmark.worst.summary import record_of, report_of
 
 NAME = "bench_worst_case"
 WIDTH = 16
@@ -67,28 +67,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.dataset is not None:
         prompts = mixed(fitting(NAME, options.dataset, settings.model, LONGEST_PROMPT)[0])
     shown = {"context": options.context, "max_new_tokens": options.max_new_tokens}
-    header = {name: str(value) for name, value in shown.items()}
-    header["prompts"] = digest(prompts)
-    session = Session(NAME, options, Cell, settings, header, leaves_out=str)
+    session = Session(NAME, options, settings, shown, prompts, lambda cell: cell.place)
     loads = Loads(settings.model, prompts, options.context, options.max_new_tokens)
     client = Client(vocab_size_of(settings.model), WIDTH, ragged=not settings.on_gpu)
     cells = cells_of(options.cases, options.levels, options.widths, options.rounds)
     with ExitStack() as stack:
         endpoint = ""
-        if not options.report_only and any(BY_NAME[cell.case].misled for cell in cells):
+        if not options.report_only and any(BY_NAME[cell["case"]].misled for cell in cells):
             running = wrong_sidecar.running(settings.model, settings.sidecar_cores)
             endpoint = stack.enter_context(running)
         session.serve(
             cells,
             lambda cell: configuration(cell, settings, endpoint),
             lambda server, cell: client.serve(
-                server, cell, loads.of(cell.case, cell.running, cell.round)
+                server, cell, loads.of(cell["case"], cell["in_flight"], cell.round)
             ),
         )
-    summary = Summary(session.journal.runs)
-    report = summary.report(session.failed, facts_of(settings, **shown))
-    code = session.finish(report, {**summary.record(), "failed": session.failed})
-    return code or int(bool(session.failed))
+    summary = Summary(session.journal.runs, BASELINE)
+    return session.finish(report_of(summary), record_of(summary))
 
 
 def configuration(cell: Cell, settings: Settings, misled: str) -> Configuration:
@@ -96,7 +92,7 @@ def configuration(cell: Cell, settings: Settings, misled: str) -> Configuration:
     if cell.config == BASELINE:
         return Configuration(BASELINE, settings, (), settings.target_cores)
     widest = ("--speculative-num-draft-tokens", str(WIDTH))
-    if BY_NAME[cell.case].misled:
+    if BY_NAME[cell["case"]].misled:
         wrong = ("--speculative-algorithm", "QSPEC", "--speculative-qspec-endpoint", misled)
         return Configuration("misled", settings, (*wrong, *widest), settings.target_cores)
     flags = settings.qspec(*widest, mem_fraction=MEM_FRACTION)

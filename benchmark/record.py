@@ -1,14 +1,12 @@
 """Records the draft model's completions of each prompt, and the target's answer.
 
-`bench_trie` and `bench_policy` replay such a recording, so they need no model. `completions.json`
-beside this file is a recording of our own prompts with the demo models:
+`bench_trie` replays such a recording, so it needs no model. `completions.json` beside this file is
+a recording of our own prompts with the demo models:
 
     python -m benchmark.record --output benchmark/completions.json
 
 Each recorded request has `prompt_ids`, `target_ids` (the greedy answer) and `draft_ids`, a list of
-completions. The first completion is greedy; the others are sampled at `--temperature`. Its
-`step_drafts` are the tokens that the draft model drafts ahead of the output, while the target
-commits token by token.
+completions. The first completion is greedy; the others are sampled at `--temperature`.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from pathlib import Path
 
 from benchmark.harness.child import Child, draft_model
 from benchmark.harness.options import parser_of, positive
-from benchmark.replay import LOOKAHEAD
 
 
 def main() -> None:
@@ -44,11 +41,9 @@ def main() -> None:
     # SGLang loads one model per process.
     targets = Child(completer, str(models.target), 1, options).ask(prompts)
     drafts = Child(completer, str(models.draft), options.completions, options).ask(prompts)
-    texts = [(prompt, target[0]) for prompt, target in zip(prompts, targets, strict=True)]
-    steps = Child(step_drafter, str(models.draft), options.device).ask(texts)
     records = [
-        {"prompt_ids": prompt, "target_ids": target, "draft_ids": draft, "step_drafts": step}
-        for (prompt, target), draft, step in zip(texts, drafts, steps, strict=True)
+        {"prompt_ids": prompt, "target_ids": target[0], "draft_ids": draft}
+        for prompt, target, draft in zip(prompts, targets, drafts, strict=True)
     ]
     lines = ",\n".join(json.dumps(record, separators=(",", ":")) for record in records)
     options.output.write_text(f"[\n{lines}\n]\n")
@@ -83,59 +78,6 @@ def completer(
         return found
 
     return complete
-
-
-def step_drafter(
-    model_path: str, device: str
-) -> Callable[[list[tuple[list[int], list[int]]]], list[list[tuple[int, list[int]]]]]:
-    """In a child: load the model; returns a function from (prompt, output) to step drafts.
-
-    The output is committed token by token, and the drafter runs ahead of it as on a server. A step
-    draft is the length of the output where it begins, and its tokens.
-    """
-    from sglang_qspec.link import Peer
-    from sglang_qspec.messages import Admit, Commit, Commits, Drafted, Submit
-    from sglang_qspec.sidecar.drafter import Drafter
-
-    model = draft_model(model_path, device=device, max_total_tokens=64 * 1024)
-    server = Peer("record", b"")
-
-    def draft(texts: list[tuple[list[int], list[int]]]) -> list[list[tuple[int, list[int]]]]:
-        drafter = Drafter(model)
-        found: list[dict[int, tuple[int, list[int]]]] = [{} for _ in texts]
-        for number, (prompt_ids, output_ids) in enumerate(texts):
-            length = len(output_ids) + LOOKAHEAD
-            asked = Submit(
-                number, prompt_ids, 0, max_new_tokens=length, completions=0, temperature=0.0
-            )
-            drafter.submit(server, asked)
-            drafter.admit(server, Admit(number))
-        done = [0] * len(texts)
-        ready = set(range(len(texts)))
-        while ready:
-            commits = []
-            for number in ready:
-                fresh = texts[number][1][done[number] : done[number] + 1]
-                if fresh:
-                    commits.append(Commit(number, done[number], fresh, LOOKAHEAD))
-                    done[number] += 1
-            drafter.follow(server, Commits(commits))
-            # A request with a complete draft continues while the others are drafted.
-            ready = set()
-            while not ready and not drafter.idle:
-                drafter.step()
-                for _, drafted in drafter.take():
-                    if isinstance(drafted, Drafted):
-                        drafts = found[drafted.submission]
-                        _, token_ids = drafts.setdefault(drafted.completion, (drafted.base_len, []))
-                        token_ids += drafted.token_ids
-                        if drafted.finished:
-                            ready.add(drafted.submission)
-            if not ready:
-                ready = {n for n, (_, output_ids) in enumerate(texts) if done[n] < len(output_ids)}
-        return [sorted(drafts.values()) for drafts in found]
-
-    return draft
 
 
 def _texts(options: argparse.Namespace) -> list[str]:

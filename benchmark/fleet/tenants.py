@@ -22,7 +22,7 @@ PAUSE_S = 0.0002
 
 
 @dataclass
-class Load:
+class Demand:
     """What each tenant asks for. Lengths are in tokens."""
 
     in_flight: int
@@ -36,7 +36,7 @@ class Tenant:
     """One server, which submits the next request when all drafts of one have arrived."""
 
     link: SidecarLink
-    load: Load
+    demand: Demand
     rng: random.Random
     received: int = 0
     """Number of draft tokens received."""
@@ -56,11 +56,11 @@ class Tenant:
             elif isinstance(message, Declined):
                 self.declined += 1
                 self._open.pop(message.submission, None)
-        while len(self._open) < self.load.in_flight and self.link.state is LinkState.READY:
+        while len(self._open) < self.demand.in_flight and self.link.state is LinkState.READY:
             number = next(self._numbers)
-            token_ids = self.rng.choices(range(IDS), k=self.load.prompt)
-            count = self.load.completions
-            asked = Submit(number, token_ids, 0, self.load.tokens, count, 0.6, ignore_eos=True)
+            token_ids = self.rng.choices(range(IDS), k=self.demand.prompt)
+            count = self.demand.completions
+            asked = Submit(number, token_ids, 0, self.demand.tokens, count, 0.6, ignore_eos=True)
             if self.link.send(asked) is not Delivery.TAKEN:
                 break
             self._open[number] = time.monotonic(), set(range(count))
@@ -80,7 +80,7 @@ class Tenant:
 def run(
     endpoint: str,
     count: int,
-    load: Load,
+    demand: Demand,
     warm_up_s: float,
     seconds: float,
     is_over: Callable[[], bool],
@@ -91,7 +91,7 @@ def run(
     `fairness` is the tokens of the tenant with the fewest over the mean of all tenants.
     """
     hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
-    tenants = [Tenant(SidecarLink(endpoint, hello), load, random.Random(n)) for n in range(count)]
+    tenants = [Tenant(SidecarLink(endpoint, hello), demand, random.Random(n)) for n in range(count)]
     try:
         _poll(tenants, warm_up_s)
         for tenant in tenants:

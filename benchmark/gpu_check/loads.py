@@ -47,9 +47,9 @@ def worst_case(options: Options, steps: Steps) -> None:
     record = run("bench_worst_case", arguments, options)
     kept = ("worst_ratio", "rows", "failed", "command")
     steps.found.figures |= {name: record.get(name) for name in kept}
-    names = ("case", "running", "config", "tokens_per_s", "ratio", "accept_length")
+    names = ("case", "in_flight", "config", "tokens_per_s", "speedup", "accept_len")
     columns = {name: _field(name) for name in names}
-    note = "One round, so a ratio has no spread."
+    note = "One round, so a speedup has no spread."
     steps.found.tables.append(Table.of("bench_worst_case in small", record["rows"], columns, note))
     with steps.check("cells"):
         assert not record["failed"], f"cells failed: {record['failed']}"

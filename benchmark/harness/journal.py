@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Self
 
 import msgspec
 
+from benchmark.harness.cells import Cell
 from benchmark.harness.run import Run
 
 FILE = "runs.jsonl"
-Cell = TypeVar("Cell")
-"""A frozen dataclass with the round, the load and the configuration of a measurement."""
 
 
 def digest(load: Any) -> str:
@@ -25,7 +24,7 @@ class JournalError(ValueError):
     """The folder holds a run with another header, or one that must not be overwritten."""
 
 
-class Journal(Generic[Cell]):
+class Journal:
     """A file with a header in the first line, and the run of a cell in each further line."""
 
     def __init__(self, path: Path, runs: dict[Cell, Run]) -> None:
@@ -33,9 +32,7 @@ class Journal(Generic[Cell]):
         self.runs = runs
 
     @classmethod
-    def open(
-        cls, folder: Path, header: Mapping[str, str], resume: bool, cell: type[Cell]
-    ) -> Journal[Cell]:
+    def open(cls, folder: Path, header: Mapping[str, str], resume: bool) -> Self:
         """The journal of `folder`, with its runs if `resume`, and otherwise empty.
 
         Raises JournalError if there is a journal and `resume` is False, or if its header differs.
@@ -59,7 +56,7 @@ class Journal(Generic[Cell]):
             # The process ended during the write of this line.
             path.write_bytes(b"".join([first, *lines[:-1]]))
             lines.pop()
-        decoder = msgspec.json.Decoder(tuple[cell, Run])  # type: ignore[valid-type]
+        decoder = msgspec.json.Decoder(tuple[Cell, Run])
         return cls(path, dict(map(decoder.decode, lines)))
 
     def add(self, cell: Cell, run: Run) -> None:

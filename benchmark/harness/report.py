@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from benchmark.harness import charts
 from benchmark.harness.charts import INSTALL
 from benchmark.harness.statistics import SPREADS, number
 from sglang_qspec.tools.show.document import document
@@ -35,6 +36,30 @@ class Figure:
         if self.svg is None:
             drawing = "None of the configurations that this figure shows was served."
         return f"## {self.title}\n\n{drawing}\n\n{self.caption}\n"
+
+
+def line_figure(
+    name: str,
+    title: str,
+    caption: str,
+    points: Iterable[tuple[str, float, float | None]],
+    axes: tuple[str, str],
+    *,
+    colors: Mapping[str, str],
+    reference: float | None = None,
+) -> tuple[Figure, ...]:
+    """A figure of lines, from the line, x and y of each point; empty without matplotlib.
+
+    A point whose y is None is left out. `axes` are the labels of both axes.
+    """
+    if not charts.available():
+        return ()
+    lines: dict[str, dict[float, float]] = {}
+    for line, x, y in points:
+        if y is not None:
+            lines.setdefault(line, {})[x] = y
+    svg = charts.lines({"": lines}, *axes, colors=colors, reference=reference) if lines else None
+    return (Figure(name, title, caption, svg),)
 
 
 @dataclass(frozen=True)

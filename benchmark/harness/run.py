@@ -171,6 +171,16 @@ class Run:
         return self.accepted.total() / self.proposed if self.proposed else None
 
     @property
+    def proposed_per_pass(self) -> float:
+        """Proposed draft tokens of a request in a pass."""
+        return self.proposed / max(1, self.passes)
+
+    @property
+    def accepted_per_pass(self) -> float:
+        """Accepted draft tokens of a request in a pass, also those behind the end of an answer."""
+        return self.accepted.total() / max(1, self.passes)
+
+    @property
     def passes_per_token(self) -> float:
         """Target passes with prefills, per output token; 1 without speculation."""
         return (len(self.answers) + self.passes) / self.tokens
@@ -220,6 +230,16 @@ class Run:
         """Tokens of a request in a verify pass, with its last committed token and padding."""
         tokens, requests = self._per_pass("input_tokens"), self._per_pass("requests")
         return None if tokens is None or not requests else tokens / requests
+
+    @property
+    def collectives_per_token(self) -> float | None:
+        """Collective operations of a rank for each output token; None if they were not counted."""
+        return self.collectives / self.tokens if self.collectives else None
+
+    @property
+    def collective_bytes_per_token(self) -> float | None:
+        """Bytes in collective operations of a rank for each output token; None as above."""
+        return self.collective_bytes / self.tokens if self.collectives else None
 
     def _per_pass(self, counter: str) -> float | None:
         if self.counters is None or not (passes := self.counters.total("passes")):

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -20,6 +20,7 @@ SLOWEST_TOKENS_PER_S = 1.0
 """Time limits assume at least this number of tokens per second; a slower server counts as hung."""
 WARM_UP_TOKENS = 16
 
+Prompt = TypeVar("Prompt")
 Raw = Mapping[str, Any]
 """The answer of /generate to one prompt."""
 
@@ -124,6 +125,30 @@ def send_each(
         pool.shutdown(wait=False, cancel_futures=True)
     answers, latencies, retried = zip(*(future.result() for future in pending), strict=True)
     return Sent(answers, latencies, retried=sum(retried))
+
+
+def keep_in_flight(
+    server: Server,
+    in_flight: int,
+    ask: Callable[[Prompt, int], Answer],
+    prompts: Sequence[Prompt],
+    lengths: Sequence[int],
+) -> Run:
+    """Keep `in_flight` requests at a server until all prompts have their answers.
+
+    `ask` gets the answer to a prompt, of a length in tokens. Raises what `ask` raises.
+    """
+
+    def answer(prompt: Prompt, length: int) -> Answer:
+        began = time.monotonic()
+        found = ask(prompt, length)
+        seconds = time.monotonic() - began
+        return replace(found, latency=seconds, service=seconds)
+
+    with ThreadPoolExecutor(in_flight) as pool:
+        began, others = time.monotonic(), Others(server)
+        answers = tuple(pool.map(answer, prompts, lengths))
+        return Run(time.monotonic() - began, answers, others.share())
 
 
 def read_stream(server: Server, body: Mapping[str, Any], timeout: float) -> Sent:

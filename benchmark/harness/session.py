@@ -3,8 +3,9 @@
 The session writes each measured cell to `runs.jsonl` in the output folder at once. After an
 interrupt the same command with `--resume` continues the run. With `--report-only` it reports and
 draws the measured cells. If a cell fails, a new server serves it once more; after a second failure
-the session leaves the configuration out. In the line of JSON `..._spread` of a ratio has the
-smallest and largest round, or null for one round, and `..._rounds` has the number of rounds.
+the session leaves the configuration out. The line of JSON has the reasons in `failed`, and the exit
+code is 1. In that line `..._spread` of a ratio has the smallest and largest round, or null for one
+round, and `..._rounds` has the number of rounds. `harness.summary` lists the figures of its `rows`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
 from benchmark.harness import charts
-from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.cells import Cell
+from benchmark.harness.configuration import Configuration, Settings, facts_of
 from benchmark.harness.fleet import Fleet
-from benchmark.harness.journal import Journal, JournalError
+from benchmark.harness.journal import Journal, JournalError, digest
 from benchmark.harness.machine import machine, versions
 from benchmark.harness.output import say, write
 from benchmark.harness.report import HTML, Report
@@ -31,21 +34,10 @@ from benchmark.harness.run import Run
 from benchmark.harness.server import Server, reason
 
 ATTEMPTS = 2
-
-
-class HasConfig(Protocol):
-    """A cell; `str` of it is its name in messages."""
-
-    @property
-    def config(self) -> str:
-        """Name of the cell's configuration."""
-
-
-Cell = TypeVar("Cell", bound=HasConfig)
 Measure = Callable[[Server, Cell], Run]
 
 
-class Session(Generic[Cell]):
+class Session:
     """Serves cells and writes their runs to a folder, which a later session can continue.
 
     Ends the process with a message if the folder holds another run.
@@ -55,15 +47,16 @@ class Session(Generic[Cell]):
         self,
         name: str,
         options: Namespace,
-        cell: type[Cell],
         settings: Settings,
-        load: Mapping[str, str],
+        shown: Mapping[str, object],
+        load: object = None,
         leaves_out: Callable[[Cell], str] = lambda cell: cell.config,
     ) -> None:
-        """`options` are those of `add_output`.
+        """`options` are those of `add_run`.
 
-        A run can be resumed only with the same `settings` and `load`. After a cell has failed, the
-        session skips all cells with the same `leaves_out`, by default the same configuration.
+        A run can be resumed only with the same `settings`, `load` and options `shown`, which the
+        results show. After a cell has failed, the session skips all cells with the same
+        `leaves_out`, by default the same configuration.
         """
         self.failed: dict[str, str] = {}
         """Reasons of failures, by what `leaves_out` names."""
@@ -71,11 +64,14 @@ class Session(Generic[Cell]):
         self.folder = options.output or Path(tempfile.mkdtemp(prefix=f"{name}_"))
         self._interrupted = False
         self._report_only = options.report_only
-        self._on_gpu = settings.on_gpu
-        header = {**load, **settings.shown, **versions(), "machine": machine()}
+        self._settings = settings
+        self._shown = shown
+        asked = {option: str(value) for option, value in shown.items()}
+        header = {**asked, "load": digest(load), **settings.shown, **versions()}
+        header["machine"] = machine()
         try:
             resume = options.resume or options.report_only
-            self.journal = Journal.open(self.folder, header, resume, cell)
+            self.journal = Journal.open(self.folder, header, resume)
         except JournalError as error:
             sys.exit(f"{name}: error: {error}")
         say(f"results go to {self.folder}")
@@ -84,14 +80,14 @@ class Session(Generic[Cell]):
         self,
         cells: Sequence[Cell],
         configuration: Callable[[Cell], Configuration],
-        measure: Measure[Cell],
+        measure: Measure,
     ) -> None:
         """Serve the cells that the journal lacks, until an interrupt; none with --report-only."""
         if self._report_only:
             return
         left = [cell for cell in cells if cell not in self.journal.runs]
         try:
-            with Fleet(not self._on_gpu) as fleet:
+            with Fleet(not self._settings.on_gpu) as fleet:
                 for cell in tqdm(left, unit="cell", file=sys.stderr):
                     if self._leaves_out(cell) not in self.failed:
                         self._serve(fleet, cell, configuration(cell), measure)
@@ -100,7 +96,7 @@ class Session(Generic[Cell]):
             say("interrupted; --resume continues this run")
 
     def _serve(
-        self, fleet: Fleet, cell: Cell, configuration: Configuration, measure: Measure[Cell]
+        self, fleet: Fleet, cell: Cell, configuration: Configuration, measure: Measure
     ) -> None:
         for _ in range(ATTEMPTS):
             server = None
@@ -119,8 +115,14 @@ class Session(Generic[Cell]):
                 return
         self.failed[self._leaves_out(cell)] = why
 
-    def finish(self, report: Report, record: Mapping[str, Any]) -> int:
-        """Write the report, print its tables and the line of JSON; returns the exit code."""
+    def finish(self, report: Report, record: Mapping[str, Any], **facts: object) -> int:
+        """Write the report, print its tables and the line of JSON; returns the exit code.
+
+        The session adds the failures, and what was run and where, to the report and the record. The
+        exit code is 0 only if cells were measured and no configuration failed.
+        """
+        what = facts_of(self._settings, **self._shown, **facts)
+        report = replace(report, facts=what, failed=self.failed)
         page = self.folder / "report.md"
         page.write_text(report.markdown(), encoding="utf-8")
         if report.charts:
@@ -129,17 +131,12 @@ class Session(Generic[Cell]):
         print(f"\n{report.text()}\n\nreport: {page}")
         if not report.charts and not charts.available():
             print(f"figures need matplotlib: {charts.INSTALL}, then --report-only")
-        whole = {**record, **report.facts}
+        whole = {**record, "failed": self.failed, **what}
         write(self.folder, whole, report.figures)
         print(json.dumps(whole))
         if self._interrupted:
             return 130
-        return 0 if self.journal.runs else 1
-
-
-def turned(configs: Sequence[str], round_number: int) -> tuple[str, ...]:
-    """The configurations in the order of a round: even rounds have the reverse order."""
-    return tuple(configs if round_number % 2 else reversed(configs))
+        return 1 if self.failed or not self.journal.runs else 0
 
 
 def rounded_up(tokens: int, step: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,15 @@ def median(values: Iterable[float | None]) -> float | None:
     """Median of the values that are not None; None without such values."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """The median of each figure over the rounds; None if a figure is nan in one of them."""
+    found = {name: [figures[name] for figures in rounds] for name in rounds[0]}
+    return {
+        name: None if any(map(math.isnan, values)) else statistics.median(values)
+        for name, values in found.items()
+    }
 
 
 def rounded(value: Any, digits: int = 3) -> Any:
@@ -65,6 +75,11 @@ class Ratio:
         starts = range(0, len(times) - size + 1, size)
         parts = ((times[start : start + size], others[start : start + size]) for start in starts)
         return cls(tuple(statistics.median(a) / statistics.median(b) for a, b in parts))
+
+    @classmethod
+    def smallest(cls, ratios: Iterable[Ratio | None]) -> Ratio | None:
+        """The ratio with the smallest median; None without ratios."""
+        return min(filter(None, ratios), key=lambda ratio: ratio.median, default=None)
 
     @property
     def median(self) -> float:

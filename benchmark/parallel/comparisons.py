@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.harness.statistics import Ratio, ratio_record, rounded
+from benchmark.harness.summary import DIGITS
 from benchmark.parallel import plan
-from benchmark.parallel.measures import DIGITS, Point, Results
+from benchmark.parallel.measures import Results, running
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,13 @@ def compare(results: Results) -> Comparisons:
     choices: list[Choice | None] = []
     for in_flight in results.levels:
         for k in results.ks:
-            halves, ahead, sequential, half = (
-                Point(in_flight, k, name)
-                for name in (plan.HALVES, plan.AHEAD, plan.SEQUENTIAL, plan.SEQUENTIAL_HALF)
-            )
-            paper.append(_over(results, halves, half))
-            same += [_over(results, halves, sequential), _over(results, ahead, sequential)]
+            paper.append(_over(results, in_flight, k, plan.HALVES, plan.SEQUENTIAL_HALF))
+            same += [
+                _over(results, in_flight, k, name, plan.SEQUENTIAL)
+                for name in (plan.HALVES, plan.AHEAD)
+            ]
             autos = (plan.AUTO, plan.AUTO_STEP)
-            choices += [_choice(results, Point(in_flight, k, name)) for name in autos]
+            choices += [_choice(results, in_flight, k, name) for name in autos]
     some = filter(None, paper), filter(None, same), filter(None, choices)
     return Comparisons(tuple(some[0]), tuple(some[1]), tuple(some[2]))
 
@@ -134,34 +134,38 @@ def auto_speedups(results: Results) -> dict[int, tuple[Ratio, Ratio | None]]:
     The ratios include the prefill time. If `auto` was served with several k, the largest k counts,
     because `auto` verifies only drafts that pay.
     """
-    points = (Point(level, k, plan.AUTO) for level in results.levels for k in results.ks)
-    rows = filter(None, map(results.row, points))
-    return {row.running: (row.speedup, row.equal_hardware) for row in rows if row.speedup}
+    return {
+        running(row): (speedup, results.equal_hardware(row))
+        for row in results.rows
+        if row.config == plan.AUTO and (speedup := results.speedup(row))
+    }
 
 
-def _over(results: Results, point: Point, other: Point) -> Comparison | None:
-    ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
-    row = results.row(other)
+def _over(
+    results: Results, in_flight: int, k: int, pipeline: str, sequential: str
+) -> Comparison | None:
+    load = {"in_flight": in_flight, "k": k}
+    ratio = results.decode_ratio(pipeline, sequential, load)
+    whole = results.ratio(pipeline, sequential, load)
+    row = results.row(sequential, load)
     if ratio is None or whole is None or row is None:
         return None
     verify, draft = row.figures.verify_s, row.figures.draft_s
     if not verify or not draft:
         return None
-    assert point.k is not None
-    return Comparison(point.k, point.in_flight, point.config, ratio, whole, verify, draft)
+    return Comparison(k, in_flight, pipeline, ratio, whole, verify, draft)
 
 
-def _choice(results: Results, point: Point) -> Choice | None:
+def _choice(results: Results, in_flight: int, k: int, config: str) -> Choice | None:
     """The choice of the server, compared with the pipeline that gives the smallest ratio."""
     found = []
+    load = {"in_flight": in_flight, "k": k}
     # `auto-step` may not use queue drafts.
-    excluded = None if point.config == plan.AUTO else plan.QUEUE
+    excluded = None if config == plan.AUTO else plan.QUEUE
     for name in (name for name in plan.OTHERS if name != excluded):
-        other = Point(point.in_flight, point.k, name)
-        ratio, whole = results.decode_ratio(point, other), results.ratio(point, other)
+        ratio, whole = results.decode_ratio(config, name, load), results.ratio(config, name, load)
         if ratio is not None and whole is not None:
-            assert point.k is not None
-            found.append(Choice(point.k, point.in_flight, point.config, name, ratio, whole))
+            found.append(Choice(k, in_flight, config, name, ratio, whole))
     return min(found, key=_ratio, default=None)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from benchmark.harness import charts
 from benchmark.harness.charts import BLUE, GREEN, GREY, ORANGE, RED, VIOLET, Bar, Panels
 from benchmark.harness.report import Figure
+from benchmark.harness.summary import Row
 from benchmark.parallel import plan
 from benchmark.parallel.comparisons import Comparison, Comparisons, balanced
-from benchmark.parallel.measures import Point, Results, Row, known
+from benchmark.parallel.measures import Results
 
 BOUND = "(V + D) / max(V, D)"
 _DARK = (GREY, ORANGE, BLUE, GREEN, VIOLET, RED, GREY)
@@ -74,9 +75,10 @@ def _timeline(results: Results, comparisons: Comparisons) -> Figure:
     one = balanced(comparisons.same_in_flight)
     caption, svg = "", None
     if one is not None:
-        rows = [results.row(Point(one.in_flight, one.k, name)) for name in TIMELINE]
+        load = {"in_flight": one.in_flight, "k": one.k}
+        rows = [results.row(name, load) for name in TIMELINE]
         bars = {
-            f"{row.point.config}: {place}": found
+            f"{row.config}: {place}": found
             for row in rows
             if row is not None
             for place, found in zip((TARGET, SIDECAR), timeline(row), strict=True)
@@ -96,12 +98,12 @@ def timeline(row: Row) -> tuple[list[Bar], list[Bar]]:
     The bars follow the plan of the pipeline. They omit the waits and overheads of single passes.
     """
     verify, draft = 1e3 * (row.figures.verify_s or 0.0), 1e3 * (row.figures.draft_s or 0.0)
-    is_sequential = row.point.config == plan.SEQUENTIAL
+    is_sequential = row.config == plan.SEQUENTIAL
     period = verify + draft if is_sequential else max(verify, draft)
     passes, drafts = [], []
-    for number in range(ROUNDS * 2 if row.point.config == plan.HALVES else ROUNDS):
+    for number in range(ROUNDS * 2 if row.config == plan.HALVES else ROUNDS):
         text = str(number + 1)
-        if row.point.config == plan.HALVES:
+        if row.config == plan.HALVES:
             text = f"{'AB'[number % 2]}{number // 2 + 1}"
         drafts.append(Bar(number * period, draft, text))
         begin = number * period + draft if is_sequential else (number + 1) * period
@@ -113,9 +115,11 @@ def _panels(results: Results, names: Sequence[str]) -> Panels:
     """A panel for each k; the baselines are the same in all panels."""
 
     def line(name: str, k: int) -> dict[float, float]:
-        found = None if name in plan.BASELINES else k
-        points = (Point(level, found, name) for level in results.levels)
-        return known(map(results.row, points), lambda row: row.figures.tokens_per_s)
+        return {
+            row.load["in_flight"]: row.figures.tokens_per_s
+            for row in results.rows
+            if row.config == name and row.load.get("k", k) == k
+        }
 
     return {f"k = {k}": {name: line(name, k) for name in names} for k in results.ks}
 

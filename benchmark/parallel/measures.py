@@ -1,46 +1,18 @@
-"""Computes the figures of each cell, as medians over its rounds, and ratios between cells."""
+"""The figures of a run of `bench_batch_parallel`, with latencies between streamed tokens."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmark.harness.run import Gap, Run, identical_share
-from benchmark.harness.statistics import Medians, Ratio, percentile, ratio_record, rounded
+from benchmark.harness.cells import Cell, Value
+from benchmark.harness.run import Gap, Run
+from benchmark.harness.statistics import Ratio, percentile, ratio_record, rounded
+from benchmark.harness.summary import DIGITS, Load, Row, Summary
 from benchmark.parallel import plan
-from benchmark.parallel.plan import NAMES, PIPELINES, Cell, running
-
-DIGITS = 4
-FIGURES = (
-    "tokens_per_s",
-    "decode_tokens_per_s",
-    "latency_mean",
-    "latency_p99",
-    "service_mean",
-    "service_p99",
-    "accept_len",
-    "verify_s",
-    "draft_s",
-    "waited_s",
-    "hidden_share",
-    "batch",
-    "width",
-    "others_share",
-)
-"""Fields of a Run with a median in the JSON line."""
-
-
-class Point(NamedTuple):
-    """A configuration with some requests in flight and some k, over all rounds."""
-
-    in_flight: int
-    """Requests in flight of the block; `sequential-half` runs half of them."""
-    k: int | None
-    """Maximum number of draft tokens of a request in a pass; None for the baselines."""
-    config: str
+from benchmark.parallel.plan import NAMES, PIPELINES
 
 
 class Streamed(NamedTuple):
@@ -53,128 +25,84 @@ class Streamed(NamedTuple):
     """99th percentile of the time from piece to piece."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A point of the matrix over all rounds."""
-
-    point: Point
-    figures: Medians
-    streamed: Streamed | None
-    speedup: Ratio | None
-    """Tokens/s over no speculation on the target's cores, with equal requests in flight."""
-    equal_hardware: Ratio | None
-    """Tokens/s over no speculation on the cores of target and sidecar."""
-    identical: float | None
-    """Share of the requests with the output of no speculation; the smallest of the rounds."""
-
-    @property
-    def rounds(self) -> int:
-        return len(self.figures.runs)
-
-    @property
-    def running(self) -> int:
-        """Requests that run at once."""
-        return running(self.point.config, self.point.in_flight)
-
-    @property
-    def used(self) -> dict[str, float]:
-        """Share of the verify passes by pipeline."""
-        counts: Counter[str] = Counter()
-        for run in self.figures.runs:
-            for name, counted in (run.counters.pipelines if run.counters else {}).items():
-                counts[name] += int(counted["passes"])
-        return {name: count / counts.total() for name, count in counts.items() if count}
-
-    @property
-    def step_tokens(self) -> int | None:
-        """Maximum number of draft tokens ahead of the committed output; None for the baselines."""
-        pipeline = PIPELINES.get(self.point.config)
-        if pipeline is None or self.point.k is None:
-            return None
-        return pipeline.runtime(self.point.k)["qspec_step_tokens"]
-
-    def record(self) -> dict[str, Any]:
-        """For JSON."""
-        streamed = self.streamed._asdict() if self.streamed else dict.fromkeys(Streamed._fields)
-        found = {
-            "pipeline": self.point.config,
-            "k": self.point.k,
-            "in_flight": self.running,
-            "step_tokens": self.step_tokens,
-            **{name: getattr(self.figures, name) for name in FIGURES},
-            **streamed,
-            **ratio_record("speedup", self.speedup, DIGITS),
-            **ratio_record("equal_hardware_speedup", self.equal_hardware, DIGITS),
-            "identical_share": self.identical,
-            "used": self.used,
-            "rounds": self.rounds,
-        }
-        return {name: rounded(value, DIGITS) for name, value in found.items()}
-
-
-class Results:
-    """All runs of a journal, by point and round."""
+class Results(Summary):
+    """The rows of all rounds that were not streamed, and the gaps of the streamed ones."""
 
     def __init__(self, runs: Mapping[Cell, Run]) -> None:
-        self._runs: dict[Point, dict[int, Run]] = {}
-        self._gaps: dict[Point, list[Gap]] = {}
-        for cell, run in runs.items():
-            point = Point(cell.in_flight, cell.k, cell.config)
-            if cell.streamed:
-                self._gaps.setdefault(point, []).extend(run.gaps)
-            else:
-                self._runs.setdefault(point, {})[cell.round] = run
+        whole = {cell: run for cell, run in runs.items() if not cell["streamed"]}
+        super().__init__(whole, plan.BASELINE, NAMES)
+        self._gaps: dict[tuple[str, Value, Value], list[Gap]] = {}
+        for cell in runs.keys() - whole.keys():
+            key = (cell.config, cell["in_flight"], cell["k"])
+            self._gaps.setdefault(key, []).extend(runs[cell].gaps)
 
     @property
     def levels(self) -> list[int]:
         """Numbers of requests in flight."""
-        return sorted({point.in_flight for point in self._runs})
+        return self.values("in_flight")
 
     @property
     def ks(self) -> list[int]:
-        return sorted({point.k for point in self._runs if point.k is not None})
+        return sorted(self.values("k"))
 
-    @property
-    def configs(self) -> list[str]:
-        found = {point.config for point in self._runs}
-        return [name for name in NAMES if name in found]
-
-    def rows(self) -> list[Row]:
-        """By requests in flight, then by k, the baselines first."""
-        points = sorted(self._runs, key=lambda p: (p.in_flight, p.k or 0, NAMES.index(p.config)))
-        return [row for point in points if (row := self.row(point))]
-
-    def row(self, point: Point) -> Row | None:
-        """None if the point was not served."""
-        runs = self._runs.get(point)
-        if not runs:
-            return None
-        gaps = self._gaps.get(point)
-        comparable = running(point.config, point.in_flight) == point.in_flight
-        plain, equal = (Point(point.in_flight, None, n) for n in plan.BASELINES)
-        others = self._runs.get(plain, {})
-        shares = [identical_share(run, others[n]) for n, run in runs.items() if n in others]
-        return Row(
-            point,
-            Medians(tuple(runs.values())),
-            streamed(gaps) if gaps else None,
-            self.ratio(point, plain) if comparable else None,
-            self.ratio(point, equal) if comparable else None,
-            min(shares, default=None),
-        )
-
-    def ratio(
-        self,
-        point: Point,
-        other: Point,
-        speed: Callable[[Run], float] = lambda run: run.tokens_per_s,
+    def decode_ratio(
+        self, config: str, other: str, load: Load, other_load: Load | None = None
     ) -> Ratio | None:
-        """Speed over the other's in each round; None if no round has both."""
-        return Ratio.of(self._runs.get(point, {}), self._runs.get(other, {}), speed)
-
-    def decode_ratio(self, point: Point, other: Point) -> Ratio | None:
         """As `ratio`, but of decoded tokens per second, without the prefill time."""
-        return self.ratio(point, other, lambda run: run.decode_tokens_per_s)
+        return self.ratio(config, other, load, other_load, lambda run: run.decode_tokens_per_s)
+
+    def speedup(self, row: Row) -> Ratio | None:
+        """Tokens/s over no speculation on the target's cores, with equal requests in flight."""
+        return None if row.config == plan.SEQUENTIAL_HALF else row.speedup
+
+    def equal_hardware(self, row: Row) -> Ratio | None:
+        """Tokens/s over no speculation on the cores of target and sidecar."""
+        if row.config == plan.SEQUENTIAL_HALF:
+            return None
+        load = {"in_flight": row.load["in_flight"]}
+        return self.ratio(row.config, plan.BASELINE_ALL_CORES, row.load, load)
+
+    def streamed(self, row: Row) -> Streamed | None:
+        """The latencies of the streaming rounds; None if the row has none."""
+        gaps = self._gaps.get((row.config, row.load["in_flight"], row.load.get("k")))
+        return streamed(gaps) if gaps else None
+
+    def record(self, row: Row) -> dict[str, Any]:
+        """For JSON."""
+        latencies = self.streamed(row)
+        more = {
+            "pipeline": row.config,
+            "k": row.load.get("k"),
+            "in_flight": running(row),
+            "step_tokens": step_tokens(row),
+            **(latencies._asdict() if latencies else dict.fromkeys(Streamed._fields)),
+            **ratio_record("speedup", self.speedup(row), DIGITS),
+            **ratio_record("equal_hardware_speedup", self.equal_hardware(row), DIGITS),
+            "used": used(row),
+        }
+        return {**row.record(), **{name: rounded(value, DIGITS) for name, value in more.items()}}
+
+
+def running(row: Row) -> int:
+    """Requests that run at once."""
+    return plan.running(row.config, row.load["in_flight"])
+
+
+def used(row: Row) -> dict[str, float]:
+    """Share of the verify passes by pipeline."""
+    counts: Counter[str] = Counter()
+    for run in row.rounds.values():
+        for name, counted in (run.counters.pipelines if run.counters else {}).items():
+            counts[name] += int(counted["passes"])
+    return {name: count / counts.total() for name, count in counts.items() if count}
+
+
+def step_tokens(row: Row) -> int | None:
+    """Maximum number of draft tokens ahead of the committed output; None for the baselines."""
+    pipeline, k = PIPELINES.get(row.config), row.load.get("k")
+    if pipeline is None or not isinstance(k, int):
+        return None
+    return pipeline.runtime(k)["qspec_step_tokens"]
 
 
 def streamed(gaps: Sequence[Gap]) -> Streamed:
@@ -183,8 +111,3 @@ def streamed(gaps: Sequence[Gap]) -> Streamed:
     return Streamed(
         statistics.mean(each), percentile(each, 0.99), percentile([g.seconds for g in gaps], 0.99)
     )
-
-
-def known(rows: Iterable[Row | None], figure: Callable[[Row], float | None]) -> dict[float, float]:
-    """A figure by requests in flight, of the rows that have it."""
-    return {row.running: v for row in rows if row is not None and (v := figure(row)) is not None}

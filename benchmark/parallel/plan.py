@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmark.harness.cells import Cell, Value, turned
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.dataset import of_round
-from benchmark.harness.session import turned
 
 BASELINE = "none"
 BASELINE_ALL_CORES = "none-equal"
@@ -80,30 +80,6 @@ SPECULATING = "qspec"
 MEM_FRACTION = 0.05
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A block that a configuration serves: prompts, requests in flight and k."""
-
-    round: int
-    """From 1; streaming rounds have their own count."""
-    in_flight: int
-    """Requests of the block that run at once; `sequential-half` runs half of them."""
-    k: int | None
-    """Maximum number of draft tokens of a request in a pass; None for the baselines."""
-    streamed: bool
-    """Whether the client reads tokens as they come."""
-    config: str
-
-    @property
-    def running(self) -> int:
-        """Requests that the configuration runs at once."""
-        return running(self.config, self.in_flight)
-
-    def __str__(self) -> str:
-        streamed = ", streamed" if self.streamed else ""
-        return f"{self.running} in flight, k = {self.k or '–'}, {self.config}{streamed}"
-
-
 def running(config: str, in_flight: int) -> int:
     """Requests that a configuration runs at once in a block."""
     return in_flight // 2 if config == SEQUENTIAL_HALF else in_flight
@@ -132,10 +108,22 @@ def cells_of(
         for level, k in blocks if number % 2 else blocks[::-1]:
             served = _served(chosen, level, streamed or k == max(ks), streamed)
             cells += [
-                Cell(block_round, level, None if name in BASELINES else k, streamed, name)
+                Cell.of(block_round, name, **load_of(name, level, k, streamed))
                 for name in turned(served, number)
             ]
     return cells
+
+
+def load_of(config: str, in_flight: int, k: int, streamed: bool) -> dict[str, Value]:
+    """The load of a cell.
+
+    It has the requests in flight of the block; `sequential-half` runs half of them. Except for the
+    baselines it has k, the maximum number of draft tokens of a request in a pass. If the client
+    reads tokens as they come, it is `streamed`.
+    """
+    found: dict[str, Value] = {"in_flight": in_flight}
+    found |= {} if config in BASELINES else {"k": k}
+    return found | ({"streamed": True} if streamed else {})
 
 
 def _served(
@@ -157,7 +145,7 @@ def prompts_of(cell: Cell, prompts: Sequence[str], per_slot: int) -> list[str]:
     A block has `per_slot` prompts for each request in flight, and at least six. A block of a
     streaming round has one prompt for each request in flight.
     """
-    count = cell.in_flight if cell.streamed else max(6, per_slot * cell.in_flight)
+    count = cell["in_flight"] if cell["streamed"] else max(6, per_slot * cell["in_flight"])
     return of_round(prompts, min(count, len(prompts)), cell.round)
 
 
@@ -167,7 +155,7 @@ def body_of(cell: Cell, prompts: Sequence[str], max_new_tokens: int) -> dict[str
     sampling["ignore_eos"] = True
     if cell.config in PIPELINES and PIPELINES[cell.config].sources:
         sampling["custom_params"] = {"qspec_sources": list(PIPELINES[cell.config].sources)}
-    return {"text": list(prompts), "sampling_params": sampling, "stream": cell.streamed}
+    return {"text": list(prompts), "sampling_params": sampling, "stream": bool(cell["streamed"])}
 
 
 def configuration(config: str, settings: Settings, width: int) -> Configuration:

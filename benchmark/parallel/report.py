@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from benchmark.harness.report import Figure, Report, Table
 from benchmark.harness.statistics import percent
+from benchmark.harness.summary import Row, milliseconds, table
 from benchmark.parallel.comparisons import Choice, Comparison, Comparisons
-from benchmark.parallel.measures import Row
+from benchmark.parallel.measures import Results, running, used
 from benchmark.parallel.plan import DESCRIPTIONS
-from benchmark.parallel.targets import Target
 
 DISTURBED_SHARE = 0.1
 """The report warns of a cell in which other processes took more than this share of processors."""
@@ -33,29 +32,11 @@ far from 0, something disturbed the cell. Figures are medians over rounds, and r
 the ratios of each round."""
 
 
-COLUMNS: Mapping[str, Callable[[Row], object]] = {
-    "": lambda row: row.point.config,
-    "k": lambda row: row.point.k,
-    "in flight": lambda row: row.running,
-    "tokens/s": lambda row: f"{row.figures.tokens_per_s:.1f}",
-    "decoding": lambda row: f"{row.figures.decode_tokens_per_s:.1f}",
-    "speedup": lambda row: row.speedup,
-    "equal hw": lambda row: row.equal_hardware,
-    "mean lat. (s)": lambda row: row.figures.latency_mean,
-    "p99 lat. (s)": lambda row: row.figures.latency_p99,
-    "ITL (ms)": lambda row: _ms(row.streamed and row.streamed.itl_mean),
-    "p99 ITL (ms)": lambda row: _ms(row.streamed and row.streamed.itl_p99),
-    "accept length": lambda row: row.figures.accept_len,
-    "hidden": lambda row: percent(row.figures.hidden_share),
-    "V (ms)": lambda row: _ms(row.figures.verify_s),
-    "D (ms)": lambda row: _ms(row.figures.draft_s),
-    "waited (ms)": lambda row: _ms(row.figures.waited_s),
-    "identical": lambda row: percent(row.identical),
-    "others": lambda row: percent(row.figures.others_share),
-    "passes by": lambda row: (
-        ", ".join(f"{name} {share:.0%}" for name, share in row.used.items()) or None
-    ),
-}
+HEADS = (
+    *("config", "k", "running", "tokens/s", "decoding", "speedup", "equal hw", "mean lat. (s)"),
+    *("p99 lat. (s)", "ITL (ms)", "p99 ITL (ms)", "accept length", "hidden", "V (ms)", "D (ms)"),
+    *("waited (ms)", "identical", "others", "passes by"),
+)
 COMPARED: Mapping[str, Callable[[Comparison], object]] = {
     "": lambda one: one.pipeline,
     "k": lambda one: one.k,
@@ -64,8 +45,8 @@ COMPARED: Mapping[str, Callable[[Comparison], object]] = {
     "with prompts": lambda one: one.whole_ratio,
     "bound": lambda one: one.bound,
     "of bound": lambda one: percent(one.of_bound),
-    "V (ms)": lambda one: _ms(one.verify_s),
-    "D (ms)": lambda one: _ms(one.draft_s),
+    "V (ms)": lambda one: milliseconds(one.verify_s),
+    "D (ms)": lambda one: milliseconds(one.draft_s),
 }
 CHOSEN: Mapping[str, Callable[[Choice], object]] = {
     "": lambda one: one.config,
@@ -78,35 +59,42 @@ CHOSEN: Mapping[str, Callable[[Choice], object]] = {
 
 
 def report_of(
-    rows: Sequence[Row],
-    comparisons: Comparisons,
-    targets: Sequence[Target],
-    failed: Mapping[str, str],
-    figures: tuple[Figure, ...] = (),
-    facts: Mapping[str, Any] | None = None,
+    results: Results, comparisons: Comparisons, figures: tuple[Figure, ...] = ()
 ) -> Report:
-    """Tables of all rows, of the comparisons, of the choices of `auto`, and of the targets."""
-    served = dict.fromkeys(row.point.config for row in rows)
-    legend = "; ".join(f"{name}: {DESCRIPTIONS[name]}" for name in served)
-    reached = [[one.goal, one.verdict, one.found] for one in targets]
+    """Tables of all rows, of the comparisons, and of the choices of `auto`."""
+    legend = "; ".join(f"{name}: {DESCRIPTIONS[name]}" for name in results.configs)
     paper, same, choices = comparisons.paper, comparisons.same_in_flight, comparisons.choices
+
+    def latency(row: Row, name: str) -> str | None:
+        found = results.streamed(row)
+        return milliseconds(found and getattr(found, name))
+
+    own: dict[str, Callable[[Row], object]] = {
+        "running": running,
+        "speedup": results.speedup,
+        "equal hw": results.equal_hardware,
+        "ITL (ms)": lambda row: latency(row, "itl_mean"),
+        "p99 ITL (ms)": lambda row: latency(row, "itl_p99"),
+        "passes by": lambda row: (
+            ", ".join(f"{name} {share:.0%}" for name, share in used(row).items()) or None
+        ),
+    }
     tables = [
-        Table.of("Configurations", rows, COLUMNS, legend),
+        table("Configurations", results.rows, HEADS, legend, own),
         Table.of("Halves with 2m in flight over sequential with m", paper, COMPARED),
         Table.of("Over sequential, with the same in flight", same, COMPARED),
         Table.of("The server's own choice, over the best of the others", choices, CHOSEN),
-        Table("Targets", ["target", "", "measured"], reached, is_prose=True),
     ]
     title = "Batch-parallel speculation"
-    return Report(title, disturbed(rows), tables, METHOD, facts or {}, figures, failed)
+    return Report(title, disturbed(results.rows), tables, METHOD, figures=figures)
 
 
 def disturbed(rows: Sequence[Row]) -> str:
     """A sentence about the cells that other processes disturbed; empty if there are none."""
     found = [
-        f"{row.point.config}, k = {row.point.k or '–'}, {row.running} in flight"
+        f"{row.config}, k = {row.load.get('k', '–')}, {running(row)} in flight"
         for row in rows
-        if row.figures.others_share > DISTURBED_SHARE
+        if row.others_share > DISTURBED_SHARE
     ]
     if not found:
         return ""
@@ -114,7 +102,3 @@ def disturbed(rows: Sequence[Row]) -> str:
         f"Do not trust {len(found)} of {len(rows)} cells, in which other processes took more than "
         f"{DISTURBED_SHARE:.0%} of the processors: {'; '.join(found)}."
     )
-
-
-def _ms(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{seconds * 1e3:.1f}"

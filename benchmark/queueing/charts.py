@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from benchmark.harness.report import Chart
+from benchmark.harness.run import pairs
+from benchmark.harness.summary import Load, Row, Summary
 from benchmark.queueing.configurations import COMPLETIONS, LARGEST
-from benchmark.queueing.summary import Row, Summary
+from benchmark.queueing.summary import Blocks
 
 SPEEDUP = "speedup of a request (×)"
 AGAINST = {
@@ -19,10 +20,11 @@ AGAINST = {
 """Configurations of the last chart, with their names in it."""
 
 
-def charts(summary: Summary) -> tuple[Chart, ...]:
+def charts(blocks: Blocks) -> tuple[Chart, ...]:
     """All charts; one without data if no configuration that it shows was served."""
-    rates = {row.config: found for row in summary.rows if (found := row.match_rates)}
-    every = {row.config: found for row in summary.rows if (found := row.request_speedups)}
+    rows = blocks.every.rows
+    rates = {row.config: found for row in rows if (found := match_rates(row))}
+    every = {row.config: found for row in rows if (found := request_speedups(row))}
     speedups = {name: found for name, found in every.items() if not name.startswith("none")}
     means = [
         (completions, round(statistics.mean(every[name]), 3))
@@ -64,7 +66,7 @@ def charts(summary: Summary) -> tuple[Chart, ...]:
             "Tokens per second over no speculation on the target's cores, by group of prompts. "
             "N-gram speculation needs no draft model and no second device. Dashed: no speculation.",
             "dots",
-            _against(summary),
+            _against(blocks),
         ),
     )
 
@@ -77,23 +79,42 @@ def _boxes(rows: dict[str, list[float]], **options: Any) -> dict[str, Any] | Non
     return {"rows": shown, **options} if shown else None
 
 
-def _against(summary: Summary) -> dict[str, Any] | None:
+def match_rates(row: Row) -> list[float]:
+    """Match rate of each request with proposed draft tokens."""
+    rates = (answer.match_rate for run in row.rounds.values() for answer in run.answers)
+    return [rate for rate in rates if rate is not None]
+
+
+def request_speedups(row: Row) -> list[float]:
+    """Service time per token without speculation over that with it, of each request.
+
+    Service time excludes the queue, where the time depends on earlier requests.
+    """
+    return [
+        (other.service / other.tokens) / (one.service / one.tokens)
+        for number in sorted(row.rounds.keys() & row.plain.keys())
+        for one, other in pairs(row.rounds[number], row.plain[number])
+        if one.tokens and other.tokens
+    ]
+
+
+def _against(blocks: Blocks) -> dict[str, Any] | None:
     """A row for all prompts and for each group; None without queue speculation or n-grams."""
-    served = {row.config for row in summary.rows if row.speedup}
+    served = {row.config for row in blocks.every.rows if row.speedup}
     names = [name for name in AGAINST if name in served]
     if LARGEST not in names or len(names) < 2:
         return None
-    several = summary.by_group if len(summary.by_group) > 1 else {}
-    groups: dict[str, Sequence[Row]] = {"all prompts": summary.rows, **several}
-    rows = [
-        {"name": group, "values": [_median(rows, name) for name in names]}
-        for group, rows in groups.items()
+    several = blocks.groups if len(blocks.groups) > 1 else []
+    rows = [{"name": "all prompts", "values": [_median(blocks.every, n, {}) for n in names]}]
+    rows += [
+        {"name": group, "values": [_median(blocks.by_group, n, {"group": group}) for n in names]}
+        for group in several
     ]
     texts = [AGAINST[name] for name in names]
     return {"names": texts, "rows": rows, "xLabel": "tokens/s over none (×)", "reference": 1}
 
 
-def _median(rows: Sequence[Row], name: str) -> float | None:
-    """The speedup of a configuration; None if it has none in this group."""
-    speedup = next(row.speedup for row in rows if row.config == name)
-    return None if speedup is None else round(speedup.median, 3)
+def _median(summary: Summary, name: str, load: Load) -> float | None:
+    """The speedup of a configuration; None if it has none with this load."""
+    row = summary.row(name, load)
+    return round(row.speedup.median, 3) if row is not None and row.speedup else None

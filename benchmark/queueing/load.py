@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from benchmark.harness.cells import Cell, turned
 from benchmark.harness.configuration import Configuration
-from benchmark.harness.journal import digest
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import Sent, send_each, serve, warm_up
-from benchmark.harness.session import turned
 
 
 @dataclass(frozen=True)
@@ -27,44 +26,11 @@ class Block:
     """In the model's chat template."""
 
 
-@dataclass(frozen=True)
-class Load:
-    """All blocks, and the length and the arrival of their requests."""
-
-    blocks: tuple[Block, ...]
-    max_new_tokens: int
-    request_rate: float
-    """Arrivals per second; inf if all requests of a block arrive at once."""
-
-    @property
-    def digest(self) -> str:
-        return digest((self.blocks, self.max_new_tokens, str(self.request_rate)))
-
-    def block(self, cell: Cell) -> Block:
-        """The block that a cell serves."""
-        key = (cell.group, cell.part)
-        return next(block for block in self.blocks if (block.group, block.part) == key)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A block that a configuration serves."""
-
-    round: int
-    """From 1."""
-    group: str
-    part: int
-    config: str
-
-    def __str__(self) -> str:
-        return f"{self.group} {self.part + 1}, {self.config}"
-
-
 def cells_of(blocks: Sequence[Block], configs: Sequence[str], rounds: int) -> list[Cell]:
     """Every block by all configurations; every second block has the reverse order."""
     served = [(number, block) for number in range(1, rounds + 1) for block in blocks]
     return [
-        Cell(number, block.group, block.part, config)
+        Cell.of(number, config, group=block.group, part=block.part)
         for place, (number, block) in enumerate(served, 1)
         for config in turned(configs, place)
     ]
@@ -96,21 +62,32 @@ def arrival_times(count: int, rate: float) -> list[float]:
     return list(accumulate((gaps.expovariate(rate) for _ in range(count - 1)), initial=0.0))
 
 
-def measure(server: Server, configuration: Configuration, block: Block, load: Load) -> Run:
-    """Serve a block by a server of the configuration; errors as in `harness.serving.serve`."""
+def measure(
+    server: Server,
+    configuration: Configuration,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    rate: float,
+) -> Run:
+    """Serve prompts that arrive at a rate; errors as in `harness.serving.serve`."""
     requests = 2 * configuration.settings.slots
     return serve(
         server,
-        lambda: send(server, configuration, block, load),
+        lambda: send(server, configuration, prompts, max_new_tokens, rate),
         lambda: warm_up(server, requests, {"temperature": 0}),
         has_sidecar=configuration.has_sidecar,
     )
 
 
-def send(server: Server, configuration: Configuration, block: Block, load: Load) -> Sent:
-    """Send the requests of a block, each at its arrival; errors as in `send_each`."""
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": load.max_new_tokens}
+def send(
+    server: Server,
+    configuration: Configuration,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    rate: float,
+) -> Sent:
+    """Send a request for each prompt at its arrival; errors as in `send_each`."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens}
     if configuration.custom_params:
         sampling["custom_params"] = dict(configuration.custom_params)
-    arrivals = arrival_times(len(block.prompts), load.request_rate)
-    return send_each(server, block.prompts, sampling, arrivals)
+    return send_each(server, prompts, sampling, arrival_times(len(prompts), rate))

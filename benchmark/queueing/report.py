@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from benchmark.harness.report import Chart, Report, Table
-from benchmark.harness.statistics import percent
+from benchmark.harness.summary import COLUMNS, Row, table
 from benchmark.queueing.configurations import DESCRIPTIONS, LARGEST
-from benchmark.queueing.summary import Row, Summary
+from benchmark.queueing.summary import Blocks
 
 METHOD = """A block is some prompts of one group, sent as one queue to a server with an empty cache.
 All configurations serve a block before the next block, in an order that reverses from block to
@@ -22,54 +21,52 @@ shapes may break ties differently. With several rounds the tables show medians o
 charts show the requests of all rounds."""
 
 
-def report_of(
-    summary: Summary, charts: tuple[Chart, ...] = (), facts: Mapping[str, Any] | None = None
-) -> Report:
+HEADS = (
+    *("", "tokens/s", "speedup", "equal hw", "mean lat. (s)", "p99 lat. (s)", "accept length"),
+    *("match rate", "passes/token", "drafted, wasted", "identical", "accepted by source"),
+)
+
+
+def report_of(blocks: Blocks, charts: tuple[Chart, ...] = ()) -> Report:
     """Tables of the configurations, and of speedups and accept lengths by group."""
-    legend = "; ".join(f"{row.config}: {DESCRIPTIONS[row.config]}" for row in summary.rows)
-    columns: dict[str, Callable[[Row], object]] = {
+    rows = blocks.every.rows
+    legend = "; ".join(f"{row.config}: {DESCRIPTIONS[row.config]}" for row in rows)
+    own: dict[str, Callable[[Row], object]] = {
         "": lambda row: row.config,
-        "tokens/s": lambda row: f"{row.figures.tokens_per_s:.1f}",
-        "speedup": lambda row: row.speedup,
-        "equal hw": lambda row: summary.equal_hardware[row.config],
-        "mean lat. (s)": lambda row: row.figures.latency_mean,
-        "p99 lat. (s)": lambda row: row.figures.latency_p99,
-        "accept length": lambda row: row.figures.accept_len,
-        "match rate": lambda row: row.figures.match_rate,
-        "passes/token": lambda row: row.figures.passes_per_token,
+        "equal hw": lambda row: blocks.equal_hardware(row.config),
         "drafted, wasted": _drafted,
-        "identical": lambda row: percent(row.identical),
         "accepted by source": _accepted,
     }
     tables = [
-        Table.of("Configurations", summary.rows, columns, legend),
-        _by_group("Speedup", summary, lambda row: row.speedup),
-        _by_group("Accept length", summary, lambda row: row.figures.accept_len),
+        table("Configurations", rows, HEADS, legend, own),
+        _by_group("Speedup", blocks, lambda row: row.speedup),
+        _by_group("Accept length", blocks, lambda row: row.figures.accept_len),
     ]
-    texts = ("Queue speculation", _headline(summary), tables, METHOD)
-    return Report(*texts, facts or {}, charts=charts, failed=summary.failed)
+    return Report("Queue speculation", _headline(blocks), tables, METHOD, charts=charts)
 
 
-def _by_group(name: str, summary: Summary, figure: Callable[[Row], object]) -> Table:
+def _by_group(name: str, blocks: Blocks, figure: Callable[[Row], object]) -> Table:
     """A line for each configuration, with its figure in each group."""
 
-    def cell(group: str) -> Callable[[int], object]:
-        return lambda place: figure(summary.by_group[group][place])
+    def cell(group: str) -> Callable[[Row], object]:
+        def of_group(row: Row) -> object:
+            found = blocks.by_group.row(row.config, {"group": group})
+            return None if found is None else figure(found)
 
-    columns: dict[str, Callable[[int], object]] = {
-        name.lower(): lambda place: summary.rows[place].config,
-        **{group: cell(group) for group in summary.by_group},
-    }
-    return Table.of(f"{name} by group", range(len(summary.rows)), columns)
+        return of_group
+
+    first = {name.lower(): COLUMNS["config"]}
+    columns = first | {group: cell(group) for group in blocks.groups}
+    return Table.of(f"{name} by group", blocks.every.rows, columns)
 
 
-def _headline(summary: Summary) -> str:
-    speedups = [(row.speedup, row.config) for row in summary.rows if row.speedup is not None]
+def _headline(blocks: Blocks) -> str:
+    speedups = [(row.speedup, row.config) for row in blocks.every.rows if row.speedup is not None]
     parts = []
     if speedups:
         best, config = max(speedups, key=lambda found: found[0].median)
         parts.append(f"Most tokens per second: {config}, {best} × no speculation.")
-    equal = summary.equal_hardware.get(LARGEST)
+    equal = blocks.equal_hardware(LARGEST)
     if equal is not None:
         parts.append(
             f"{LARGEST} makes {equal} × the tokens per second of no speculation on the cores of "

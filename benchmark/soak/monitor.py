@@ -10,8 +10,8 @@ from typing import Any
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import state_of
 from benchmark.soak.journal import Journal
-from benchmark.soak.load import Load
 from benchmark.soak.processes import ROLES, SIDECAR, usage
+from benchmark.soak.traffic import Traffic
 
 INTERVAL_S = 1.0
 USS_EVERY = 10
@@ -39,12 +39,12 @@ Row = dict[str, Any]
 class Monitor:
     """Takes a sample each second until `over` is set; `rows` holds all samples."""
 
-    def __init__(self, server: Server, load: Load, journal: Journal) -> None:
+    def __init__(self, server: Server, traffic: Traffic, journal: Journal) -> None:
         self.rows: list[Row] = []
         self.unanswered = 0
         """Number of samples without a state, because /server_info did not answer in time."""
         self._server = server
-        self._load = load
+        self._traffic = traffic
         self._journal = journal
 
     def run(self, over: threading.Event) -> None:
@@ -56,7 +56,7 @@ class Monitor:
 
     def sample(self) -> Row:
         """Take a sample now."""
-        row: Row = {"at": round(self._journal.now, 3), "in_flight": self._load.in_flight}
+        row: Row = {"at": round(self._journal.now, 3), "in_flight": self._traffic.in_flight}
         # A server need not have other processes.
         row |= {"other_rss_mib": 0.0, "other_uss_mib": 0.0}
         for role, held in usage(self._server, len(self.rows) % USS_EVERY == 0).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmark.harness.rounds import in_turn
+from benchmark.harness.cells import Cell, in_turn
 
 GUESSES = "wrong-guesses"
 SIDECAR = "wrong-sidecar"
@@ -62,21 +62,6 @@ SHOWN = {
 """Names of the cases in the chart."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A case that a configuration serves, with some number of requests in flight."""
-
-    round: int
-    """From 1."""
-    case: str
-    running: int
-    """Requests that run at once."""
-    config: str
-
-    def __str__(self) -> str:
-        return f"{self.case}, {self.running} in flight, {self.config}"
-
-
 def cells_of(
     cases: Iterable[str], levels: Sequence[int], widths: Sequence[int], rounds: int
 ) -> list[Cell]:
@@ -90,7 +75,7 @@ def cells_of(
         others = [ONE_WIDTH, *(f"{FIXED}{width}" for width in widths)]
         fixed = others if case == SPEC_BENCH else []
         first += [
-            Cell(1, case, level, config)
+            Cell.of(1, config, case=case, in_flight=level)
             for level in levels
             for config in (BASELINE, ADAPTIVE, *fixed)
         ]

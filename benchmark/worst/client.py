@@ -5,20 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmark.harness.cells import Cell
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import Raw, Sent, send_batch, serve, warm_up
 from benchmark.harness.speculation import update_settings
-from benchmark.worst.cases import (
-    ADAPTIVE,
-    BASELINE,
-    BY_NAME,
-    GUESSES,
-    ONE_WIDTH,
-    Cell,
-    width_of,
-)
-from benchmark.worst.loads import Load, misleading, sampling
+from benchmark.worst.cases import ADAPTIVE, BASELINE, BY_NAME, GUESSES, ONE_WIDTH, width_of
+from benchmark.worst.loads import Prompts, misleading, sampling
 
 WARM_UP_TOKENS = 8
 MODE = 4
@@ -47,10 +40,10 @@ class Client:
         self._ragged = ragged
         self._guesses: dict[tuple[int, ...], list[int | None]] = {}
 
-    def serve(self, server: Server, cell: Cell, load: Load) -> Run:
+    def serve(self, server: Server, cell: Cell, load: Prompts) -> Run:
         """Set the server to the cell, and serve; errors as in `harness.serving.serve`."""
-        case, speculating = BY_NAME[cell.case], cell.config != BASELINE
-        update_settings(server, {"pp_max_micro_batch_size": cell.running})
+        case, speculating = BY_NAME[cell["case"]], cell.config != BASELINE
+        update_settings(server, {"pp_max_micro_batch_size": cell["in_flight"]})
         if speculating:
             update_settings(server, self._runtime(cell.config))
         if speculating and case.name == GUESSES:
@@ -61,7 +54,7 @@ class Client:
 
         def warm() -> None:
             if speculating and not case.misled:
-                warm_up(server, cell.running + 2, sampling(0.0, WARM_UP_TOKENS))
+                warm_up(server, cell["in_flight"] + 2, sampling(0.0, WARM_UP_TOKENS))
             _ask(server, load, short)
 
         return serve(
@@ -85,12 +78,12 @@ class Client:
             "qspec_ragged": int(self._ragged and config == ADAPTIVE),
         }
 
-    def _learn(self, server: Server, load: Load) -> None:
+    def _learn(self, server: Server, load: Prompts) -> None:
         """Get the answers for the guesses, without drafts, so that QSPEC does not learn them."""
         unknown = [prompt for prompt in load.prompts if prompt not in self._guesses]
         if unknown:
             plain = sampling(0.0, load.max_new_tokens, qspec_enabled=False)
-            found = Load(tuple(unknown), load.max_new_tokens)
+            found = Prompts(tuple(unknown), load.max_new_tokens)
             answers = _ask(server, found, [plain] * len(unknown))
             for prompt, answer in zip(unknown, answers, strict=True):
                 self._guesses[prompt] = misleading(answer["output_ids"], self._vocab_size)
@@ -98,14 +91,14 @@ class Client:
     def _custom(self, cell: Cell, prompt: tuple[int, ...]) -> dict[str, Any]:
         """`custom_params` of a request."""
         asked: dict[str, Any] = {}
-        if BY_NAME[cell.case].sources:
-            asked["qspec_sources"] = list(BY_NAME[cell.case].sources)
-        if cell.case == GUESSES:
+        if BY_NAME[cell["case"]].sources:
+            asked["qspec_sources"] = list(BY_NAME[cell["case"]].sources)
+        if cell["case"] == GUESSES:
             asked["qspec_guess_ids"] = self._guesses[prompt]
         return asked
 
 
-def _ask(server: Server, load: Load, asked: list[dict[str, Any]]) -> list[Raw]:
+def _ask(server: Server, load: Prompts, asked: list[dict[str, Any]]) -> list[Raw]:
     """The answers to all prompts; the server prefills their common beginning once, before them."""
     if load.shared:
         only = {"input_ids": list(load.prompts[0][: load.shared])}

@@ -21,7 +21,7 @@ MOST_COPIES = 4
 
 
 @dataclass(frozen=True)
-class Load:
+class Prompts:
     """Prompts as token ids, and the length of their answers in tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -53,7 +53,7 @@ class Loads:
         self._ordinary = range(100, tokenizer.vocab_size)
         self._tokens = tokens
 
-    def of(self, case: str, running: int, number: int) -> Load:
+    def of(self, case: str, running: int, number: int) -> Prompts:
         """The load of a case in round `number`."""
         if case == RANDOM:
             draw = random.Random(f"{running} {number}")
@@ -68,8 +68,8 @@ class Loads:
             return self._load(of_round(self._own, running, number))
         raise ValueError(f"{case!r} is no case")
 
-    def _load(self, prompts: Sequence[tuple[int, ...]], shared: int = 0) -> Load:
-        return Load(tuple(prompts), self._tokens, shared)
+    def _load(self, prompts: Sequence[tuple[int, ...]], shared: int = 0) -> Prompts:
+        return Prompts(tuple(prompts), self._tokens, shared)
 
 
 def misleading(answer: Sequence[int], vocab_size: int) -> list[int | None]:

@@ -1,11 +1,11 @@
-"""Made-up runs of `bench_queue`."""
+"""Made-up runs, and a round of `bench_queue`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from benchmark.harness.cells import Cell
 from benchmark.harness.run import Answer, Counters, Run
-from benchmark.queueing.load import Cell
 
 
 def answer(
@@ -34,6 +34,25 @@ def run(*answers: Answer, seconds: float = 2.0, drafted: int | None = None) -> R
     return Run(seconds, tuple(answers), counters=counters)
 
 
+def counters_of(
+    name: str = "halves",
+    *,
+    verify_s: float = 0.03,
+    draft_s: float = 0.02,
+    waited_s: float = 0.001,
+) -> Counters:
+    """Counters of ten passes over three requests; `draft_s` is the draft time of each."""
+    counted: dict[str, float] = {
+        "passes": 10,
+        "requests": 30,
+        "input_tokens": 150,
+        "seconds": 10 * verify_s,
+        "waited_seconds": 10 * waited_s,
+    }
+    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0.0)}
+    return Counters(pipelines, 100, 10 * draft_s, 50)
+
+
 def round_of(number: int, names: Sequence[str]) -> dict[Cell, Run]:
     """A round of two groups; every configuration except `none` is twice as fast."""
     found = {}
@@ -46,6 +65,10 @@ def round_of(number: int, names: Sequence[str]) -> dict[Cell, Run]:
             else answer(passes=4, proposed=10, accepted={"queue": 3, "output": 2})
         )
         drafted = 40 if name.startswith("qspec") else None
-        found[Cell(number, "qa", 0, name)] = run(one, one, seconds=seconds, drafted=drafted)
-        found[Cell(number, "rag", 0, name)] = run(one, seconds=seconds, drafted=drafted)
+        found[Cell.of(number, name, group="qa", part=0)] = run(
+            one, one, seconds=seconds, drafted=drafted
+        )
+        found[Cell.of(number, name, group="rag", part=0)] = run(
+            one, seconds=seconds, drafted=drafted
+        )
     return found

@@ -16,11 +16,12 @@ from unittest import mock
 import pytest
 
 from benchmark import bench_soak, bench_worst_case
+from benchmark.harness.cells import Cell
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
 from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of, words
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
-from benchmark.worst.cases import CASES, Cell
+from benchmark.worst.cases import CASES
 from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.tools.models import DemoModels
 from test.engine.test_gpu_defaults import cuda, resolved
@@ -37,7 +38,7 @@ def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
         yield "batch_parallel", plan.configuration(name, settings, 16)
     for case in CASES:
         for config in ("none", "adaptive"):
-            cell = Cell(1, case.name, 4, config)
+            cell = Cell.of(1, config, case=case.name, in_flight=4)
             yield "worst_case", bench_worst_case.configuration(cell, settings, "ipc:///wrong")
     own = {
         "demo": with_and_without(settings, "--speculative-qspec-completions", "8"),

@@ -1,8 +1,7 @@
 """Matrix products with packed int8 and int4 weights on a CPU; the kernel depends on the row count.
 
-A row is the input of one token. Measurements chose the kernel for each number of rows
-(`benchmark/bench_linear.py`, one AVX-512 core, layers of a 135M-parameter model; the table is in
-docs/results.md):
+A row is the input of one token. Measurements chose the kernel for each number of rows (one AVX-512
+core, layers of a 135M-parameter model; "Packed matrix products" in docs/results.md):
 
 - An int8 product (uint8 activations, int8 weights, int32 sums) is faster than packed bfloat16 at
   any number of rows. Memory bandwidth bounds the compiled product (`cpu/native/product.h`) for up

@@ -33,8 +33,7 @@ class PassCost:
 
     Every pass reads all weights. Up to `cheap_rows` that read dominates, and beyond it each row
     adds arithmetic. The defaults are measured with the demo target in bfloat16 on one core of an
-    AMD EPYC, where a matrix product takes as long for 8 rows as for one (`benchmark.bench_linear`,
-    `benchmark.bench_cpu`).
+    AMD EPYC, where a matrix product takes as long for 8 rows as for one (docs/results.md).
     """
 
     cheap_rows: int = 8

@@ -113,7 +113,7 @@ class RequestTrie:
     def propose(self, width: int, policy: int = 0) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.
 
-        `policy` is an index of `_native.POLICIES`. Servers use the first one; the benchmark
+        `policy` is an index of `_native.POLICIES`. Servers use the first one; docs/results.md
         compares it with the others. Before any output, the root of a prompt that ends outside the
         vocabulary is token 0.
         """

@@ -1,70 +1,15 @@
-"""Prompts from files: both formats, errors of a line, and an even selection."""
+"""Prompts in groups: an even selection, and those that fit the context."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from benchmark.harness.dataset import by_group, spread
+from benchmark.harness import dataset
+from benchmark.harness.dataset import by_group, fitting, mixed, spread
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.models.prompts import Prompt, load
-
-
-def write(path: Path, *lines: object) -> Path:
-    file = path / "prompts.jsonl"
-    text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    file.write_text("\n".join(text))
-    return file
-
-
-def test_spec_bench_gives_the_first_turn_and_one_group_for_mt_bench(tmp_path: Path) -> None:
-    file = write(
-        tmp_path,
-        {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
-        {"question_id": 82, "category": "coding", "turns": ["Code."]},
-        {"question_id": 321, "category": "qa", "turns": ["Who?"]},
-    )
-    assert load(file) == [
-        Prompt("mt_bench", "Write."),
-        Prompt("mt_bench", "Code."),
-        Prompt("qa", "Who?"),
-    ]
-
-
-def test_a_prompt_without_a_group_is_in_the_group_all(tmp_path: Path) -> None:
-    file = write(tmp_path, {"prompt": "One"}, "", {"prompt": "Two", "group": "math"})
-    assert load(file) == [Prompt("all", "One"), Prompt("math", "Two")]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{not json", "JSON is malformed"),
-        ([1], "Expected `object`, got `array`"),
-        ({"text": "x"}, "must have `turns`"),
-        ({"category": "qa", "turns": []}, "of length >= 1 - at `$.turns`"),
-        ({"turns": ["x"]}, "must have a `category`"),
-        ({"prompt": "  "}, "at `$.prompt`"),
-        ({"prompt": "x", "group": 3}, "Expected `str`, got `int` - at `$.group`"),
-    ],
-)
-def test_a_malformed_line_is_an_error_that_names_file_and_line(
-    tmp_path: Path, line: object, message: str
-) -> None:
-    file = write(tmp_path, {"prompt": "fine"}, line)
-    with pytest.raises(ConfigError) as error:
-        load(file)
-    assert str(error.value).startswith(f"{file}:2: ")
-    assert message in str(error.value)
-
-
-def test_a_file_that_is_missing_or_empty_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.jsonl"):
-        load(tmp_path / "absent.jsonl")
-    with pytest.raises(ConfigError, match=r"prompts\.jsonl: the file has no prompt"):
-        load(write(tmp_path, ""))
+from sglang_qspec.tools.models.prompts import Prompt
 
 
 def test_groups_keep_the_order_of_the_file_and_unknown_ones_are_refused() -> None:
@@ -84,3 +29,37 @@ def test_groups_keep_the_order_of_the_file_and_unknown_ones_are_refused() -> Non
 )
 def test_a_selection_is_spread_evenly(count: int | None, chosen: list[int]) -> None:
     assert spread(range(6), count) == chosen
+
+
+def test_prompts_longer_than_the_context_are_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Tokenizer:
+        """One token per character."""
+
+        input_ids: str
+
+        @classmethod
+        def from_pretrained(cls, _: Path) -> Tokenizer:
+            return cls()
+
+        def __call__(self, text: str) -> Tokenizer:
+            self.input_ids = text
+            return self
+
+    monkeypatch.setattr("transformers.AutoTokenizer", Tokenizer)
+    monkeypatch.setattr(dataset, "render", lambda _, prompts: prompts)
+    path = tmp_path / "prompts.jsonl"
+    prompts = [("qa", "a" * 9), ("qa", "b" * 10), ("qa", "c"), ("rag", "e" * 99)]
+    lines = (f'{{"group": "{group}", "prompt": "{text}"}}\n' for group, text in prompts)
+    path.write_text("".join(lines))
+    assert fitting("bench", path, Path("m"), 9) == (
+        {"qa": ["a" * 9, "c"]},
+        {"qa": 1, "rag": 1},
+    )
+    with pytest.raises(SystemExit, match="no prompt has at most 0 tokens"):
+        fitting("bench", path, Path("m"), 0)
+
+
+def test_the_prompts_of_all_groups_take_turns() -> None:
+    assert mixed({"qa": ["q0", "q1", "q2"], "rag": ["r0"]}) == ["q0", "r0", "q1", "q2"]

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.harness.cells import Cell, turned
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.fleet import Fleet
 from benchmark.harness.report import Chart, Report, Table
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, ServerError
-from benchmark.harness.session import Session, rounded_up, turned
-from benchmark.queueing.load import Cell
+from benchmark.harness.session import Session, rounded_up
 from test.benchmark.runs import answer, run
 
 SETTINGS = Settings(Path("target"), Path("draft"), "float32", 2, 2048, on_gpu=False)
 CELLS = [
-    Cell(1, "qa", part, name) for part in range(3) for name in turned(["none", "lookup"], part + 1)
+    Cell.of(1, name, part=part)
+    for part in range(3)
+    for name in turned(["none", "lookup"], part + 1)
 ]
 
 
@@ -33,7 +35,7 @@ class Measured:
     """Names of configurations; each entry makes one attempt of that configuration fail."""
 
     def __call__(self, _: Server | None, cell: Cell) -> Run:
-        self.served.append(f"{cell.config} {cell.part}")
+        self.served.append(f"{cell.config} {cell['part']}")
         if cell.config in self.broken:
             self.broken.remove(cell.config)
             raise ServerError("the server ended with code 1:\nValueError: no kernel")
@@ -46,12 +48,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     return Measured()
 
 
-def session(folder: Path, **options: bool) -> Session[Cell]:
+def session(folder: Path, **options: bool) -> Session:
     given = {"resume": False, "report_only": False, **options}
-    return Session("bench", Namespace(output=folder, **given), Cell, SETTINGS, {"load": "a"})
+    return Session("bench", Namespace(output=folder, **given), SETTINGS, {"tokens": 8})
 
 
-def serve(this: Session[Cell], measured: Measured) -> None:
+def serve(this: Session, measured: Measured) -> None:
     this.serve(CELLS, lambda cell: Configuration(cell.config, SETTINGS), measured)
 
 
@@ -84,6 +86,8 @@ def test_a_failed_cell_is_served_once_more_before_its_configuration_is_left_out(
     serve(this, measured)
     assert measured.served == ["none 0", "none 0", "lookup 0", "lookup 0", "none 1", "none 2"]
     assert this.failed == {"lookup": "ValueError: no kernel"}
+    assert this.finish(Report("A benchmark", "", []), {}) == 1
+    assert "lookup: failed: ValueError: no kernel" in (tmp_path / "report.md").read_text()
 
 
 def test_a_folder_with_another_run_ends_with_one_sentence(tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_the_last_line_is_json_and_everything_is_written(
 ) -> None:
     this = session(tmp_path)
     table = Table("Rows", ["", "speedup"], [["none", "1.00 (one round)"]])
-    report = Report("A benchmark", "", [table], facts={"command": "bench"})
+    report = Report("A benchmark", "", [table])
     assert this.finish(report, {"rows": []}) == 1
     serve(this, measured)
     assert this.finish(report, {"rows": []}) == 0
@@ -105,7 +109,8 @@ def test_the_last_line_is_json_and_everything_is_written(
     assert "A ratio of one round has no spread" in printed
     last = json.loads(printed.splitlines()[-1])
     assert last == json.loads((tmp_path / "results.json").read_text())
-    assert last == {"rows": [], "command": "bench"}
+    assert (last["rows"], last["failed"], last["tokens"]) == ([], {}, 8)
+    assert last.keys() > {"command", "machine", "versions", "settings"}
     written = {path.name for path in tmp_path.iterdir()}
     assert {"report.md", "results.json"} <= written
     assert "report.html" not in written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmark.harness.cells import Cell
 from benchmark.harness.run import Answer, Counters, Gap, Run
 from benchmark.parallel.plan import (
     AHEAD,
@@ -12,8 +13,9 @@ from benchmark.parallel.plan import (
     QUEUE,
     SEQUENTIAL,
     SEQUENTIAL_HALF,
-    Cell,
+    load_of,
 )
+from test.benchmark.runs import counters_of
 
 REQUESTS, TOKENS, PASSES = 6, 11, 5
 """Requests of every run, output tokens per request, and decode passes per request. The prefill
@@ -30,27 +32,6 @@ DECODED_PER_S = {
     AUTO: 29.4,
     AUTO_STEP: 30.0,
 }
-
-
-def counters_of(
-    name: str = "halves",
-    *,
-    verify_s: float = 0.03,
-    draft_s: float = 0.02,
-    waited_s: float = 0.001,
-    passes: int = 10,
-    batch: int = 3,
-) -> Counters:
-    """Counters of ten passes; `draft_s` is the draft time of each."""
-    counted: dict[str, float] = {
-        "passes": passes,
-        "requests": passes * batch,
-        "input_tokens": 5 * passes * batch,
-        "seconds": passes * verify_s,
-        "waited_seconds": passes * waited_s,
-    }
-    pipelines = {name: counted, "queue": dict.fromkeys(counted, 0.0)}
-    return Counters(pipelines, 100, passes * draft_s, 50)
 
 
 def run_of(
@@ -97,14 +78,16 @@ def one_run(
     return {cell_of(config, number, in_flight, k): run_of(speed, counters=counters)}
 
 
-def cell_of(config: str, number: int = 1, in_flight: int = 4, k: int = 4) -> Cell:
-    return Cell(number, in_flight, None if config in BASELINES else k, False, config)
+def cell_of(
+    config: str, number: int = 1, in_flight: int = 4, k: int = 4, streamed: bool = False
+) -> Cell:
+    return Cell.of(number, config, **load_of(config, in_flight, k, streamed))
 
 
 def streamed_run(config: str, *, in_flight: int = 4, k: int = 4) -> Runs:
     counters = None if config in BASELINES else counters_of()
     gaps = (Gap(0.04, 4), Gap(0.06, 1))
-    cell = Cell(1, in_flight, None if config in BASELINES else k, True, config)
+    cell = cell_of(config, in_flight=in_flight, k=k, streamed=True)
     return {cell: run_of(counters=counters, gaps=gaps)}
 
 

@@ -1,4 +1,4 @@
-"""The servers of `bench_peers`, and the options that name them."""
+"""The servers of `bench_peers`, and their prompts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.bench_peers import parse, prompts_of
+from benchmark.bench_peers import cells_of, lengths_of, prompts_of
 from benchmark.harness.configuration import Settings
-from benchmark.peers.load import Cell, cells_of, lengths_of
 from benchmark.peers.servers import NAMES, OWN, PINNED, QSPEC, SGLANG, Programs, configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
@@ -38,7 +37,7 @@ def test_a_peer_takes_as_many_requests_on_a_port_of_its_own(name: str) -> None:
 
 def test_rounds_reverse_and_no_prompt_comes_twice() -> None:
     cells = cells_of(["a", "b"], [1, 4], 2)
-    assert cells[4:] == [Cell(2, cell.in_flight, cell.config) for cell in cells[3::-1]]
+    assert [cell.config for cell in cells] == ["a", "b", "a", "b", "b", "a", "b", "a"]
     prompts = [[number] for number in range(200)]
     served = [
         prompt[0]
@@ -58,19 +57,3 @@ def test_lengths_of_answers_depend_on_the_prompt_and_keep_to_the_spread() -> Non
     assert min(lengths) in range(64, 70)
     assert max(lengths) in range(186, 193)
     assert sum(lengths) / 500 == pytest.approx(128, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--llama-server", "path"],
-        ["--configs", "vllm"],
-        ["--levels", "0"],
-        ["--prompts", "0"],
-        ["--spread", "1.5"],
-    ],
-)
-def test_a_bad_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--dataset", "d.jsonl", *arguments])
-    assert arguments[0] in capsys.readouterr().err

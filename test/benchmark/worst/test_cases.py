@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from benchmark.worst.cases import CASES, SPEC_BENCH, cells_of
+from pathlib import Path
+
+from benchmark.bench_worst_case import configuration
+from benchmark.harness.cells import Cell
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.worst.cases import CASES, GUESSES, RANDOM, SIDECAR, SPEC_BENCH, cells_of
 from benchmark.worst.loads import GUESS_TOKENS, misleading
 
 
 def test_passes_of_one_width_are_compared_on_spec_bench_alone() -> None:
     cells = cells_of([case.name for case in CASES], [1, 8], [2, 16], 1)
     for case in CASES:
-        configs = [cell.config for cell in cells if (cell.case, cell.running) == (case.name, 8)]
+        configs = [
+            cell.config for cell in cells if (cell["case"], cell["in_flight"]) == (case.name, 8)
+        ]
         fixed = ["one-width", "width-2", "width-16"] if case.name == SPEC_BENCH else []
         assert configs == ["none", "adaptive", *fixed]
 
 
-def test_every_other_round_is_served_in_reverse_order() -> None:
-    cells = cells_of([SPEC_BENCH], [1, 8], [4], 2)
-    order = [(cell.round, cell.running, cell.config) for cell in cells]
-    assert order[8:] == [(2, *rest) for _, *rest in order[:8][::-1]]
+def test_all_but_the_misled_sidecar_share_a_server_and_target_cores_are_the_same() -> None:
+    settings = Settings(Path("target"), Path("draft"), "bfloat16", 32, 3584, False, (0,), (1,))
+
+    def one(case: str, config: str) -> Configuration:
+        cell = Cell.of(1, config, case=case, in_flight=8)
+        return configuration(cell, settings, "ipc:///wrong")
+
+    assert one(GUESSES, "adaptive").server_key == one(SPEC_BENCH, "width-4").server_key
+    assert one(GUESSES, "none").server_key == one(SIDECAR, "none").server_key
+    misled = one(SIDECAR, "adaptive")
+    assert "ipc:///wrong" in misled.flags
+    assert misled.has_sidecar
+    keys = {one(case, "adaptive").cores for case in (GUESSES, SIDECAR, RANDOM)}
+    assert keys == {one(RANDOM, "none").cores} == {(0,)}
 
 
 def test_a_misleading_guess_has_the_whole_answer_with_a_wrong_token_after_each_part() -> None:

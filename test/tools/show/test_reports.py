@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from benchmark.queueing.charts import charts
 from benchmark.queueing.configurations import NAMES
 from benchmark.queueing.report import report_of
-from benchmark.queueing.summary import summarize
+from benchmark.queueing.summary import Blocks
 from test.benchmark.runs import round_of
 from test.tools.show.browser import Page
 
 
 def test_the_report_of_the_queue_is_readable_on_a_phone(page: Page, tmp_path: Path) -> None:
     served = [name for name in NAMES if name != "ngram"]
-    summary = summarize(round_of(1, served), NAMES, {"ngram": "no <kernel>"})
+    blocks = Blocks(round_of(1, served), served)
+    report = report_of(blocks, charts(blocks))
+    report = replace(report, facts={"machine": "<big>"}, failed={"ngram": "no <kernel>"})
     file = tmp_path / "report.html"
-    file.write_text(report_of(summary, charts(summary), {"machine": "<big>"}).html())
+    file.write_text(report.html())
     page.open(file.as_uri(), width=400)
     charts_drawn = page.all(".chart")
     assert len(charts_drawn) == 4
@@ -35,9 +38,9 @@ def test_the_report_of_the_queue_is_readable_on_a_phone(page: Page, tmp_path: Pa
 
 
 def test_a_chart_without_data_says_so(page: Page, tmp_path: Path) -> None:
-    summary = summarize(round_of(1, ("none",)), ("none",), {})
+    blocks = Blocks(round_of(1, ("none",)), ("none",))
     file = tmp_path / "report.html"
-    file.write_text(report_of(summary, charts(summary)).html())
+    file.write_text(report_of(blocks, charts(blocks)).html())
     page.open(file.as_uri())
     texts = [figure.text for figure in page.all("figure")]
     assert len(texts) == 4

@@ -1,7 +1,11 @@
-"""Serving a cell: the requests to the server, and the figures read from its answers."""
+"""Serving a cell: the requests to the server, and the figures read from its answers.
+
+The cells are those of `bench_batch_parallel`, which uses all of it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,12 +14,13 @@ import pytest
 
 from benchmark.bench_batch_parallel import measure
 from benchmark.harness import speculation
-from benchmark.harness.run import CounterError, Counters, Gap, Run
-from benchmark.harness.server import ServerError
-from benchmark.harness.serving import checked, prefill_seconds
-from benchmark.parallel.plan import Cell
+from benchmark.harness.cells import Cell
+from benchmark.harness.run import Answer, CounterError, Counters, Gap, Run
+from benchmark.harness.server import ServerError, reason
+from benchmark.harness.serving import checked, keep_in_flight, prefill_seconds, read_answer
+from test.benchmark.parallel.cells import cell_of
 
-CELL = Cell(1, 2, 4, False, "halves")
+CELL = cell_of("halves", in_flight=2)
 PROMPTS = ("Who?", "Where?", "When?")
 
 
@@ -108,7 +113,7 @@ def test_a_cell_sets_the_pipeline_warms_up_and_empties_the_cache() -> None:
 
 def test_without_speculation_no_pipeline_settings_are_sent() -> None:
     server = FakeServer()
-    assert run(server, replace(CELL, config="none", k=None)).counters is None
+    assert run(server, cell_of("none", in_flight=2)).counters is None
     asked = [body for path, body in server.asked if path == "/set_internal_state"]
     assert asked == [{"server_args": {"pp_max_micro_batch_size": 2}}]
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
@@ -116,7 +121,7 @@ def test_without_speculation_no_pipeline_settings_are_sent() -> None:
 
 def test_auto_may_use_all_sources() -> None:
     server = FakeServer()
-    run(server, replace(CELL, config="auto"))
+    run(server, cell_of("auto", in_flight=2))
     assert "custom_params" not in server.asked[-1][1]["sampling_params"]
 
 
@@ -144,7 +149,7 @@ def test_a_setting_that_the_server_refuses_is_an_error() -> None:
 
 
 def test_streamed_chunks_are_joined_and_each_gap_keeps_its_token_count() -> None:
-    measured = run(FakeServer(), replace(CELL, streamed=True), ("a", "b"))
+    measured = run(FakeServer(), cell_of("halves", in_flight=2, streamed=True), ("a", "b"))
     assert [answer.tokens for answer in measured.answers] == [8, 8]
     assert [gap.tokens for gap in measured.gaps] == [6, 7]
     assert all(isinstance(gap, Gap) and gap.seconds >= 0 for gap in measured.gaps)
@@ -174,3 +179,37 @@ def test_a_counter_that_decreased_is_an_error() -> None:
     server.passes = 2
     with pytest.raises(CounterError):
         Counters.of(server.get("")["internal_states"][0]["qspec"]).since(before)
+
+
+def test_an_answer_is_read_by_the_kind_of_server_that_gave_it() -> None:
+    meta: dict[str, Any] = {"e2e_latency": 5.0, "queue_time": 3.5}
+    body = {"output_ids": [1, 2, 3, 4, 5], "meta_info": meta}
+    plain = read_answer(body, 6.0)
+    assert (plain.passes, plain.proposed, plain.service, plain.latency) == (4, 0, 1.5, 6.0)
+    # SGLang fills these in for QSPEC too; there only QSPEC's own record counts.
+    meta |= {"spec_verify_ct": 2, "spec_num_proposed_drafts": 22, "spec_num_correct_drafts": 2}
+    ngram = read_answer(body, 6.0)
+    assert (ngram.passes, ngram.proposed, ngram.accepted) == (2, 22, {"ngram": 2})
+    sources = {"queue": 1, "output": 0}
+    meta["qspec"] = {"passes": 3, "proposed_tokens": 7, "accepted_by_source": sources}
+    qspec = read_answer(body, 6.0)
+    assert (qspec.passes, qspec.proposed, qspec.accepted) == (3, 7, sources)
+
+
+def test_the_reason_of_a_failure_is_the_last_line_that_names_an_error() -> None:
+    log = "the server ended with code 1:\nloading\nValueError: no such kernel\nbye"
+    assert reason(RuntimeError(log)) == "ValueError: no such kernel"
+    assert reason(ConnectionResetError()) == "ConnectionResetError"
+
+
+def test_requests_are_kept_in_flight_and_their_times_are_measured() -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    def ask(prompt: str, length: int) -> Answer:
+        together.wait()
+        return Answer((len(prompt),) * length, 0.0, 0.0, length)
+
+    server: Any = FakeServer()
+    found = keep_in_flight(server, 2, ask, ["a", "bb", "c", "dd"], [1, 2, 3, 4])
+    assert [one.output_ids for one in found.answers] == [(1,), (2, 2), (1, 1, 1), (2,) * 4]
+    assert all(0 < one.latency == one.service <= found.seconds for one in found.answers)

@@ -15,13 +15,9 @@ pauses the other. For each fault it reports, in seconds:
 - `to_former_s`: from the restart (a new sidecar is ready, the stopped one continues, the slow one
   is healthy) to the first window of 2 s with 90 % of the throughput in the 10 s before the fault.
 
-    python -m benchmark.bench_faults --output results
-
-Writes `results.json` and the chart `faults.svg` to the folder; `--report-only` draws the chart
-again. The last line is JSON: `to_plain_s` and `to_former_s` by fault (medians; null if most
-repetitions did not recover in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`,
-`rows` with the figures of each fault, and `bins`: mean tokens/s in bins of 0.5 s from 2 s before a
-fault.
+The last line is JSON: `to_plain_s` and `to_former_s` by fault (medians; null if most repetitions
+did not recover in time), `lost_requests`, `changed_outputs`, `plain_tokens_per_s`, `rows` with the
+figures of each fault, and `bins`: mean tokens/s in bins of 0.5 s from 2 s before a fault.
 """
 
 from __future__ import annotations
@@ -32,22 +28,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from benchmark.faults.recovery import bins, rate, seconds_until
-from benchmark.faults.stream import Stream
 from benchmark.harness import charts
 from benchmark.harness.configuration import with_and_without
 from benchmark.harness.dataset import render
 from benchmark.harness.machine import provenance
-from benchmark.harness.options import add_servers, parsed, parser_of, positive, settings_of
+from benchmark.harness.options import settings_of
 from benchmark.harness.output import say, write
 from benchmark.harness.report import Figure, Table
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import sidecar_of, wait_for_sidecar
 from benchmark.harness.statistics import rounded
 from benchmark.prompts import PROMPTS
+from benchmark.soak.recovery import bins, rate, seconds_until
+from benchmark.soak.stream import Stream
 
 SLOTS, CLIENTS, MAX_NEW_TOKENS, TOTAL_TOKENS = 2, 6, 128, 16384
 STOPPED_S, SLOW_S = 5.0, 8.0
@@ -127,12 +122,15 @@ class Measured:
         }
 
 
-def main() -> None:
-    options = _options()
+def measure(options: argparse.Namespace) -> int:
+    """Measure the faults that the options name; returns the exit code.
+
+    Draws the chart of an earlier run again if the options ask for that alone.
+    """
     if options.report_only:
         record = json.loads((options.output / "results.json").read_text(encoding="utf-8"))
-        write(options.output, record, _figures(record))
-        return
+        write(options.output, record, figures(record))
+        return 0
     settings = settings_of(options, SLOTS, 2048, TOTAL_TOKENS)
     prompts = render(settings.model, PROMPTS)
     plain_server, qspec_server = with_and_without(settings, *options.arguments)
@@ -175,18 +173,7 @@ def main() -> None:
                         rows.append(row)
                         say(json.dumps({key: row[key] for key in row if key != "bins"}))
     _report(options, plain, rows, streams)
-
-
-def _options() -> argparse.Namespace:
-    parser = parser_of("bench_faults", __doc__)
-    add = parser.add_argument
-    add("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="(default: all)")
-    add("--times", type=positive, default=3, help="repetitions of each fault (default: 3)")
-    add("--output", type=Path, help="folder of the results (default: none are written)")
-    add("--report-only", action="store_true", help="only draw the chart of --output again")
-    add("arguments", nargs="*", help="more flags of the QSPEC server, after --")
-    add_servers(parser, "float32")
-    return parsed(parser, None)
+    return 0
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -231,11 +218,11 @@ def _report(
         **provenance(),
     }
     if options.output is not None:
-        write(options.output, record, _figures(record))
+        write(options.output, record, figures(record))
     print(json.dumps(record))
 
 
-def _figures(record: Mapping[str, Any]) -> list[Figure]:
+def figures(record: Mapping[str, Any]) -> list[Figure]:
     """Tokens per second around each fault; empty without matplotlib."""
     if not charts.available():
         return []
@@ -254,7 +241,3 @@ def _figures(record: Mapping[str, Any]) -> list[Figure]:
         by_number=False,
     )
     return [Figure("faults", title, "", svg)]
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmark.bench_faults import FAULTS, _figures
-from benchmark.faults.recovery import bins, rate, seconds_until
+from benchmark.bench_soak import parse
+from benchmark.soak.faults import FAULTS, figures
+from benchmark.soak.recovery import bins, rate, seconds_until
 
 # 10 tokens/s until 5, nothing until 6.5, then 20 tokens/s.
 EVENTS = [(0.1 * n + 0.05, 1) for n in range(50)] + [(6.5 + 0.1 * n + 0.05, 2) for n in range(50)]
@@ -32,6 +33,16 @@ def test_bins_are_relative_to_a_moment() -> None:
 def test_the_chart_has_a_line_for_each_fault_and_is_drawn_from_the_record() -> None:
     pytest.importorskip("matplotlib")
     record = {"plain_tokens_per_s": 30.0, "bins": {fault: [60.0, 20.0, 61.0] for fault in FAULTS}}
-    (figure,) = _figures(record)
+    (figure,) = figures(record)
     assert all(text in (figure.svg or "") for text in FAULTS.values())
-    assert _figures(record) == [figure]
+    assert figures(record) == [figure]
+
+
+def test_faults_are_all_unless_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse([]).faults is None
+    assert parse(["--faults"]).faults == list(FAULTS)
+    chosen = parse(["--faults", "kill", "--output", "o", "--", "--a", "b"])
+    assert (chosen.faults, chosen.arguments, chosen.cpu) == (["kill"], ["--a", "b"], False)
+    with pytest.raises(SystemExit):
+        parse(["--report-only", "--output", "o"])
+    assert "need --faults" in capsys.readouterr().err

@@ -8,28 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.bench_soak import parse
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--minutes", "0"], "must be a number above 0"),
-        (["--minutes", "inf"], "--minutes must be finite"),
-        (["--in-flight", "9", "8"], "LOW must be at most HIGH"),
-        (["--in-flight", "0", "8"], "must be a whole number from 1"),
-        (["--target-cores", "x"], "'x' must be"),
-        (["--templates", "0"], "must be a whole number from 1"),
-    ],
-)
-def test_a_bad_option_is_named_with_what_is_allowed(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(arguments)
-    assert words in capsys.readouterr().err
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.server

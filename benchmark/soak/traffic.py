@@ -1,4 +1,4 @@
-"""Runs the load of a soak: keeps requests in flight, and judges each ended request."""
+"""The traffic of a soak: keeps requests in flight, and judges each ended request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AFTER_VIOLATION_S = 0.5
 """Pause after a violation, because a server may refuse everything."""
 
 
-class Load:
+class Traffic:
     """Keeps `low` to `high` requests of `mix` in flight at `server`, and more in bursts."""
 
     def __init__(
