@@ -48,6 +48,7 @@ PASSES = (
     "request_record",
     "outputs",
     "tracing",
+    "proposal",
     "target_pass",
     "prefill_tokens",
     "decide",

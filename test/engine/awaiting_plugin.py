@@ -74,12 +74,12 @@ def install() -> None:
         return result
 
     def wait(sound: Callable[..., Any], self: Any, rids: Any, trees: Any, *given: Any) -> Any:
-        active, session, began = self._speculator, self._session_count, time.monotonic()
+        active, session, began = self._drafts, self._session_count, time.monotonic()
         if session in missed:
-            return sound(self, rids, trees, *given)
+            return (yield from sound(self, rids, trees, *given))
         waits = [waits_for_steps(active.live(rid)) for rid in rids]
         while active.awaited(rids, trees)[waits].any():
-            came = active.wait_for_steps(POLL_S)
+            came = yield POLL_S
             waited = time.monotonic() - began
             if came:
                 return waited, math.inf

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.decide.proposer import Proposer
+from sglang_qspec.engine.passes.launch import decode
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Link
@@ -114,7 +115,7 @@ class Simulation:
         batch: Any = SimpleNamespace(reqs=reqs, sampling_info=SAMPLING)
         plan = PipelinePlan("ahead", self.width)
         self.accounting.begin()
-        proposal = self.proposer.propose(batch, plan)
+        proposal = decode.propose(self.proposer, self.active, batch, plan)
         trees = proposal.trees
         self.rows += trees.rows
         parents = [tree.parents[1:] for tree in map(trees.__getitem__, range(len(trees)))]

@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_qspec.config import MAX_COMPLETIONS, PIPELINES, QSpecConfig
 from sglang_qspec.engine.passes.decide.proposer import Proposer
+from sglang_qspec.engine.passes.launch import decode
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commits, Drafted, ToSidecar
 from sglang_qspec.policy import PassTimes, PipelinePlan
@@ -42,7 +43,7 @@ def first_pass(pipeline: str) -> int:
     req = SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)
     batch: Any = SimpleNamespace(reqs=[req], sampling_info=SAMPLING)
     proposer = Proposer(active, RuntimeSettings.of(QSpecConfig(), 8), PassTimes())
-    return proposer.propose(batch, PipelinePlan(pipeline, 8)).trees.width
+    return decode.propose(proposer, active, batch, PipelinePlan(pipeline, 8)).trees.width
 
 
 def first_tree() -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
 from sglang_qspec.engine.passes.decide.proposer import Proposer
+from sglang_qspec.engine.passes.launch import decode
 from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
@@ -159,5 +160,5 @@ def test_a_flood_of_empty_step_drafts_does_not_delay_a_pass(pipeline: str) -> No
     req = SimpleNamespace(rid="a", output_ids=[8], multimodal_inputs=None)
     batch: Any = SimpleNamespace(reqs=[req], sampling_info=SAMPLING)
     before = link.left
-    assert proposer.propose(batch, PipelinePlan(pipeline, 8)).trees.width == 1
+    assert decode.propose(proposer, active, batch, PipelinePlan(pipeline, 8)).trees.width == 1
     assert 0 < link.left < before

@@ -7,6 +7,7 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.decide.proposer import AllShapes, Proposer, Shapes
+from sglang_qspec.engine.passes.launch import decode
 from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from test.engine.passes.test_plain_decode import batch_of
@@ -47,7 +48,7 @@ def width_of(
     batch = batch_of({"temperature": 0})
     batch.reqs[0].output_ids = [19 + most_drafts]
     proposer = Proposer(active, settings, PassTimes(FLAT), shapes=allowed)
-    return proposer.propose(batch, PipelinePlan("ahead", planned)).trees.width
+    return decode.propose(proposer, active, batch, PipelinePlan("ahead", planned)).trees.width
 
 
 def of(*widths: int) -> Captured:

@@ -31,11 +31,12 @@ from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, veri
 from sglang_qspec.engine.passes.launcher import Launcher
 from sglang_qspec.engine.passes.lead import Lead
 from sglang_qspec.engine.passes.outcome import ComingOutcome
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.sample import output_counts, penalties, sample
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
 from sglang_qspec.engine.passes.sample.penalties import read_outputs
 from sglang_qspec.engine.passes.sample.sample import sample_and_accept
-from sglang_qspec.engine.passes.target_pass import Pass, Proposal
+from sglang_qspec.engine.passes.target_pass import Pass
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PipelinePlan

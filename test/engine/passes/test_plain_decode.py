@@ -10,6 +10,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.passes.decide.proposer import Proposer
+from sglang_qspec.engine.passes.launch import decode
 from sglang_qspec.policy import PassTimes, PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from test.engine.speculating import enqueue, make
@@ -38,7 +39,7 @@ def drafted(batch: Any) -> int:
     enqueue(active, prompt_ids=[7, 8, 9] * 5, max_new_tokens=100)
     runtime_settings = RuntimeSettings.of(QSpecConfig(), 8)
     proposer = Proposer(active, runtime_settings, PassTimes())
-    return int(proposer.propose(batch, PipelinePlan("ahead", 8)).trees.sizes[0]) - 1
+    return int(decode.propose(proposer, active, batch, PipelinePlan("ahead", 8)).trees.sizes[0]) - 1
 
 
 PLAIN: dict[str, Any] = {"temperature": 1.0}

@@ -16,8 +16,9 @@ from sglang_qspec.engine.frontend.trace import KEY, MORE, PREFILL
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import output_of, outputs_of
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.settlement import Settlement
-from sglang_qspec.engine.passes.target_pass import Pass, Proposal
+from sglang_qspec.engine.passes.target_pass import Pass
 from sglang_qspec.engine.passes.tracing import Items, PassTrace
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink

@@ -45,7 +45,8 @@ class Driven:
     def commit(self, at: float, row: Request, done: int, lookahead: int = 4) -> None:
         def act() -> None:
             row.done = done
-            self.sidecar.commit(self.server, row, lookahead)
+            self.server.lookahead = lookahead
+            self.server.commit(row)
 
         self.clock.call(at, act)
 
@@ -82,14 +83,14 @@ def test_a_step_that_runs_is_not_part_of_the_draft_that_replaces_it() -> None:
 
 def test_waiting_requests_are_drafted_after_served_ones() -> None:
     driven, served, waiting = Driven(), request(), request()
-    driven.sidecar.submit(driven.server, waiting)
+    driven.server.submit(waiting)
     driven.commit(0.5, served, 1, lookahead=2)
     assert driven.seen(waiting, [1.1, 3.1, 4.1]) == [(0, 1), (0, 1), (0, 2)]
 
 
 def test_a_step_reads_a_long_prompt_in_parts() -> None:
     driven, row = Driven(read=0.01), request(prompt=301)
-    driven.sidecar.submit(driven.server, row)
+    driven.server.submit(row)
     # A step reads 256 tokens, and the next one the other 44 and drafts the first token.
     first = 2 * STEP + 3.0
     assert driven.seen(row, [first - 0.1, first + 0.1]) == [(0, 0), (0, 1)]
@@ -98,7 +99,7 @@ def test_a_step_reads_a_long_prompt_in_parts() -> None:
 def test_beside_served_requests_a_step_reads_little_for_waiting_ones() -> None:
     driven, served, waiting = Driven(read=0.01), request(), request(prompt=301)
     driven.commit(0.0, served, 1, lookahead=1)
-    driven.clock.call(0.5, lambda: driven.sidecar.submit(driven.server, waiting))
+    driven.clock.call(0.5, lambda: driven.server.submit(waiting))
     driven.commit(2.0, served, 2, lookahead=1)
     # The step for the waiting request takes 1.32 s instead of 3.56 s.
     assert driven.seen(served, [2.2, 3.5]) == [(1, 2), (1, 3)]
@@ -111,7 +112,7 @@ def test_a_step_extends_as_many_drafts_as_the_sidecar_decodes_at_once_in_turn() 
     rows = [[request("1") for _ in range(most)] for _ in servers]
     for server, theirs in zip(servers, rows, strict=True):
         for row in theirs:
-            driven.sidecar.submit(server, row)
+            server.submit(row)
     found: list[list[int]] = []
     for time in (1.1, 2.1):
         driven.clock.call(time, lambda: found.append([sum(r.seen_end for r in x) for x in rows]))
@@ -121,7 +122,7 @@ def test_a_step_extends_as_many_drafts_as_the_sidecar_decodes_at_once_in_turn() 
 
 def test_a_queue_draft_ends_at_the_most_tokens_of_a_completion() -> None:
     driven, row = Driven(), request("1" * 2 * QSpecConfig.max_completion_tokens)
-    driven.sidecar.submit(driven.server, row)
+    driven.server.submit(row)
     driven.seen(row, [])
     assert row.seen_end == QSpecConfig.max_completion_tokens
 
@@ -134,7 +135,7 @@ def test_tokens_of_waiting_requests_do_not_end_the_wait_of_a_target() -> None:
         driven.commit(0.0, request(), 1)
         waits.append((yield Wait(driven.server.arrived, 2.5)))
 
-    driven.sidecar.submit(driven.server, request())
+    driven.server.submit(request())
     driven.clock.start(target())
     driven.seen(request(), [])
     assert waits == [False, True]
@@ -142,7 +143,7 @@ def test_tokens_of_waiting_requests_do_not_end_the_wait_of_a_target() -> None:
 
 def test_a_text_that_matches_its_draft_again_keeps_the_match_while_the_draft_grows() -> None:
     driven, row = Driven(), request("01" * 10)
-    driven.sidecar.submit(driven.server, row)
+    driven.server.submit(row)
 
     def match_again() -> None:
         row.done = row.seen_begin = 3
@@ -155,7 +156,7 @@ def test_servers_on_a_cpu_take_turns() -> None:
     driven = Driven()
     rows = [request(), request()]
     for server, row in zip((driven.server, driven.connect()), rows, strict=True):
-        driven.sidecar.submit(server, row)
+        server.submit(row)
     driven.seen(rows[0], [])
     assert [row.end for row in rows] == [20, 20]
     assert driven.sidecar.busy_seconds == pytest.approx(40 * STEP)
@@ -181,7 +182,7 @@ def test_a_finished_request_is_forgotten() -> None:
 
     def end() -> None:
         row.finished = driven.clock.now
-        driven.sidecar.close(driven.server, row)
+        driven.server.close(row)
 
     driven.clock.call(1.5, end)
     assert driven.seen(row, [9.0]) == [(1, 2)]

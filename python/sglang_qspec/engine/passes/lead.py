@@ -18,15 +18,17 @@ from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.decide.core_use import CoreUse
 from sglang_qspec.engine.passes.decide.halves import Halves
 from sglang_qspec.engine.passes.decide.proposer import Proposer, Shapes
-from sglang_qspec.engine.passes.launch import batch_split, prefill
+from sglang_qspec.engine.passes.decide.rounds import Rounds
+from sglang_qspec.engine.passes.launch import batch_split, decode, prefill
 from sglang_qspec.engine.passes.launch.verify_input import total_len_of
 from sglang_qspec.engine.passes.outputs import outputs_of
-from sglang_qspec.engine.passes.target_pass import Pass, Proposal
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.target_pass import Pass
 from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector, PrefillRows
+from sglang_qspec.policy import PassTimes, PipelinePlan, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
@@ -76,7 +78,7 @@ class Lead:
         )
         self._proposer = Proposer(active, runtime, times, chains=chains, shapes=shapes)
         self._prefills = prefill.PrefillProposer(active, runtime, rows)
-        self._selector = PipelineSelector(times)
+        self._rounds = Rounds(active, runtime, times)
         self._halves = Halves()
         speculator.activate(active)
 
@@ -149,11 +151,10 @@ class Lead:
             with guarded("planning a decoding round"):
                 self.speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                if self._core_use.enter(len(rids), self._runtime):
-                    plan = self._choose_plan(batch, rids)
-                self.speculator.totals.pipeline = plan.pipeline
-                self.speculator.sidecar.lookahead = self._runtime.lookahead(
-                    plan.pipeline, plan.width
+                plan = self._rounds.begin(
+                    len(rids),
+                    splits=lambda: self._splits(batch, rids),
+                    drafted=self._core_use.enter(len(rids), self._runtime),
                 )
                 if plan.pipeline == "halves":
                     halves = self._halves.split(rids)
@@ -162,32 +163,19 @@ class Lead:
                 self._core_use.leave()
         return plan, halves
 
-    def _choose_plan(self, batch: ScheduleBatch, rids: Sequence[str]) -> PipelinePlan:
-        """Choose the pipeline and the width of this round.
+    def _splits(self, batch: ScheduleBatch, rids: Sequence[str]) -> bool:
+        """Whether the round can be served in halves.
 
         `halves` needs a batch that can be split, and step drafts for at least half of the requests.
         It also needs a server without the overlap scheduler, because it reads the tokens of the
-        first half in the middle of a round. Otherwise the round uses `ahead`.
+        first half in the middle of a round.
         """
-        widest = self._runtime.draft_token_num
-        plan = PipelinePlan(self._runtime.mode if self._runtime.enabled else "queue", widest)
-        if plan.pipeline == "auto":
-            plan = self._selector.choose(
-                len(rids),
-                widest=widest,
-                fixed=self._runtime.fixed_width,
-                lookahead=self._runtime.step_tokens,
-                agreement=self.speculator.totals.agreement,
-                step_times=self.speculator.sidecar.step_times,
-            )
-        if plan.pipeline == "halves" and not (
+        return (
             not self._overlap
             and len(rids) > 1
             and batch_split.can_split(batch)
             and 2 * self.speculator.sidecar.stepping(rids) >= len(rids)
-        ):
-            return PipelinePlan("ahead", widest)
-        return plan
+        )
 
     def _propose(
         self, batch: ScheduleBatch, plan: PipelinePlan, traced: tracing.PassTrace | None
@@ -197,7 +185,7 @@ class Lead:
             with guarded("proposing drafts"):
                 total_len = total_len_of(batch)
                 self.accounting.begin(None if total_len is None else total_len / len(batch.reqs))
-                proposal = self._proposer.propose(batch, plan)
+                proposal = decode.propose(self._proposer, self.speculator, batch, plan)
                 if traced is not None and proposal.candidates is not None:
                     traced.look_up(self.speculator)
                 return proposal

@@ -8,29 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import outputs_of
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.tracing import PassTrace
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """The trees that one pass verifies."""
-
-    trees: DraftTrees
-    """The trees that the pass runs, after all cuts."""
-    candidates: DraftTrees | None = None
-    """The larger trees from which `trees` are cut; None for a pass that may not use drafts."""
-    waited: float = 0.0
-    """Seconds that the proposer waited for step drafts."""
-
-    def take(self, rows: Sequence[int]) -> Proposal:
-        """The proposal for the requests at the indices `rows`."""
-        candidates = None if self.candidates is None else self.candidates.take(rows)
-        return Proposal(self.trees.take(rows), candidates, self.waited)
 
 
 @dataclass

@@ -47,6 +47,10 @@ class Clock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
 
+    def time(self) -> float:
+        """Present simulated time, for what asks a clock by a call."""
+        return self.now
+
     def call(self, delay: float, act: Callable[[], None]) -> None:
         """Run `act` after `delay` seconds."""
         heapq.heappush(self._events, (self.now + delay, self._number, act))
@@ -56,11 +60,13 @@ class Clock:
         """Run a process from now on."""
         self.call(0.0, lambda: self._advance(process, next))
 
-    def run(self) -> None:
-        """Run all events."""
-        while self._events:
+    def run(self, until: float = math.inf) -> None:
+        """Run all events, or those up to a time, which is then the present time."""
+        while self._events and self._events[0][0] <= until:
             self.now, _, act = heapq.heappop(self._events)
             act()
+        if until < math.inf:
+            self.now = until
 
     def _advance(self, process: Process, go_on: Callable[[Process], float | Wait]) -> None:
         try:

@@ -18,9 +18,13 @@ class Request:
     everything about it, and the outcome of each pass is known.
     """
 
-    def __init__(self, arrival: Arrival, agreed: NDArray[np.bool_]) -> None:
-        """`agreed` says for each output token whether the draft model chooses it too."""
+    def __init__(self, arrival: Arrival, agreed: NDArray[np.bool_], rid: str = "") -> None:
+        """`agreed` says for each output token whether the draft model chooses it too.
+
+        `rid` names the request; a target serves no two requests of one name.
+        """
         self.arrival = arrival
+        self.rid = rid
         size = len(agreed)
         wrong = np.where(agreed, size, np.arange(size))
         nearest = np.minimum.accumulate(wrong[::-1])[::-1]

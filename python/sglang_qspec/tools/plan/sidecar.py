@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.sidecar.batch_scheduler import BESIDE_STEPS, READ_BESIDE_STEPS
+from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
 from sglang_qspec.tools.plan.tables import Tables
 
-FIRST_PROMPTS = 64
-"""Waiting prompts that are drafted at once (`sidecar.draft_queue`)."""
 MOST_READ_CPU, MOST_READ_GPU = 256, 2048
 """Tokens that a step reads at most (`sidecar.loading.prefill_tokens`)."""
-BESIDE_STEPS, READ_BESIDE_STEPS = 8, 32
-"""On a CPU, the most waiting requests in a step, and the most tokens that it reads, while the same
-target has drafts of served requests (`sidecar.batch_scheduler`)."""
 
 
 @dataclass
 class Server:
-    """The requests of one target at the sidecar."""
+    """The requests of one target at the sidecar; for that target, a `decide.DraftingSidecar`."""
 
+    sidecar: Sidecar
     arrived: Signal
     """Wakes the target when draft tokens of a served request arrive."""
     waiting: dict[Request, None] = field(default_factory=dict)
@@ -34,11 +32,75 @@ class Server:
     """Lookahead of each served request, in tokens."""
     used: float = 0.0
     """Drafting time, in seconds."""
+    lookahead: int = 0
+    """Maximum lookahead of step drafts in the present round, in tokens."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the sidecar runs."""
+        return self.sidecar.ready
+
+    @property
+    def session_count(self) -> int:
+        """Number of starts of the sidecar so far."""
+        return self.sidecar.sessions
+
+    @property
+    def step_times(self) -> Sequence[tuple[float, float]]:
+        """(drafts, seconds) of draft steps."""
+        return self.sidecar.step_times
 
     @property
     def beside_steps(self) -> bool:
         """Whether the next step is for waiting requests, while others have step drafts."""
         return not self.growing and any(self.served.values())
+
+    def submit(self, request: Request) -> None:
+        """Send a request that waits for the target."""
+
+        def act() -> None:
+            if not request.done:
+                self.waiting[request] = None
+                self.sidecar.wake()
+
+        self.sidecar.send(act)
+
+    def commit(self, request: Request) -> None:
+        """Send the output so far. Without lookahead the draft of the queue goes on alone."""
+        known, lookahead = request.done, self.lookahead
+
+        def act() -> None:
+            # Tokens that the draft has are in the draft model's KV.
+            request.unread += max(0, known - max(request.end, request.known))
+            request.known = known
+            if request.finished is not None:
+                return
+            first = request not in self.served
+            self.served[request] = lookahead
+            if lookahead:
+                self.waiting.pop(request, None)
+                self.go_on(request)
+            elif first and request in self.waiting:
+                # Its draft goes on after those of waiting requests.
+                del self.waiting[request]
+                self.waiting[request] = None
+
+        self.sidecar.send(act)
+
+    def close(self, request: Request) -> None:
+        """Forget a finished request."""
+        for kept in (self.waiting, self.growing, self.served):
+            kept.pop(request, None)
+
+    def go_on(self, request: Request) -> None:
+        """Extend the draft of a served request to its lookahead, or begin a new one."""
+        if not request.follows:
+            request.begin = request.end = request.known
+            self.growing.pop(request, None)
+        limit = min(request.known + self.served[request], request.size)
+        if request.end < limit:
+            self.growing[request] = limit
+            self.sidecar.wake()
 
     def next_rows(self, most: int) -> list[Request]:
         """Drafts that the next step extends, at most `most` of waiting requests.
@@ -74,6 +136,8 @@ class Sidecar:
         """Draft tokens that were sent."""
         self.sessions = 1
         """Number of starts so far."""
+        self.step_times = [(row.rows, row.seconds) for row in tables.draft_steps]
+        """(drafts, seconds) of draft steps."""
 
     @property
     def ready(self) -> bool:
@@ -83,56 +147,17 @@ class Sidecar:
 
     def connect(self, arrived: Signal) -> Server:
         """Serve another target. Draft tokens of its served requests fire `arrived`."""
-        server = Server(arrived)
+        server = Server(self, arrived)
         self._servers.append(server)
         return server
 
-    def submit(self, server: Server, request: Request) -> None:
-        """Send a request that waits for the target."""
-
-        def act() -> None:
-            if not request.done:
-                server.waiting[request] = None
-                self._work.fire()
-
+    def send(self, act: Callable[[], None]) -> None:
+        """Let a message from either end arrive, which runs `act`."""
         self._clock.call(self._delay, act)
 
-    def commit(self, server: Server, request: Request, lookahead: int) -> None:
-        """Send the output so far. With the lookahead 0 the draft of the queue goes on alone."""
-        known = request.done
-
-        def act() -> None:
-            # Tokens that the draft has are in the draft model's KV.
-            request.unread += max(0, known - max(request.end, request.known))
-            request.known = known
-            if request.finished is not None:
-                return
-            first = request not in server.served
-            server.served[request] = lookahead
-            if lookahead:
-                server.waiting.pop(request, None)
-                self._go_on(server, request)
-            elif first and request in server.waiting:
-                # Its draft goes on after those of waiting requests.
-                del server.waiting[request]
-                server.waiting[request] = None
-
-        self._clock.call(self._delay, act)
-
-    def close(self, server: Server, request: Request) -> None:
-        """Forget a finished request."""
-        for kept in (server.waiting, server.growing, server.served):
-            kept.pop(request, None)
-
-    def _go_on(self, server: Server, request: Request) -> None:
-        """Extend the draft of a served request to its lookahead, or begin a new one."""
-        if not request.follows:
-            request.begin = request.end = request.known
-            server.growing.pop(request, None)
-        limit = min(request.known + server.served[request], request.size)
-        if request.end < limit:
-            server.growing[request] = limit
-            self._work.fire()
+    def wake(self) -> None:
+        """Go on after new work has come."""
+        self._work.fire()
 
     def run(self) -> Process:
         """Draft, one step after another."""
@@ -175,7 +200,7 @@ class Sidecar:
         """
         on_gpu = self._tables.on_gpu
         few = not on_gpu and any(server.beside_steps for server in servers)
-        prompts = BESIDE_STEPS if few else FIRST_PROMPTS
+        prompts = BESIDE_STEPS if few else PROMPTS_AHEAD
         most = READ_BESIDE_STEPS if few else MOST_READ_GPU if on_gpu else MOST_READ_CPU
         extended, left = [], most
         for server, row in _in_turn(servers, prompts):
@@ -202,7 +227,7 @@ class Sidecar:
             if row.end >= min(row.size, row.begin + QSpecConfig.max_completion_tokens):
                 server.waiting.pop(row, None)
         self.drafted += len(sent)
-        self._clock.call(self._delay, lambda: _deliver(sent))
+        self.send(lambda: _deliver(sent))
 
     def _restart(self) -> None:
         """Begin anew after an outage, with the requests that the targets submit again."""
@@ -213,7 +238,7 @@ class Sidecar:
                 row.begin = row.end = row.known
             for row, lookahead in server.served.items():
                 if lookahead:
-                    self._go_on(server, row)
+                    server.go_on(row)
 
 
 def _in_turn(servers: Sequence[Server], prompts: int) -> Iterator[tuple[Server, Request]]:

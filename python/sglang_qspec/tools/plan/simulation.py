@@ -120,7 +120,8 @@ def simulate(
         for number, arrival in enumerate(part):
             rng = np.random.default_rng((group.seed, key, number))
             agreed = agreed_tokens(agreement, arrival.output, rng)
-            requests.append(Request(arrival._replace(seconds=clock.now + arrival.seconds), agreed))
+            arrival_here = arrival._replace(seconds=clock.now + arrival.seconds)
+            requests.append(Request(arrival_here, agreed, f"{key} {number}"))
             target = targets[number % len(targets)]
             clock.call(arrival.seconds, partial(target.arrive, requests[-1]))
         return requests

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sglang_qspec.engine.passes.decide.core_use import CoreUse
-from sglang_qspec.engine.passes.target_pass import Proposal
-from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.passes.decide.drafts import Drafts
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.policy import FirstTokens, PassTimes, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, Source
@@ -20,7 +20,7 @@ class PassAccounting:
 
     def __init__(
         self,
-        speculator: Speculator,
+        drafts: Drafts,
         runtime: RuntimeSettings,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -30,8 +30,8 @@ class PassAccounting:
     ) -> None:
         self.times = times or PassTimes()
         self._rows = rows or PrefillRows(self.times)
-        self._core_use = core_use or CoreUse(None, self.times, speculator)
-        self._speculator = speculator
+        self._core_use = core_use
+        self._drafts = drafts
         self._runtime = runtime
         self._clock = clock
         self._began: float | None = None
@@ -55,7 +55,7 @@ class PassAccounting:
         The time of a pass that still runs is not measured.
         """
         self._began = None
-        self._speculator.take_link_seconds()
+        self._drafts.take_link_seconds()
 
     def record(
         self,
@@ -75,14 +75,15 @@ class PassAccounting:
         """
         trees = proposal.trees
         if rids:
-            self._speculator.record(rids, trees, accepted, bonus_ids)
+            self._drafts.record(rids, trees, accepted, bonus_ids)
         seconds = self._record_time(pipeline, whole or trees, proposal.waited)
         tokens = len(bonus_ids) + sum(map(len, accepted))
         if rids:
-            if seconds is not None:
+            lost = 0.0
+            if seconds is not None and self._core_use is not None:
                 self._core_use.observe(trees, accepted, tokens, seconds)
+                lost = self._core_use.lost_seconds(seconds)
             self._rows.observe_decode(len(rids), trees.rows, tokens)
-            lost = 0.0 if seconds is None else self._core_use.lost_seconds(seconds)
             self._update_policies(rids, proposal, accepted, bonus_ids, lost)
 
     def record_prefill(
@@ -96,12 +97,12 @@ class PassAccounting:
         if not rids:
             return
         trees = proposal.trees
-        self._speculator.record(rids, trees, accepted, bonus_ids, prefill=True)
+        self._drafts.record(rids, trees, accepted, bonus_ids, prefill=True)
         self._learn_first(rids, proposal, accepted, bonus_ids)
-        self._speculator.sources.record(
+        self._drafts.sources.record(
             trees,
             accepted,
-            token_seconds=self._rows.token_seconds(max(len(rids), self._speculator.running)),
+            token_seconds=self._rows.token_seconds(max(len(rids), self._drafts.running)),
             extra_seconds=self._rows.row_seconds * (trees.rows - len(trees)),
         )
 
@@ -119,7 +120,7 @@ class PassAccounting:
             seconds = measured - waited
             self._began = now
             self.times.observe(len(trees), trees.rows / len(trees), seconds)
-        self._speculator.totals.note_pass(pipeline, len(trees), trees.rows, seconds, waited)
+        self._drafts.totals.note_pass(pipeline, len(trees), trees.rows, seconds, waited)
         return measured
 
     def _update_policies(
@@ -134,12 +135,12 @@ class PassAccounting:
 
         The pass lost `lost` seconds to a sidecar on its device.
         """
-        link_seconds = self._speculator.take_link_seconds()
+        link_seconds = self._drafts.take_link_seconds()
         trees, candidates = proposal.trees, proposal.candidates
         if candidates is None:
             return
         first = self._learn_first(rids, proposal, accepted, bonus_ids)
-        sources = self._speculator.sources
+        sources = self._drafts.sources
         only_replaces_padding = self._runtime.fixed_width and not trees.ragged
         if trees.width > 1:
             plain = self.times.seconds(len(trees), 1)
@@ -152,7 +153,7 @@ class PassAccounting:
             )
         else:
             sources.update(candidates, first)
-        source = Source.STEP if self._speculator.sidecar.lookahead else Source.QUEUE
+        source = Source.STEP if self._drafts.sidecar.lookahead else Source.QUEUE
         sources.observe(source, 0, 0, cost=proposal.waited + link_seconds + lost)
 
     def _learn_first(
@@ -169,5 +170,5 @@ class PassAccounting:
             for row, nodes in enumerate(accepted)
         ]
         first = FirstTokens.of(candidates, np.array(next_ids, dtype=np.int32))
-        self._speculator.update_credit(rids, candidates, first)
+        self._drafts.update_credit(rids, candidates, first)
         return first

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sglang_qspec.config import PIPELINES
 from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
-from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import CoreSplit, PassTimes
 from sglang_qspec.policy.pass_times import ALONE
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, Source
 from sglang_qspec.values import parse_cores
+
+if TYPE_CHECKING:
+    from sglang_qspec.engine.speculator import Speculator
 
 ABSENT_S = 20.0
 """Decoding time, in seconds, for which a sidecar that is not connected has its CPUs, whatever the

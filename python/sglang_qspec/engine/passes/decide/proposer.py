@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.engine.passes.outputs import outputs_of
-from sglang_qspec.engine.passes.target_pass import Proposal
-from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.engine.passes.decide.drafts import Drafts
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.policy import (
     Choice,
     DraftDeadline,
@@ -28,8 +27,9 @@ from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees
 
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+Proposing = Generator[float, bool, Proposal]
+"""Yields the maximum wait for step drafts in seconds, gets whether some came, and returns the
+proposal. A server waits for the link, the planner in simulated time."""
 
 
 class Shapes(Protocol):
@@ -57,7 +57,7 @@ class Proposer:
 
     def __init__(
         self,
-        active: Speculator,
+        drafts: Drafts,
         runtime_settings: RuntimeSettings,
         times: PassTimes,
         *,
@@ -65,7 +65,7 @@ class Proposer:
         shapes: Shapes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._speculator = active
+        self._drafts = drafts
         self._shapes = shapes or AllShapes()
         self._runtime = runtime_settings
         self._clock = clock
@@ -75,42 +75,49 @@ class Proposer:
         self._ragged = RowBudget(widest, times=times)
         self._budget = WaitBudget()
         self._deadline = DraftDeadline()
-        self._session_count = active.sidecar.session_count
+        self._session_count = drafts.sidecar.session_count
         """Session of the link in which the wait statistics were measured."""
 
-    def propose(self, batch: ScheduleBatch, plan: PipelinePlan) -> Proposal:
-        """Choose a tree for each request; width 1 is plain decoding.
+    def propose(
+        self,
+        rids: Sequence[str],
+        outputs: Sequence[Sequence[int]],
+        plan: PipelinePlan,
+        *,
+        drafts: bool = True,
+    ) -> Proposing:
+        """Choose a tree for each request; width 1, or no `drafts`, is plain decoding.
 
-        With the runtime setting `ragged` each tree has its own size; without it, all trees have one
-        width. With `chains` each tree is cut to its best path.
+        `outputs` has the committed output tokens of each request. With the runtime setting `ragged`
+        each tree has its own size; without it, all trees have one width. With `chains` each tree is
+        cut to its best path.
 
-        The proposer waits for step drafts that the sidecar is about to send. In `ahead` it waits
-        while the wait is expected to gain more than a pass with the present drafts
-        (`policy.WaitBudget`). In the other pipelines it waits unless the drafts are late
-        (`policy.DraftDeadline`). A draft that enlarges no tree does not prolong the wait, so the
-        sidecar cannot delay a pass without end.
+        The proposer asks to wait for step drafts that the sidecar is about to send. In `ahead` it
+        does while the wait is expected to gain more than a pass with the present drafts
+        (`policy.WaitBudget`). In the other pipelines it does unless the drafts are late
+        (`policy.DraftDeadline`). Only a draft that enlarges a tree begins a new wait.
         """
-        session_count = self._speculator.sidecar.session_count
+        session_count = self._drafts.sidecar.session_count
         if self._session_count != session_count:
             self._session_count = session_count
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
-        rids = [req.rid for req in batch.reqs]
-        outputs = outputs_of(batch.reqs)
         policy = self._policy(len(rids))
         widest = min(policy.max_width, plan.width)
         if policy is self._uniform and policy.widths is not None:
             widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
-        if not self._runtime.enabled or widest == 1 or _needs_plain_decode(batch):
-            return Proposal(self._speculator.propose(rids, outputs, 1, drafts=False))
-        factors = self._speculator.factors(rids)
+        if not self._runtime.enabled or widest == 1 or not drafts:
+            return Proposal(self._drafts.propose(rids, outputs, 1, drafts=False))
+        factors = self._drafts.factors(rids)
         size, left, waited = 0, math.inf, 0.0
         while True:
-            trees = self._speculator.propose(rids, outputs, widest)
+            trees = self._drafts.propose(rids, outputs, widest)
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
             usable = trees.chains() if self._chains else trees
             choice = policy.choose(usable.scores, factors)
-            took, left = self._wait(rids, usable, policy, choice, factors, plan.pipeline, left)
+            took, left = yield from self._wait(
+                rids, usable, policy, choice, factors, plan.pipeline, left
+            )
             waited += took
             if left <= 0.0:
                 return Proposal(choice.cut(usable), trees, waited)
@@ -136,24 +143,24 @@ class Proposer:
 
     def _wait(
         self,
-        rids: list[str],
+        rids: Sequence[str],
         trees: DraftTrees,
         policy: WidthPolicy | RowBudget,
         choice: Choice,
         factors: NDArray[np.float64],
         pipeline: str,
         most: float,
-    ) -> tuple[float, float]:
+    ) -> Generator[float, bool, tuple[float, float]]:
         """Wait at most `most` seconds for step drafts, if the wait is expected to save time.
 
         Returns the seconds of the wait and the seconds left; 0 are left if no step draft came.
         """
-        awaited = self._speculator.awaited(rids, trees)
+        awaited = self._drafts.awaited(rids, trees)
         if not awaited.any():
             return 0.0, 0.0
         ahead = pipeline == "ahead"
         if ahead:
-            agreement = self._speculator.totals.agreement
+            agreement = self._drafts.totals.agreement
             hoped = with_next_steps(trees, awaited, agreement)
             seconds = self._budget.seconds(len(rids), choice, policy.choose(hoped, factors))
         else:
@@ -162,7 +169,7 @@ class Proposer:
         if not seconds:
             return 0.0, 0.0
         began = self._clock()
-        came = self._speculator.wait_for_steps(seconds)
+        came = yield seconds
         took = self._clock() - began
         if ahead:
             self._budget.observe(len(rids), took, came)
@@ -172,14 +179,5 @@ class Proposer:
 
     def _step_seconds(self, requests: int) -> float | None:
         """Seconds that the sidecar needs for one token of each request; None if unknown."""
-        measured = self._speculator.sidecar.step_times
+        measured = self._drafts.sidecar.step_times
         return Curve.through(measured)(requests) if measured else None
-
-
-def _needs_plain_decode(batch: ScheduleBatch) -> bool:
-    """Whether the batch has images or watermarks, which a verify pass would ignore.
-
-    Only SGLang's decode pass computes the positions of images, and adds watermarks.
-    """
-    has_images = any(req.multimodal_inputs is not None for req in batch.reqs)
-    return bool(batch.sampling_info.has_watermark_candidates or has_images)

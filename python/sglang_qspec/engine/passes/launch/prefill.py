@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.passes.outputs import last_ids_of, outputs_of
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.staging import host_waits, stage
-from sglang_qspec.engine.passes.target_pass import Proposal
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
