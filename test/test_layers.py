@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,25 @@ def test_the_design_document_lists_the_order_of_the_engine() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
     sentences = re.findall(r"imports only from the parts before it in this order:([^.]+)\.", page)
     assert [tuple(re.findall(r"`(\w+)`", names)) for names in sentences] == [ENGINE, PASSES]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count too."""
+    names = {
+        ".".join(("sglang_qspec", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    needs = {
+        name: {
+            module
+            for target in imported(ast.parse(path.read_text()))
+            for module in (target, target.rpartition(".")[0])
+            if module in names and module != name
+        }
+        for name, path in names.items()
+    }
+    TopologicalSorter(needs).prepare()  # raises CycleError, which names a circle
 
 
 @pytest.mark.parametrize("package", HOMES)

@@ -181,7 +181,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_the_same() -> None:
         driver.step()
     for completion in driver.drafter._allocator._holders:
         assert completion.row is not None
-        held[completion.prompt.owner] += driver.model.length(completion.row)
+        held[completion.text.owner] += driver.model.length(completion.row)
     assert min(held.values()) > 100, held
     driver.leave(*(f"{ONE}{number}" for number in range(10)))
 

@@ -36,8 +36,8 @@ from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.step_times import StepTimes
-from sglang_qspec.sidecar.subscription import Subscriber
 from sglang_qspec.sidecar.suspects import Suspects
+from sglang_qspec.sidecar.text import Subscriber
 from sglang_qspec.sidecar.turns import Turns
 
 MOST_LEFT_OUT = 1024
@@ -193,7 +193,7 @@ class Drafter:
         self._quota.open(peer, len(message.token_ids))
         self._overload.enter(peer)
         for share in prompt.subscriptions[subscriber].shares:
-            self._outbox.extend(prompt.news_for(subscriber, share))
+            self._outbox.extend(share.news())
 
     def admit(self, peer: Peer, message: Admit) -> None:
         """Move a request behind the waiting requests, because the target has begun to serve it."""
@@ -243,7 +243,7 @@ class Drafter:
         for share in subscription.shares:
             completion = share.completion
             overtaken = not completion.finished and len(completion.token_ids) < after
-            if overtaken and completion.outran(share):
+            if overtaken and share.fall_behind():
                 self._passes.finish(completion)
 
     def close(self, peer: Peer, message: Close) -> None:
@@ -279,7 +279,7 @@ class Drafter:
             return
         for share in prompt.subscriptions[subscriber].shares:
             if share.number == message.completion:
-                self._outbox.repeat(subscriber, share, message.start)
+                self._outbox.repeat(share, message.start)
 
     def step(self) -> None:
         """Run one pass: a token for the most urgent completions, and prefill of new prompts.
@@ -301,7 +301,7 @@ class Drafter:
             self._suspects.add(plan)
             if suspect is not None:
                 self._suspects.remove(suspect)
-                for subscriber in list(suspect.subscriptions):
+                for subscriber in list(suspect.subscribers):
                     self._decline(subscriber, "a pass of the draft model over the text failed")
                 if self._passes.works():
                     raise PromptError(f"a pass over one text fails: {error}") from error

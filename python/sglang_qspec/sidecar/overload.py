@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from sglang_qspec.config import MAX_BACKLOG_S
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Declined, OverloadLevel, Submit
-from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.pace import Pace
-from sglang_qspec.sidecar.subscription import Place
+from sglang_qspec.sidecar.text import Completion, Kind, Place
 from sglang_qspec.sidecar.turns import Turns
 
 LOOK_S = 1.0
@@ -126,7 +125,7 @@ class Overload:
 
     def leaves_out(self, completion: Completion) -> bool:
         """Whether the drafter ends this completion, which is next in turn."""
-        level, prompt = self.level, completion.prompt
+        level, prompt = self.level, completion.text
         if completion.kind is Kind.STEP or not level:
             return False
         if prompt.place is None:

@@ -10,15 +10,14 @@ import torch
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
-from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.pace import Pace
-from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared
 from sglang_qspec.sidecar.step_times import StepTimes
+from sglang_qspec.sidecar.text import Completion, Kind, Text
 from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4
@@ -67,7 +66,7 @@ class PassRunner:
         self._tokens = self._step_tokens = 0
         self._computed.clear()
 
-    def plan(self, suspect: Prompt | None) -> Plan | None:
+    def plan(self, suspect: Text | None) -> Plan | None:
         """Plan the next pass, and finish completions that are too large for the KV.
 
         With `suspect` the pass has only completions of that prompt. Returns None if nothing is left
@@ -87,7 +86,7 @@ class PassRunner:
         if plan.prefill:
             self._prefill(plan.prefill, plan.most_read)
         if plan.decode:
-            self._computed.update(completion.prompt.owner for completion in plan.decode)
+            self._computed.update(completion.text.owner for completion in plan.decode)
             rows = [completion.row for completion in plan.decode if completion.row is not None]
             last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
             self._grow(plan.decode, self._model.step(rows, last))
@@ -104,7 +103,7 @@ class PassRunner:
         """End a completion, release its row and send the rest of its tokens."""
         self._turns.finish(completion)
         self._allocator.release(completion)
-        self._outbox.extend(completion.prompt.news(completion))
+        self._outbox.extend(completion.news())
 
     def works(self) -> bool:
         """Whether the model can still run a pass, tested with a single token."""
@@ -125,13 +124,13 @@ class PassRunner:
         Each server with prompts to prefill gets an equal part of the budget. A completion with its
         prefill complete gets its next token.
         """
-        owners = {completion.prompt.owner for completion in completions}
+        owners = {completion.text.owner for completion in completions}
         left = dict.fromkeys(owners, max(1, budget // len(owners)))
         rows: list[int] = []
         parts: list[list[int]] = []
         complete: list[tuple[int, Completion]] = []
         for completion in completions:
-            owner = completion.prompt.owner
+            owner = completion.text.owner
             most = min(budget, left[owner])
             if completion.row is None or most == 0:
                 continue
@@ -153,15 +152,15 @@ class PassRunner:
         `logits` is float [n, vocab].
         """
         for place, completion in enumerate(completions):
-            if completion is completion.prompt.completions[0] and not completion.token_ids:
+            if completion is completion.text.completions[0] and not completion.token_ids:
                 self._branch(completion, logits[place : place + 1])
         self._append(completions, logits)
 
     def _branch(self, first: Completion, logits: torch.Tensor) -> None:
         """Begin the other completions of a prefilled prompt, from its last `logits` [1, vocab]."""
-        others = [c for c in first.prompt.completions[1:] if not c.finished and not c.token_ids]
+        others = [c for c in first.text.completions[1:] if not c.finished and not c.token_ids]
         if others and first.row is not None:
-            self._allocator.keep(first.prompt, first)
+            self._allocator.keep(first.text, first)
             self._append(others, logits.expand(len(others), -1))
 
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
@@ -170,12 +169,12 @@ class PassRunner:
             [completion.sampling for completion in completions],
             [completion.seed for completion in completions],
             [completion.position for completion in completions],
-            [completion.prompt.owner.vocab_size for completion in completions],
+            [completion.text.owner.vocab_size for completion in completions],
         )
         self.drafted_tokens += len(completions)
         self._tokens += len(completions)
         for place, completion in enumerate(completions):
-            prompt, token = completion.prompt, chosen.token_ids[place]
+            text, token = completion.text, chosen.token_ids[place]
             is_step = completion.kind is Kind.STEP
             self._step_tokens += is_step
             completion.token_ids.append(token)
@@ -183,11 +182,11 @@ class PassRunner:
                 completion.candidates.append(chosen.candidates[place])
             size = len(completion.token_ids)
             if not is_step:
-                self._quota.add_drafts(prompt.owner, 1)
-            full = not is_step and not self._quota.has_room_for_drafts(prompt.owner)
-            if token in prompt.stops or size >= prompt.limit or full:
+                self._quota.add_drafts(text.owner, 1)
+            full = not is_step and not self._quota.has_room_for_drafts(text.owner)
+            if token in text.stops or size >= text.limit or full:
                 if completion.kind is Kind.FIRST:
                     self.pace.observe_length(size)
                 self.finish(completion)
             elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
-                self._outbox.extend(prompt.news(completion))
+                self._outbox.extend(completion.news())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from sglang_qspec.sidecar.batch_scheduler import Plan
-from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
+from sglang_qspec.sidecar.text import Completion, Text
 from sglang_qspec.sidecar.turns import Turns
 
 
@@ -17,35 +16,35 @@ class Suspects:
         self._model = model
         self._turns = turns
         self._allocator = allocator
-        self._reach: dict[Prompt, dict[Completion, int]] = {}
+        self._reach: dict[Text, dict[Completion, int]] = {}
         """For each suspect, its completions in the failed pass, with the length of KV that the pass
         would have reached, in tokens."""
 
     def __len__(self) -> int:
         return len(self._reach)
 
-    def next(self) -> Prompt | None:
+    def next(self) -> Text | None:
         """Return the next suspect to draft alone, and forget suspects that have left the queue."""
-        for prompt in list(self._reach):
-            if prompt in self._turns:
-                return prompt
-            del self._reach[prompt]
+        for text in list(self._reach):
+            if text in self._turns:
+                return text
+            del self._reach[text]
         return None
 
     def add(self, plan: Plan) -> None:
         """Free all rows of the prompts in a failed pass, and mark these prompts as suspects."""
         reach = {completion: len(completion) for completion in plan.completions}
-        for prompt in {completion.prompt: None for completion in reach}:
-            self._allocator.clear(prompt)
-            self._reach.setdefault(prompt, {})
+        for text in {completion.text: None for completion in reach}:
+            self._allocator.clear(text)
+            self._reach.setdefault(text, {})
         for completion, size in reach.items():
-            self._reach[completion.prompt][completion] = size
+            self._reach[completion.text][completion] = size
 
-    def remove(self, suspect: Prompt) -> None:
+    def remove(self, suspect: Text) -> None:
         """Remove a suspect that failed alone."""
         del self._reach[suspect]
 
-    def acquit(self, suspect: Prompt) -> None:
+    def acquit(self, suspect: Text) -> None:
         """Clear a suspect once passes over it alone have covered its part of the failed pass."""
         left = {
             completion: size
