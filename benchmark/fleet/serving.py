@@ -35,7 +35,7 @@ def sidecar(model_name: str, options: argparse.Namespace) -> Callable[[Any], dic
             prefill_tokens=model.prefill_tokens,
             apart=model_name == DRAFT and options.device == "cpu",
         )
-        welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.context_len)
+        welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.rows.context_len)
         server = LinkServer(endpoint, welcome, FINGERPRINT, lambda: Heartbeat(0, 0, 0, 0))
         parts = {name: Stopwatch() for name in ("model", "sampling", "link", "idle")}
         began = time.monotonic() + warm_up_s

@@ -173,8 +173,8 @@ class SidecarEnd:
         drafter, model = self.drafter, self._model
         self._check()
         assert drafter.idle
-        assert drafter.requests == drafter.texts == model.open_rows == 0
-        assert model.free_tokens == model.total_tokens
+        assert drafter.requests == drafter.texts == model.rows.open_rows == 0
+        assert model.rows.free_slots == model.rows.total_slots
         quota, turns = drafter._quota, drafter._turns
         assert not quota._submissions
         assert not quota._text_tokens
@@ -302,7 +302,7 @@ class SidecarEnd:
                 for row in rows:
                     if row is None:
                         continue
-                    table, length = self._model._rows.table, self._model.length(row)
+                    table, length = self._model.rows.table, self._model.rows.length(row)
                     for slot in table[row, :length].tolist():
                         assert owners.setdefault(slot, owner) == owner, "KV is shared"
 

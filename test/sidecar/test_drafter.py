@@ -152,7 +152,7 @@ def test_a_close_stops_drafting_and_frees_kv_at_once() -> None:
     assert not driver.drafter.idle
     driver.close("b", TWO)
     assert driver.drafter.idle
-    assert driver.model.free_tokens == driver.model.total_tokens
+    assert driver.model.rows.free_slots == driver.model.rows.total_slots
     driver.close("unknown")
     driver.leave()
 

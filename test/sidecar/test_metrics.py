@@ -83,8 +83,8 @@ def test_the_series_have_the_figures_of_the_latest_snapshot(
     drafted = driver.drafter.drafted_tokens
     assert value(metrics, "requests") == 1
     assert value(metrics, "rows") == 3
-    assert value(metrics, "kv_rows") == driver.model.open_rows > 0
-    used = driver.model.total_tokens - driver.model.free_tokens
+    assert value(metrics, "kv_rows") == driver.model.rows.open_rows > 0
+    used = driver.model.rows.total_slots - driver.model.rows.free_slots
     assert value(metrics, "kv_tokens") == used > 0
     assert value(metrics, "kv_tokens_available") == 4096
     assert value(metrics, "backlog_seconds") == pytest.approx(driver.drafter.backlog_s, abs=1)

@@ -160,7 +160,7 @@ def test_a_paused_draft_keeps_its_row_while_its_server_holds_less_kv() -> None:
     driver.run()  # its step draft pauses
     greedy(driver, 20, TWO)
     driver.step(80)
-    assert driver.model.free_tokens < 80
+    assert driver.model.rows.free_slots < 80
     (subscription,) = (
         prompt.subscriptions[ONE, 0]
         for prompt in driver.drafter._turns.prompts.values()
@@ -181,7 +181,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_the_same() -> None:
         driver.step()
     for completion in driver.drafter._allocator._holders:
         assert completion.row is not None
-        held[completion.text.owner] += driver.model.length(completion.row)
+        held[completion.text.owner] += driver.model.rows.length(completion.row)
     assert min(held.values()) > 100, held
     driver.leave(*(f"{ONE}{number}" for number in range(10)))
 
@@ -272,6 +272,6 @@ def test_random_messages_of_several_servers_leave_correct_drafts_and_free_all_kv
     for peer in peers:
         drafter.drop(peer)
     drafter.check_integrity()
-    assert model.free_tokens == model.total_tokens
+    assert model.rows.free_slots == model.rows.total_slots
     assert drafter.idle
     assert drafter.texts == drafter.requests == 0

@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
         model.quantization or "not quantized",
         model.dtype,
         model.device,
-        model.total_tokens,
+        model.rows.total_slots,
         (time.monotonic() - began) * 1e3,
         server.endpoint,
     )
@@ -183,7 +183,7 @@ def _welcome(options: argparse.Namespace, model: DraftModel) -> Welcome:
         PROTOCOL,
         model.name,
         model.vocab_size,
-        model.context_len,
+        model.rows.context_len,
         # The other half is for the outputs that follow these texts.
         max_text_tokens=options.max_server_tokens // 2,
     )
@@ -201,8 +201,8 @@ def _heartbeat(drafter: Drafter, model: DraftModel, server: LinkServer) -> Heart
         step_seconds=drafter.step_times.seconds,
         step_times=drafter.step_times.by_size,
         texts=drafter.texts,
-        kv_rows=model.open_rows,
-        kv_tokens=model.total_tokens - model.free_tokens,
+        kv_rows=model.rows.open_rows,
+        kv_tokens=model.rows.total_slots - model.rows.free_slots,
         backlog_s=drafter.backlog_s,
         overload=drafter.overload,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.text import Completion, Kind, Text
 from sglang_qspec.sidecar.turns import Turns
@@ -71,7 +71,7 @@ class BatchScheduler:
 
     def __init__(
         self,
-        model: DraftKV,
+        rows: KVRows,
         turns: Turns,
         allocator: RowAllocator,
         *,
@@ -80,7 +80,7 @@ class BatchScheduler:
         apart: bool,
     ) -> None:
         """Use the settings that `Drafter` describes."""
-        self._model = model
+        self._rows = rows
         self._turns = turns
         self._allocator = allocator
         self._slots = slots
@@ -94,7 +94,7 @@ class BatchScheduler:
         """
         while True:
             plan = self._fill(self._candidates(alone))
-            if plan and plan.new_tokens() <= self._model.free_tokens:
+            if plan and plan.new_tokens() <= self._rows.free_slots:
                 return plan
             # The plan is the first completion alone, because `_fill` adds only what fits. So no
             # completion gets back the row that it gives up here, and the loop ends.
@@ -137,7 +137,7 @@ class BatchScheduler:
     def _fits(self, completion: Completion, plan: Plan) -> bool:
         """Make room in the KV for a completion with a row, besides `plan`; False without room."""
         missing = self._allocator.missing(completion)
-        while plan.new_tokens(missing) > self._model.free_tokens:
+        while plan.new_tokens(missing) > self._rows.free_slots:
             if not self._allocator.make_room(completion, plan.completions):
                 return False
         return True

@@ -71,21 +71,22 @@ class Drafter:
         (`Overload`).
         """
         self._model = model
+        self._rows = model.rows
         self._slots = slots
         self._max_completion_tokens = max_completion_tokens
         self._share = share
-        self._quota = Quota(min(model.context_len, model.total_tokens), max_server_tokens)
+        self._quota = Quota(min(self._rows.context_len, self._rows.total_slots), max_server_tokens)
         self._turns = Turns(apart=apart)
-        self._allocator = RowAllocator(model, self._turns, share=share)
+        self._allocator = RowAllocator(self._rows, self._turns, share=share)
         scheduler = BatchScheduler(
-            model,
+            self._rows,
             self._turns,
             self._allocator,
             slots=slots,
             prefill_tokens=prefill_tokens,
             apart=apart,
         )
-        self._steps = StepDrafter(model, self._turns, self._allocator)
+        self._steps = StepDrafter(self._rows, self._turns, self._allocator)
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
         """Prompt of each open submission."""
@@ -93,7 +94,7 @@ class Drafter:
         self._passes = PassRunner(
             model, self._turns, self._allocator, scheduler, self._quota, self._outbox
         )
-        self._suspects = Suspects(model, self._turns, self._allocator)
+        self._suspects = Suspects(self._rows, self._turns, self._allocator)
         self._overload = Overload(self._turns, self._passes.pace, max_backlog_s, clock)
         self.declined = 0
         """Number of submissions declined since the start."""
@@ -354,7 +355,7 @@ class Drafter:
 
     def _limit(self, message: Submit) -> int:
         """Maximum length of a completion, in tokens."""
-        room = self._model.context_len - len(message.token_ids)
+        room = self._rows.context_len - len(message.token_ids)
         return max(0, min(message.max_new_tokens, self._max_completion_tokens, room))
 
     def _leave(self, subscriber: Subscriber) -> None:

@@ -38,6 +38,7 @@ class PassRunner:
         outbox: Outbox,
     ) -> None:
         self._model = model
+        self._rows = model.rows
         self._turns = turns
         self._allocator = allocator
         self._scheduler = scheduler
@@ -107,15 +108,15 @@ class PassRunner:
 
     def works(self) -> bool:
         """Whether the model can still run a pass, tested with a single token."""
-        if not (self._model.free_rows and self._model.free_tokens):
+        if not (self._rows.free_rows and self._rows.free_slots):
             return False
-        row = self._model.open()
+        row = self._rows.open()
         try:
             choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
         except (DraftModelError, RuntimeError):  # torch raises RuntimeError
             return False
         finally:
-            self._model.close(row)
+            self._rows.close(row)
         return True
 
     def _prefill(self, completions: list[Completion], budget: int) -> None:
@@ -134,7 +135,7 @@ class PassRunner:
             most = min(budget, left[owner])
             if completion.row is None or most == 0:
                 continue
-            part = completion.tail(self._model.length(completion.row), most)
+            part = completion.tail(self._rows.length(completion.row), most)
             budget -= len(part)
             left[owner] -= len(part)
             self._computed[owner] += len(part)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.subscription import StepDraft
 from sglang_qspec.sidecar.text import Completion, Text
 from sglang_qspec.sidecar.turns import Turns
@@ -38,8 +38,8 @@ class RowAllocator:
     they have a scope.
     """
 
-    def __init__(self, model: DraftKV, turns: Turns, *, share: bool = False) -> None:
-        self._model = model
+    def __init__(self, rows: KVRows, turns: Turns, *, share: bool = False) -> None:
+        self._rows = rows
         self._turns = turns
         self._share = share
         self._holders: dict[Completion, None] = {}
@@ -51,7 +51,7 @@ class RowAllocator:
 
     def missing(self, completion: Completion) -> int:
         """Number of tokens of prompt and completion without KV in its row; at least 1."""
-        covered = 0 if completion.row is None else self._model.length(completion.row)
+        covered = 0 if completion.row is None else self._rows.length(completion.row)
         return len(completion) - covered
 
     def allocate(
@@ -66,12 +66,12 @@ class RowAllocator:
         while True:
             source, shared = self._source(completion)
             wanted = len(completion) - shared + HEADROOM * len(running) + reserved
-            enough = not running or wanted <= self._model.free_tokens
-            if self._model.free_rows and enough:
+            enough = not running or wanted <= self._rows.free_slots
+            if self._rows.free_rows and enough:
                 break
             if not self.make_room(completion, running):
                 return False
-        row = self._model.open() if source is None else self._model.fork(source, shared)
+        row = self._rows.open() if source is None else self._rows.fork(source, shared)
         self._give(completion, row)
         self._close_or_spare(completion.text)
         return True
@@ -105,7 +105,7 @@ class RowAllocator:
             held[completion.text.owner] += len(completion)  # its row will cover all tokens
         for prompt in self._kept:
             assert prompt.row is not None
-            held[prompt.owner] += self._model.length(prompt.row)
+            held[prompt.owner] += self._rows.length(prompt.row)
         own = first.text.owner
         most = max(held, key=held.__getitem__, default=own)
         return most if held[most] > held[own] + self.missing(first) else own
@@ -118,13 +118,13 @@ class RowAllocator:
             self._forget(prompt)
             self._keep(prompt, row, completion)
         elif row is not None:
-            self._model.close(row)
+            self._rows.close(row)
         self._close_or_spare(prompt)
 
     def drop(self, completion: Completion) -> None:
         """Close the row of a completion without subscribers."""
         if (row := self._take(completion)) is not None:
-            self._model.close(row)
+            self._rows.close(row)
         self._close_or_spare(completion.text)
 
     def hand_over(self, old: StepDraft, new: StepDraft) -> None:
@@ -139,8 +139,8 @@ class RowAllocator:
             return
         self._take(before)
         self._unkeep(old)
-        agreed = min(self._model.length(row), _agreement(new.token_ids, before))
-        self._model.truncate(row, min(agreed, len(after) - 1))
+        agreed = min(self._rows.length(row), _agreement(new.token_ids, before))
+        self._rows.truncate(row, min(agreed, len(after) - 1))
         self._give(after, row)
 
     def take_back(self, step: StepDraft) -> None:
@@ -151,8 +151,8 @@ class RowAllocator:
 
     def keep(self, prompt: Text, completion: Completion) -> None:
         """Keep a row with the prompt's KV, forked from this completion's, for the others."""
-        if self._model.free_rows and len(prompt.completions) > 1 and completion.row is not None:
-            row = self._model.fork(completion.row, len(prompt.token_ids))
+        if self._rows.free_rows and len(prompt.completions) > 1 and completion.row is not None:
+            row = self._rows.fork(completion.row, len(prompt.token_ids))
             self._forget(prompt)
             self._keep(prompt, row, completion)
 
@@ -160,7 +160,7 @@ class RowAllocator:
         """Close all rows of the prompt and its completions."""
         for completion in prompt.completions:
             if (row := self._take(completion)) is not None:
-                self._model.close(row)
+                self._rows.close(row)
         self._forget(prompt)
 
     def will_share(self, completion: Completion, others: Sequence[Completion]) -> bool:
@@ -169,7 +169,7 @@ class RowAllocator:
         for other in others:
             if not self._may_share(prompt, other.text):
                 continue
-            covered = 0 if other.row is None else self._model.length(other.row)
+            covered = 0 if other.row is None else self._rows.length(other.row)
             common = _common_prefix(prompt.token_ids, other.text.token_ids)
             if common >= covered + SHARED_PREFIX:
                 return True
@@ -177,7 +177,7 @@ class RowAllocator:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each open row has one holder and the records agree."""
-        self._model.check_integrity()
+        self._rows.check_integrity()
         open_rows: list[int] = []
         for prompt in self._turns.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
@@ -194,7 +194,7 @@ class RowAllocator:
         assert len(open_rows) == len(self._holders) + len(self._kept), (
             "a dropped prompt holds a row"
         )
-        assert len(open_rows) == self._model.open_rows, "an open row has no holder"
+        assert len(open_rows) == self._rows.open_rows, "an open row has no holder"
 
     def _source(self, completion: Completion) -> tuple[int | None, int]:
         """Return an open row to fork and the number of its tokens to share; (None, 0) if none.
@@ -205,11 +205,11 @@ class RowAllocator:
         # The model must compute at least the last token, for its logits.
         size = min(len(prompt.token_ids), len(completion) - 1)
         for row, _ in _held(prompt):
-            if self._model.length(row) >= size:
+            if self._rows.length(row) >= size:
                 return row, size
         best, shared = None, SHARED_PREFIX - 1
         for row, holder in self._alike(prompt):
-            limit = min(self._model.length(row), len(prompt.token_ids) - 1)
+            limit = min(self._rows.length(row), len(prompt.token_ids) - 1)
             common = min(limit, _agreement(prompt.token_ids, holder))
             if common > shared:
                 best, shared = row, common
@@ -263,7 +263,7 @@ class RowAllocator:
             return False
         row = self._take(victim)
         assert row is not None
-        self._model.close(row)
+        self._rows.close(row)
         return True
 
     def _forget_prompt(self, peer: Peer, keep: Text) -> bool:
@@ -290,7 +290,7 @@ class RowAllocator:
     def _forget(self, prompt: Text) -> None:
         if (row := prompt.row) is not None:
             self._unkeep(prompt)
-            self._model.close(row)
+            self._rows.close(row)
 
     def _keep(self, prompt: Text, row: int, text: Completion) -> None:
         prompt.row, prompt.row_text = row, text

@@ -7,7 +7,7 @@ from array import array
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
-from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.subscription import StepDraft, Subscription
@@ -26,8 +26,8 @@ class StepDrafter:
     sampling seed, or are sent with their `Candidates`.
     """
 
-    def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
-        self._model = model
+    def __init__(self, rows: KVRows, turns: Turns, allocator: RowAllocator) -> None:
+        self._rows = rows
         self._turns = turns
         self._allocator = allocator
 
@@ -116,9 +116,9 @@ class StepDrafter:
 
     def _wanted(self, size: int, max_new_tokens: int) -> int:
         """Number of tokens to draft after a text of `size` tokens."""
-        if size >= self._model.total_tokens:
+        if size >= self._rows.total_slots:
             return 0
-        return max(0, min(max_new_tokens, self._model.context_len - size))
+        return max(0, min(max_new_tokens, self._rows.context_len - size))
 
 
 def _ahead(draft: Completion, prompt: Prompt, output_ids: array[int]) -> int | None:

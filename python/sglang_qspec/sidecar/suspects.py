@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_qspec.sidecar.batch_scheduler import Plan
-from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.text import Completion, Text
 from sglang_qspec.sidecar.turns import Turns
@@ -12,8 +12,8 @@ from sglang_qspec.sidecar.turns import Turns
 class Suspects:
     """Prompts that may have made a pass fail, and how far each must be drafted alone."""
 
-    def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
-        self._model = model
+    def __init__(self, rows: KVRows, turns: Turns, allocator: RowAllocator) -> None:
+        self._rows = rows
         self._turns = turns
         self._allocator = allocator
         self._reach: dict[Text, dict[Completion, int]] = {}
@@ -51,7 +51,7 @@ class Suspects:
             for completion, size in self._reach[suspect].items()
             if not completion.finished
             and completion.shares
-            and (completion.row is None or self._model.length(completion.row) < size)
+            and (completion.row is None or self._rows.length(completion.row) < size)
         }
         if left:
             self._reach[suspect] = left
