@@ -265,7 +265,7 @@ def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> Non
         "tools/models/cache.py",
         "tools/batch/cluster/session.py",
         "cpu/install.py",
-        "sidecar/__main__.py",
+        "sidecar/hardware.py",
     }
     assert readers <= allowed
 

@@ -45,7 +45,7 @@ def sidecar(model_name: str, options: argparse.Namespace) -> Callable[[Any], dic
             nonlocal before
             now = time.monotonic()
             if before is None and now >= began:
-                before = drafter.drafted_tokens, time.process_time()
+                before = drafter.statistics.drafted_tokens, time.process_time()
                 for part in parts.values():
                     part.reset()
             return now >= began + seconds
@@ -60,9 +60,9 @@ def sidecar(model_name: str, options: argparse.Namespace) -> Callable[[Any], dic
             ):
                 serve(drafter, server, stopping)
             elapsed_s = time.monotonic() - began
-            tokens, cpu_s = before or (drafter.drafted_tokens, time.process_time())
+            tokens, cpu_s = before or (drafter.statistics.drafted_tokens, time.process_time())
             found = {
-                "tokens_per_s": (drafter.drafted_tokens - tokens) / elapsed_s,
+                "tokens_per_s": (drafter.statistics.drafted_tokens - tokens) / elapsed_s,
                 "sidecar_cpu": (time.process_time() - cpu_s) / elapsed_s,
                 **{name: part.seconds / elapsed_s for name, part in parts.items()},
             }

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.text import Completion, Kind, Text
-from sglang_qspec.sidecar.turns import Turns
 
 BESIDE_STEPS = 8
 """Maximum number of completions in a pass without step drafts, on a device where a larger pass is
@@ -72,7 +72,7 @@ class BatchScheduler:
     def __init__(
         self,
         rows: KVRows,
-        turns: Turns,
+        queue: FairQueue,
         allocator: RowAllocator,
         *,
         slots: int,
@@ -81,7 +81,7 @@ class BatchScheduler:
     ) -> None:
         """Use the settings that `Drafter` describes."""
         self._rows = rows
-        self._turns = turns
+        self._queue = queue
         self._allocator = allocator
         self._slots = slots
         self._prefill_tokens = prefill_tokens
@@ -108,13 +108,13 @@ class BatchScheduler:
     def _candidates(self, alone: Text | None) -> Iterable[Completion]:
         if alone is not None:
             return [completion for completion in alone.completions if not completion.finished]
-        return itertools.islice(self._turns.urgent(), REACH * self._slots)
+        return itertools.islice(self._queue.urgent(), REACH * self._slots)
 
     def _fill(self, candidates: Iterable[Completion]) -> Plan:
         plan = Plan(most_read=self._prefill_tokens)
         slots, leader = self._slots, None
         for completion in candidates:
-            beside = self._apart and self._turns.live_steps[completion.text.owner] > 0
+            beside = self._apart and self._queue.live_steps[completion.text.owner] > 0
             if self._apart and leader is not None and completion.kind is not leader:
                 break
             if beside and completion.kind is not Kind.STEP:

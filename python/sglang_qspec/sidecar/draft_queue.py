@@ -36,7 +36,7 @@ class DraftQueue:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Virtual drafting time of this server in seconds, as `Turns` charges it."""
+        """Virtual drafting time of this server in seconds, as `FairQueue` charges it."""
         self._waiting: list[Text] = []
         self._places: dict[Text, Place] = {}
         """Place of each waiting prompt, the sort key of `_waiting`."""

@@ -1,4 +1,4 @@
-"""Runs the passes of the draft model, and owns their counters and durations."""
+"""Runs the passes of the draft model, and owns their statistics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
 from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.outbox import Outbox
-from sglang_qspec.sidecar.pace import Pace
+from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared
-from sglang_qspec.sidecar.step_times import StepTimes
 from sglang_qspec.sidecar.text import Completion, Kind, Text
-from sglang_qspec.sidecar.turns import Turns
 
 FLUSH_TOKENS = 4
 """Number of tokens in one message of a completion. The first token, and the tokens of step drafts,
@@ -31,7 +30,7 @@ class PassRunner:
     def __init__(
         self,
         model: DraftKV,
-        turns: Turns,
+        queue: FairQueue,
         allocator: RowAllocator,
         scheduler: BatchScheduler,
         quota: Quota,
@@ -39,15 +38,12 @@ class PassRunner:
     ) -> None:
         self._model = model
         self._rows = model.rows
-        self._turns = turns
+        self._queue = queue
         self._allocator = allocator
         self._scheduler = scheduler
         self._quota = quota
         self._outbox = outbox
-        self.drafted_tokens = 0
-        """Number of tokens drafted since the start."""
-        self.step_times = StepTimes()
-        self.pace = Pace()
+        self.statistics = PassStatistics()
         self.advanced = 0
         """Number of completions that the latest pass advanced."""
         self._began = 0.0
@@ -67,17 +63,17 @@ class PassRunner:
         self._tokens = self._step_tokens = 0
         self._computed.clear()
 
-    def plan(self, suspect: Text | None) -> Plan | None:
+    def plan(self, retried: Text | None) -> Plan | None:
         """Plan the next pass, and finish completions that are too large for the KV.
 
-        With `suspect` the pass has only completions of that prompt. Returns None if nothing is left
+        With `retried` the pass has only completions of that prompt. Returns None if nothing is left
         to draft.
         """
-        while self._turns and (suspect is None or suspect in self._turns):
-            plan = self._scheduler.plan(suspect)
+        while self._queue and (retried is None or retried in self._queue):
+            plan = self._scheduler.plan(retried)
             if plan is not None:
                 return plan
-            self.finish(self._scheduler.first(suspect))
+            self.finish(self._scheduler.first(retried))
         return None
 
     def run(self, plan: Plan) -> None:
@@ -95,14 +91,14 @@ class PassRunner:
     def charge(self) -> None:
         """Charge the servers for the time of a pass that succeeded, and record it."""
         seconds = time.monotonic() - self._began
-        self._turns.charge(self._computed, seconds)
-        self.pace.observe_pass(self._tokens, seconds)
+        self._queue.charge(self._computed, seconds)
+        self.statistics.observe_pass(self._tokens, seconds)
         if self._step_tokens:
-            self.step_times.observe(self.advanced, self._step_tokens, self._read, seconds)
+            self.statistics.observe_step(self.advanced, self._step_tokens, self._read, seconds)
 
     def finish(self, completion: Completion) -> None:
         """End a completion, release its row and send the rest of its tokens."""
-        self._turns.finish(completion)
+        self._queue.finish(completion)
         self._allocator.release(completion)
         self._outbox.extend(completion.news())
 
@@ -172,7 +168,7 @@ class PassRunner:
             [completion.position for completion in completions],
             [completion.text.owner.vocab_size for completion in completions],
         )
-        self.drafted_tokens += len(completions)
+        self.statistics.drafted_tokens += len(completions)
         self._tokens += len(completions)
         for place, completion in enumerate(completions):
             text, token = completion.text, chosen.token_ids[place]
@@ -187,7 +183,7 @@ class PassRunner:
             full = not is_step and not self._quota.has_room_for_drafts(text.owner)
             if token in text.stops or size >= text.limit or full:
                 if completion.kind is Kind.FIRST:
-                    self.pace.observe_length(size)
+                    self.statistics.observe_length(size)
                 self.finish(completion)
             elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
                 self._outbox.extend(completion.news())

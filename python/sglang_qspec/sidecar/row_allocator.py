@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from sglang_qspec.link import Peer
+from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.subscription import StepDraft
 from sglang_qspec.sidecar.text import Completion, Text
-from sglang_qspec.sidecar.turns import Turns
 
 SHARED_PREFIX = 16
 """Minimum length, in tokens, of a common prefix for prompts to share its KV."""
@@ -38,9 +38,9 @@ class RowAllocator:
     they have a scope.
     """
 
-    def __init__(self, rows: KVRows, turns: Turns, *, share: bool = False) -> None:
+    def __init__(self, rows: KVRows, queue: FairQueue, *, share: bool = False) -> None:
         self._rows = rows
-        self._turns = turns
+        self._queue = queue
         self._share = share
         self._holders: dict[Completion, None] = {}
         """Completions that hold a row, in the order in which they got it."""
@@ -179,7 +179,7 @@ class RowAllocator:
         """Raise AssertionError unless each open row has one holder and the records agree."""
         self._rows.check_integrity()
         open_rows: list[int] = []
-        for prompt in self._turns.prompts.values():
+        for prompt in self._queue.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             for each in (prompt, *steps):
                 assert all(c.row is None for c in each.completions if c.finished), (
@@ -219,7 +219,7 @@ class RowAllocator:
         """Rows that may share a prefix: all rows of the parent, one row of each newest prompt."""
         if prompt.parent is not None:
             yield from _held(prompt.parent)
-        for other in itertools.islice(reversed(self._turns.prompts.values()), SHARED_AMONG):
+        for other in itertools.islice(reversed(self._queue.prompts.values()), SHARED_AMONG):
             if other not in (prompt, prompt.parent) and self._may_share(prompt, other):
                 yield from itertools.islice(_held(other), 1)
 
@@ -250,7 +250,7 @@ class RowAllocator:
         With `below`, only if the completion is less urgent than `below`. Returns False if no row
         was closed.
         """
-        urgency, kept = self._turns.urgency, set(running)
+        urgency, kept = self._queue.urgency, set(running)
         victims = [
             (urgency(each), each)
             for each in self._holders

@@ -7,12 +7,12 @@ from array import array
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
+from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.subscription import StepDraft, Subscription
 from sglang_qspec.sidecar.text import Completion, Subscriber, tokens_of
-from sglang_qspec.sidecar.turns import Turns
 
 
 class StepDrafter:
@@ -26,9 +26,9 @@ class StepDrafter:
     sampling seed, or are sent with their `Candidates`.
     """
 
-    def __init__(self, rows: KVRows, turns: Turns, allocator: RowAllocator) -> None:
+    def __init__(self, rows: KVRows, queue: FairQueue, allocator: RowAllocator) -> None:
         self._rows = rows
-        self._turns = turns
+        self._queue = queue
         self._allocator = allocator
 
     def follow(
@@ -90,8 +90,8 @@ class StepDrafter:
         step, subscription.step_draft = subscription.step_draft, None
         if step is not None:
             self._allocator.clear(step)
-            self._turns.withdraw(step)
-            self._turns.live_steps[step.owner] -= 1
+            self._queue.withdraw(step)
+            self._queue.live_steps[step.owner] -= 1
 
     def _extend(self, step: StepDraft, missing: int) -> None:
         """Let the draft grow by `missing` tokens, unless it ends in a stop token."""
@@ -102,7 +102,7 @@ class StepDrafter:
         if completion.finished:
             completion.finished = False
             self._allocator.take_back(step)
-            self._turns.begin(step)
+            self._queue.begin(step)
 
     def _begin(self, subscriber: Subscriber, prompt: Prompt, wanted: int) -> None:
         subscription = prompt.subscriptions[subscriber]
@@ -111,8 +111,8 @@ class StepDrafter:
             self._allocator.hand_over(subscription.step_draft, step)
         self.withdraw(subscription)
         subscription.step_draft = step
-        self._turns.live_steps[step.owner] += 1
-        self._turns.begin(step)
+        self._queue.live_steps[step.owner] += 1
+        self._queue.begin(step)
 
     def _wanted(self, size: int, max_new_tokens: int) -> int:
         """Number of tokens to draft after a text of `size` tokens."""

@@ -85,7 +85,7 @@ def read(job: Job) -> Reading:
 
 def _settle(device: str, cpus: frozenset[int]) -> None:
     """Select CPUs and device of this process, which has not imported torch yet."""
-    from sglang_qspec.sidecar.__main__ import halve_threads, settle_cores, settle_device
+    from sglang_qspec.sidecar.hardware import halve_threads, settle_cores, settle_device
 
     os.dup2(2, 1)  # what SGLang prints must not be among the results
     logging.getLogger("sglang").setLevel(logging.ERROR)

@@ -148,7 +148,7 @@ def _answer(answers: TextIO, content: dict[str, Any]) -> None:
 
 
 def _load(options: argparse.Namespace) -> Passes:
-    from sglang_qspec.sidecar.__main__ import lower_priority, settle_cores, settle_device
+    from sglang_qspec.sidecar.hardware import lower_priority, settle_cores, settle_device
 
     kind = settle_device(options.device)
     settle_cores(options.cores)

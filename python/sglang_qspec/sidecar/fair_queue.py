@@ -13,13 +13,14 @@ from sglang_qspec.sidecar.subscription import StepDraft
 from sglang_qspec.sidecar.text import Completion, Place, Text
 
 
-class Turns:
+class FairQueue:
     """Owns all subscribed prompts, and divides the drafting time among the servers.
 
-    Each server has its own queue. The server that has used the least drafting time comes first
-    (start-time fair queueing, Goyal et al., 1996). A pass takes one completion of each server in
-    turn. With `apart`, for a device where a larger pass is slower, all completions of a pass belong
-    to one server. A server with many completions then does not slow down the passes of others.
+    Each server has its own `DraftQueue`. The server that has used the least drafting time comes
+    first (start-time fair queueing, Goyal et al., 1996). A pass takes one completion of each server
+    in turn. With `apart`, for a device where a larger pass is slower, all completions of a pass
+    belong to one server. A server with many completions then does not slow down the passes of
+    others.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
