@@ -125,8 +125,8 @@ def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[]
             from sglang.srt.model_executor.forward_batch_info import ForwardMode
             from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-            width, prefix = len(token_ids), self.length(row)
-            slots = self._rows.append([row], [width])
+            width, prefix = len(token_ids), self.rows.length(row)
+            slots = self.rows.append([row], [width])
             ids = self._on_device(token_ids)
             lengths = torch.tensor([prefix])
             positions = torch.arange(prefix, prefix + width)
@@ -168,7 +168,7 @@ def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[]
     place = {"dtype": options.dtype, "device": "cpu", "rows": 8, "attention_backend": backend}
     model = Target(DraftModelOptions(str(options.model_path), **place, **sizes))
     generator = torch.Generator().manual_seed(0)
-    rows = [model.open() for _ in range(4)]
+    rows = [model.rows.open() for _ in range(4)]
     for row in rows:
         prompt = torch.randint(1000, 20000, (options.context,), generator=generator)
         model.extend([row], [prompt.tolist()])
@@ -179,7 +179,7 @@ def make_passes(kind: str, options: argparse.Namespace) -> dict[str, Callable[[]
         work()
         elapsed = time.perf_counter() - began
         for row in rows[:used]:
-            model.truncate(row, options.context)
+            model.rows.truncate(row, options.context)
         return elapsed
 
     @torch.inference_mode()

@@ -100,11 +100,11 @@ class Bench:
         """Median milliseconds of the prefill of one prompt."""
         times = []
         for _ in range(5):
-            row = self.model.open()
+            row = self.model.rows.open()
             began = time.perf_counter()
             self.model.extend([row], [self.prompt()])[0, 0].item()
             times.append(time.perf_counter() - began)
-            self.model.close(row)
+            self.model.rows.close(row)
         return statistics.median(times) * 1e3
 
     def run(self, rows: int) -> dict[str, float]:
@@ -146,7 +146,7 @@ def decoder(options: argparse.Namespace) -> Callable[[Any], float]:
     model = open_model(options.target_path, options, rows=2)
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(1000, model.vocab_size, (options.prompt,), generator=generator)
-    row = model.open()
+    row = model.rows.open()
     first = int(model.extend([row], [prompt.tolist()])[0].argmax())
 
     def decode(_: Any = None) -> float:
@@ -155,7 +155,7 @@ def decoder(options: argparse.Namespace) -> Callable[[Any], float]:
             began = time.perf_counter()
             token = int(model.step([row], [token])[0].argmax())
             times.append(time.perf_counter() - began)
-        model.truncate(row, options.prompt)
+        model.rows.truncate(row, options.prompt)
         return 1.0 / statistics.median(times)
 
     decode()
@@ -213,7 +213,7 @@ def report_load(options: argparse.Namespace, model: Any) -> None:
     ]
     title = (
         f"{model.name} on {model.device}, prompts of {options.prompt} tokens, "
-        f"{model.total_tokens} tokens of KV"
+        f"{model.rows.total_slots} tokens of KV"
     )
     heads = {name: name for name in ("live", "prompts")}
     heads |= {"submits/s": "submits_per_s", "bookkeeping ms a pass": "bookkeeping_ms"}

@@ -1,6 +1,5 @@
 """docs/observability.md lists exactly the metrics, fields and settings of the code."""
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
 from sglang_qspec.policy import runtime_settings
-from sglang_qspec.sidecar.metrics import COUNTERS, GAUGES, PREFIX, Snapshot
+from sglang_qspec.sidecar.figures import FIGURES
+from sglang_qspec.sidecar.metrics import PREFIX
 from sglang_qspec.trie import TrieLimits, TrieStore
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "observability.md"
@@ -31,10 +31,11 @@ def test_the_documented_series_match_the_metrics() -> None:
 
 
 def test_the_documented_series_of_the_sidecar_match_its_metrics() -> None:
-    made = {PREFIX + name for name in GAUGES} | {f"{PREFIX}{name}_total" for name in COUNTERS}
+    suffixes = {True: "_total", False: ""}
+    made = {PREFIX + (each.series or each.name) + suffixes[each.is_total] for each in FIGURES}
     documented = re.findall(rf"^\| `({PREFIX}\w+)` ", DOCUMENT.read_text(), re.MULTILINE)
     assert set(documented) == made
-    assert len(documented) == len(made) == len(dataclasses.fields(Snapshot))
+    assert len(documented) == len(made) == len(FIGURES)
 
 
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -11,26 +11,16 @@ TOKENS = 1 << 24
 ROWS = 4096
 
 
-class InstantModel:
-    """A `DraftKV` without a model: it counts the tokens of its rows, and its logits are constant.
+class InstantRows:
+    """Rows without KV: they count their tokens, and a forked row counts its whole length."""
 
-    A forked row counts its whole length.
-    """
-
-    name = "instant"
-    dtype = "float32"
-    device = "cpu"
-    vocab_size = VOCAB
     context_len = 1 << 16
-    eos_token_ids: frozenset[int] = frozenset()
-    total_tokens = TOKENS
-    prefill_tokens = 2048
+    total_slots = TOKENS
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}
         self._free = list(range(ROWS))
         self._used = 0
-        self._logits = torch.zeros(ROWS, VOCAB)
 
     @property
     def free_rows(self) -> int:
@@ -41,7 +31,7 @@ class InstantModel:
         return len(self._lengths)
 
     @property
-    def free_tokens(self) -> int:
+    def free_slots(self) -> int:
         return TOKENS - self._used
 
     def length(self, row: int) -> int:
@@ -55,21 +45,11 @@ class InstantModel:
     def fork(self, row: int, length: int) -> int:
         assert length <= self._lengths[row]
         new = self.open()
-        self._grow(new, length)
+        self.grow(new, length)
         return new
 
-    def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
-        for row, part in zip(rows, token_ids, strict=True):
-            self._grow(row, len(part))
-        return self._logits[: len(rows)].clone()
-
-    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        for row, _ in zip(rows, token_ids, strict=True):
-            self._grow(row, 1)
-        return self._logits[: len(rows)].clone()
-
     def truncate(self, row: int, length: int) -> None:
-        self._grow(row, length - self._lengths[row])
+        self.grow(row, length - self._lengths[row])
 
     def close(self, row: int) -> None:
         self._used -= self._lengths.pop(row)
@@ -79,6 +59,31 @@ class InstantModel:
         assert self._used == sum(self._lengths.values())
         assert len(self._free) + len(self._lengths) == ROWS
 
-    def _grow(self, row: int, count: int) -> None:
+    def grow(self, row: int, count: int) -> None:
         self._lengths[row] += count
         self._used += count
+
+
+class InstantModel:
+    """A `DraftKV` without a model; its logits are constant."""
+
+    name = "instant"
+    dtype = "float32"
+    device = "cpu"
+    vocab_size = VOCAB
+    eos_token_ids: frozenset[int] = frozenset()
+    prefill_tokens = 2048
+
+    def __init__(self) -> None:
+        self.rows = InstantRows()
+        self._logits = torch.zeros(ROWS, VOCAB)
+
+    def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        for row, part in zip(rows, token_ids, strict=True):
+            self.rows.grow(row, len(part))
+        return self._logits[: len(rows)].clone()
+
+    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+        for row, _ in zip(rows, token_ids, strict=True):
+            self.rows.grow(row, 1)
+        return self._logits[: len(rows)].clone()

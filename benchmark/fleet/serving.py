@@ -35,7 +35,7 @@ def sidecar(model_name: str, options: argparse.Namespace) -> Callable[[Any], dic
             prefill_tokens=model.prefill_tokens,
             apart=model_name == DRAFT and options.device == "cpu",
         )
-        welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.context_len)
+        welcome = Welcome(PROTOCOL, model.name, model.vocab_size, model.rows.context_len)
         server = LinkServer(endpoint, welcome, FINGERPRINT, lambda: Heartbeat(0, 0, 0, 0))
         parts = {name: Stopwatch() for name in ("model", "sampling", "link", "idle")}
         began = time.monotonic() + warm_up_s
@@ -45,7 +45,7 @@ def sidecar(model_name: str, options: argparse.Namespace) -> Callable[[Any], dic
             nonlocal before
             now = time.monotonic()
             if before is None and now >= began:
-                before = drafter.drafted_tokens, time.process_time()
+                before = drafter.statistics.drafted_tokens, time.process_time()
                 for part in parts.values():
                     part.reset()
             return now >= began + seconds
@@ -60,9 +60,9 @@ def sidecar(model_name: str, options: argparse.Namespace) -> Callable[[Any], dic
             ):
                 serve(drafter, server, stopping)
             elapsed_s = time.monotonic() - began
-            tokens, cpu_s = before or (drafter.drafted_tokens, time.process_time())
+            tokens, cpu_s = before or (drafter.statistics.drafted_tokens, time.process_time())
             found = {
-                "tokens_per_s": (drafter.drafted_tokens - tokens) / elapsed_s,
+                "tokens_per_s": (drafter.statistics.drafted_tokens - tokens) / elapsed_s,
                 "sidecar_cpu": (time.process_time() - cpu_s) / elapsed_s,
                 **{name: part.seconds / elapsed_s for name, part in parts.items()},
             }

@@ -168,20 +168,28 @@ def _buffers(trees: DraftTrees) -> dict[str, Tensor]:
     }
 
 
-def _grown(device: torch.device) -> Tensor:
-    """The table of rows after some operations, on the CPU."""
-    free = torch.arange(1, 200, device=device)
-    pool = [free]
+class _Pool:
+    """A KV pool with slots in order."""
 
-    def allocate(count: int) -> Tensor:
-        taken, pool[0] = pool[0][:count], pool[0][count:]
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        self._free = torch.arange(1, 1 + size, device=device)
+
+    def alloc(self, need_size: int) -> Tensor:
+        taken, self._free = self._free[:need_size], self._free[need_size:]
         return taken
 
-    def give_back(slots: Tensor) -> None:
-        pool[0] = torch.cat((pool[0], slots))
+    def free(self, free_index: Tensor) -> None:
+        self._free = torch.cat((self._free, free_index))
 
+    def available_size(self) -> int:
+        return len(self._free)
+
+
+def _grown(device: torch.device) -> Tensor:
+    """The table of rows after some operations, on the CPU."""
     table = torch.zeros(9, 40, dtype=torch.int32, device=device)
-    rows = KVRows(table, 40, 200, allocate, give_back, 199)
+    rows = KVRows(table, 40, _Pool(199, device))
     first, second = rows.open(), rows.open()
     rows.append([first, second], [12, 7])
     third = rows.fork(first, 9)

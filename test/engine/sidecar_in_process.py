@@ -52,9 +52,9 @@ class Pair:
         """Poll until nothing has been drafted for `rounds` polls."""
         quiet = 0
         while quiet < rounds:
-            before = self.drafter.drafted_tokens
+            before = self.drafter.statistics.drafted_tokens
             self.poll()
-            quiet = quiet + 1 if self.drafter.drafted_tokens == before else 0
+            quiet = quiet + 1 if self.drafter.statistics.drafted_tokens == before else 0
             time.sleep(0.0005)  # for the threads of both sockets
 
     def enqueue(self, rid: str, prompt_ids: Sequence[int], max_new_tokens: int = 200) -> None:

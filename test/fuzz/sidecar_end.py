@@ -173,17 +173,17 @@ class SidecarEnd:
         drafter, model = self.drafter, self._model
         self._check()
         assert drafter.idle
-        assert drafter.requests == drafter.texts == model.open_rows == 0
-        assert model.free_tokens == model.total_tokens
-        quota, turns = drafter._quota, drafter._turns
+        assert drafter.requests == len(drafter.queue.prompts) == model.rows.open_rows == 0
+        assert model.rows.free_slots == model.rows.total_slots
+        quota, queue = drafter._quota, drafter.queue
         assert not quota._submissions
         assert not quota._text_tokens
         assert not quota._draft_tokens
-        assert not turns._queues
-        assert not turns._gone
-        assert not turns._owned
-        assert not turns.live_steps
-        assert not drafter.suspects
+        assert not queue._queues
+        assert not queue._gone
+        assert not queue._owned
+        assert not queue.live_steps
+        assert not drafter.retries
         assert not drafter._outbox._undelivered
 
     # The interface that the loop uses.
@@ -293,7 +293,7 @@ class SidecarEnd:
     def _check_kv_apart(self) -> None:
         """Check that no KV slot is held for two servers or two scopes."""
         owners: dict[int, tuple[Peer | None, int]] = {}
-        for prompt in self.drafter._turns.prompts.values():
+        for prompt in self.drafter.queue.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             for each in (prompt, *steps):
                 shared = self._share and not each.scope
@@ -302,7 +302,7 @@ class SidecarEnd:
                 for row in rows:
                     if row is None:
                         continue
-                    table, length = self._model._rows.table, self._model.length(row)
+                    table, length = self._model.rows.table, self._model.rows.length(row)
                     for slot in table[row, :length].tolist():
                         assert owners.setdefault(slot, owner) == owner, "KV is shared"
 

@@ -27,6 +27,6 @@ def loaded(models: DemoModels) -> DraftModel:
 def model(loaded: DraftModel) -> Iterator[DraftModel]:
     """The draft model; each test must free all KV that it takes."""
     yield loaded
-    loaded.check_integrity()
-    assert loaded.free_tokens == loaded.total_tokens
-    assert loaded.free_rows == 64
+    loaded.rows.check_integrity()
+    assert loaded.rows.free_slots == loaded.rows.total_slots
+    assert loaded.rows.free_rows == 64

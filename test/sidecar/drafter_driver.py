@@ -142,6 +142,6 @@ class DrafterDriver:
             self.close(rid)
         self.drafter.drop(TWO)
         self.drafter.check_integrity()
-        assert self.model.free_tokens == self.model.total_tokens
+        assert self.model.rows.free_slots == self.model.rows.total_slots
         assert self.drafter.idle
         assert self.drafter.requests == 0

@@ -18,6 +18,25 @@ def count_on(sequence: tuple[int, ...]) -> int:
     return sequence[-1] + 1
 
 
+class SlotList:
+    """A `KVPool` without memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = list(range(size, 0, -1))
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        if need_size > len(self._free):
+            return None
+        return torch.tensor([self._free.pop() for _ in range(need_size)], dtype=torch.int64)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        self._free += free_index.tolist()
+
+    def available_size(self) -> int:
+        return len(self._free)
+
+
 class ScriptedModel:
     """A `DraftKV` that predicts `script`'s tokens, with KV for `tokens` tokens in `rows` rows.
 
@@ -36,67 +55,30 @@ class ScriptedModel:
     ) -> None:
         self.script = script
         self.vocab_size = vocab_size
-        self.context_len = context_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.passes: list[tuple[str, int, int]] = []
         self.certainty = 1000.0
         """The logit of the script's token; all other logits are 0."""
         self.failures: list[Exception] = []
         """Exceptions that the next passes raise, one each."""
-        self._free = list(range(tokens, 0, -1))
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
-        self._rows = KVRows(table, context_len, tokens + 1, self._allocate, self._take_back, tokens)
+        self.rows = KVRows(table, context_len, SlotList(tokens))
         self._told: dict[int, int] = {}  # the token id in each slot
-
-    @property
-    def free_rows(self) -> int:
-        return self._rows.free_rows
-
-    @property
-    def open_rows(self) -> int:
-        return self._rows.open_rows
-
-    @property
-    def free_tokens(self) -> int:
-        return self._rows.free_slots
-
-    @property
-    def total_tokens(self) -> int:
-        return self._rows.total
 
     def sequence(self, row: int) -> tuple[int, ...]:
         """The token ids in the row's KV."""
-        slots = self._rows.table[row, : self._rows.length(row)].tolist()
+        slots = self.rows.table[row, : self.rows.length(row)].tolist()
         return tuple(self._told[slot] for slot in slots)
-
-    def length(self, row: int) -> int:
-        return self._rows.length(row)
-
-    def open(self) -> int:
-        return self._rows.open()
-
-    def fork(self, row: int, length: int) -> int:
-        return self._rows.fork(row, length)
-
-    def truncate(self, row: int, length: int) -> None:
-        self._rows.truncate(row, length)
-
-    def close(self, row: int) -> None:
-        self._rows.close(row)
 
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         self._note("extend", rows, sum(map(len, token_ids)))
-        slots = self._rows.append(rows, [len(part) for part in token_ids])
+        slots = self.rows.append(rows, [len(part) for part in token_ids])
         return self._say(rows, slots, [token for part in token_ids for token in part])
 
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
         self._note("step", rows, len(token_ids))
-        slots, _ = self._rows.append_one(rows)
+        slots, _ = self.rows.append_one(rows)
         return self._say(rows, slots, token_ids)
-
-    def check_integrity(self) -> None:
-        self._rows.check_integrity()
-        assert len(self._free) == self.free_tokens
 
     def _note(self, verb: str, rows: Sequence[int], tokens: int) -> None:
         if self.failures:
@@ -113,14 +95,6 @@ class ScriptedModel:
         for place, row in enumerate(rows):
             logits[place, self.script(self.sequence(row))] = self.certainty
         return logits
-
-    def _allocate(self, count: int) -> torch.Tensor | None:
-        if count > len(self._free):
-            return None
-        return torch.tensor([self._free.pop() for _ in range(count)], dtype=torch.int64)
-
-    def _take_back(self, slots: torch.Tensor) -> None:
-        self._free += slots.tolist()
 
 
 def undecided() -> ScriptedModel:

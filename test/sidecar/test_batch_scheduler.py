@@ -8,8 +8,7 @@ import pytest
 
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
-from sglang_qspec.sidecar.completion import Completion
-from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.text import Completion, Text
 from test.sidecar.drafter_driver import DrafterDriver
 from test.sidecar.scripted import ScriptedModel
 
@@ -22,7 +21,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = 0
     plan, fill = BatchScheduler.plan, BatchScheduler._fill
 
-    def counting_plan(self: BatchScheduler, alone: Prompt | None = None) -> Plan | None:
+    def counting_plan(self: BatchScheduler, alone: Text | None = None) -> Plan | None:
         nonlocal trials
         trials = 0
         return plan(self, alone)

@@ -45,92 +45,92 @@ def _greedy(
 def test_a_batch_of_rows_continues_as_transformers_does(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
-    rows = [model.open() for _ in PROMPTS]
+    rows = [model.rows.open() for _ in PROMPTS]
     logits = model.extend(rows, PROMPTS)
     assert _greedy(model, rows, logits, 20) == reference
-    assert [model.length(row) for row in rows] == [len(prompt) + 19 for prompt in PROMPTS]
-    model.check_integrity()
+    assert [model.rows.length(row) for row in rows] == [len(prompt) + 19 for prompt in PROMPTS]
+    model.rows.check_integrity()
     for row in rows:
-        model.close(row)
+        model.rows.close(row)
 
 
 def test_a_prompt_prefilled_in_chunks_gives_the_same_continuation(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
-    row = model.open()
+    row = model.rows.open()
     model.extend([row], [PROMPTS[2][:17]])
     model.extend([row], [PROMPTS[2][17:18]])
     logits = model.extend([row], [PROMPTS[2][18:]])
     assert _greedy(model, [row], logits, 20)[0] == reference[2]
-    model.close(row)
+    model.rows.close(row)
 
 
 def test_forked_rows_continue_like_independent_rows(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
     prompt = PROMPTS[1]
-    parent = model.open()
+    parent = model.rows.open()
     model.extend([parent], [[*prompt, 260, 3575]])
-    free = model.free_tokens
-    forks = [model.fork(parent, len(prompt) - 1) for _ in range(3)]
-    assert model.free_tokens == free
-    model.close(parent)
-    model.check_integrity()
+    free = model.rows.free_slots
+    forks = [model.rows.fork(parent, len(prompt) - 1) for _ in range(3)]
+    assert model.rows.free_slots == free
+    model.rows.close(parent)
+    model.rows.check_integrity()
     logits = model.extend(forks, [prompt[-1:], [prompt[-1], reference[1][0]], [504, 3575]])
     told = _greedy(model, forks, logits, 8)
     assert told[0] == reference[1][:8]
     assert told[1] == reference[1][1:9]
-    fresh = model.open()
+    fresh = model.rows.open()
     logits = model.extend([fresh], [[*prompt[:-1], 504, 3575]])
     assert told[2] == _greedy(model, [fresh], logits, 8)[0]
     for row in (*forks, fresh):
-        model.close(row)
+        model.rows.close(row)
 
 
 def test_a_truncated_row_continues_like_a_new_one(
     model: DraftModel, reference: list[list[int]]
 ) -> None:
-    row = model.open()
+    row = model.rows.open()
     model.extend([row], [[*PROMPTS[0], 11, 12, 13, 14]])
-    twin = model.fork(row, len(PROMPTS[0]) + 2)
-    free = model.free_tokens
-    model.truncate(row, len(PROMPTS[0]) - 1)
-    assert model.free_tokens == free + 2  # the forked row still holds the other tokens
+    twin = model.rows.fork(row, len(PROMPTS[0]) + 2)
+    free = model.rows.free_slots
+    model.rows.truncate(row, len(PROMPTS[0]) - 1)
+    assert model.rows.free_slots == free + 2  # the forked row still holds the other tokens
     logits = model.step([row], PROMPTS[0][-1:])
     assert _greedy(model, [row], logits, 20)[0] == reference[0]
-    model.check_integrity()
-    model.close(twin)
-    model.close(row)
+    model.rows.check_integrity()
+    model.rows.close(twin)
+    model.rows.close(row)
 
 
 def test_a_pass_without_room_is_refused_and_changes_nothing(model: DraftModel) -> None:
-    row = model.open()
+    row = model.rows.open()
     model.extend([row], [[5] * 300])
-    free = model.free_tokens
+    free = model.rows.free_slots
     with pytest.raises(DraftModelError, match="of at most 512"):
         model.extend([row], [[5] * 213])
     with pytest.raises(DraftModelError, match="cannot share"):
-        model.fork(row, 301)
+        model.rows.fork(row, 301)
     with pytest.raises(DraftModelError, match="cannot truncate"):
-        model.truncate(row, 301)
-    others = [model.open() for _ in range(63)]
+        model.rows.truncate(row, 301)
+    others = [model.rows.open() for _ in range(63)]
     with pytest.raises(DraftModelError, match="64 KV rows"):
-        model.open()
+        model.rows.open()
     with pytest.raises(DraftModelError, match="KV slots"):
         model.extend(others, [[5] * 100] * 63)
-    assert model.free_tokens == free
-    assert model.length(row) == 300
-    model.check_integrity()
+    assert model.rows.free_slots == free
+    assert model.rows.length(row) == 300
+    model.rows.check_integrity()
     for each in (row, *others):
-        model.close(each)
+        model.rows.close(each)
     with pytest.raises(DraftModelError, match="not open"):
-        model.close(row)
+        model.rows.close(row)
 
 
 def test_the_draft_model_reports_vocabulary_context_eos_and_tokenizer(
     model: DraftModel, models: DemoModels
 ) -> None:
     assert model.vocab_size == 49152
-    assert model.context_len == 512
+    assert model.rows.context_len == 512
     assert model.eos_token_ids == {2}
     assert len(model.fingerprint()) == 64

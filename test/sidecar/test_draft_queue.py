@@ -1,11 +1,11 @@
 import pytest
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue
-from sglang_qspec.sidecar.prompt import Prompt, tokens_of
+from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.sampling import GREEDY
-from sglang_qspec.sidecar.subscription import Place
+from sglang_qspec.sidecar.subscription import StepDraft
+from sglang_qspec.sidecar.text import Completion, Place, tokens_of
 
 PEER = Peer("one", b"1")
 
@@ -19,13 +19,18 @@ def queue(drafts: DraftQueue, name: str, place: Place | None, completions: int =
 
 
 def order(drafts: DraftQueue) -> list[str]:
-    """The name of the prompt and the number of each completion, in order."""
-    return [f"{completion.prompt.key[0]}{completion.index}" for completion in drafts.urgent()]
+    """The name of the prompt and the number of each completion, in order; `step` for steps."""
+    names = []
+    for completion in drafts.urgent():
+        text = completion.text
+        name = text.key[0] if isinstance(text, Prompt) else "step"
+        names.append(f"{name}{completion.index}")
+    return names
 
 
 def finish(drafts: DraftQueue, completion: Completion) -> None:
     completion.finished = True
-    drafts.arrange(completion.prompt)
+    drafts.arrange(completion.text)
     drafts.check_integrity()
 
 
@@ -57,13 +62,15 @@ def test_step_drafts_come_before_all_completions() -> None:
     drafts = DraftQueue()
     served = queue(drafts, "s", None)
     queue(drafts, "a", ((0, 0), 1), 2)
-    for name in "xy":
-        step = Prompt((name,), tokens_of([1]), frozenset(), 10, [GREEDY], owner=PEER, parent=served)
-        step.subscribe((PEER, 0), 0, None)
+    subscription = served.subscriptions[PEER, 0]
+    steps = [StepDraft(served, (PEER, 0), subscription, 10) for _ in range(2)]
+    for step in steps:
         drafts.begin(step)
-    assert order(drafts) == ["x0", "y0", "a0", "a1", "s0", "s1", "s2"]
-    drafts.remove(step)
-    assert order(drafts)[:3] == ["x0", "a0", "a1"]
+    assert order(drafts) == ["step0", "step0", "a0", "a1", "s0", "s1", "s2"]
+    assert [each.text for each in drafts.urgent()][:2] == steps
+    drafts.remove(steps[1])
+    assert order(drafts)[:3] == ["step0", "a0", "a1"]
+    assert next(drafts.urgent()).text is steps[0]
 
 
 def test_first_completions_and_then_the_shortest_come_first_among_served_prompts() -> None:

@@ -12,7 +12,7 @@ def test_each_completion_follows_the_model_up_to_max_new_tokens() -> None:
         assert driver.told[ONE, "a", completion] == list(range(4, 14))
     assert len(driver.finished) == 3
     assert driver.base_lens["a"] == 2
-    assert driver.drafter.drafted_tokens == 30
+    assert driver.drafter.statistics.drafted_tokens == 30
     driver.leave("a")
 
 
@@ -36,7 +36,7 @@ def test_equal_prompts_are_drafted_once_for_all_their_requests() -> None:
     driver.run()
     assert driver.told[TWO, "b", 2] == driver.told[ONE, "a", 2] == list(range(4, 14))
     assert driver.told[ONE, "c", 1] == list(range(4, 14))
-    assert driver.drafter.drafted_tokens == 50
+    assert driver.drafter.statistics.drafted_tokens == 50
     driver.leave("a", "c")
 
 
@@ -92,7 +92,7 @@ def test_a_late_request_gets_the_existing_tokens_at_once_and_then_the_rest() -> 
     driver.submit("c", [1, 2, 3])
     assert driver.told[TWO, "b", 2] == driver.told[ONE, "c", 2] == list(range(4, 14))
     assert (ONE, "c", 0) in driver.finished
-    assert driver.drafter.drafted_tokens == 30
+    assert driver.drafter.statistics.drafted_tokens == 30
     driver.leave("a", "c")
 
 
@@ -152,7 +152,7 @@ def test_a_close_stops_drafting_and_frees_kv_at_once() -> None:
     assert not driver.drafter.idle
     driver.close("b", TWO)
     assert driver.drafter.idle
-    assert driver.model.free_tokens == driver.model.total_tokens
+    assert driver.model.rows.free_slots == driver.model.rows.total_slots
     driver.close("unknown")
     driver.leave()
 
@@ -201,7 +201,7 @@ def test_a_prompt_that_cannot_fit_is_declined_and_dropped(token_ids: list[int]) 
     driver = DrafterDriver(ScriptedModel(context_len=40))
     driver.submit("a", token_ids)
     assert list(driver.declined) == ["a"]
-    assert driver.drafter.texts == driver.drafter.requests == 0
+    assert driver.drafter.requests == len(driver.drafter.queue.prompts) == 0
     assert driver.drafter.idle
     driver.leave("a")
 
@@ -275,7 +275,7 @@ def test_first_completions_can_have_passes_of_their_own(apart: bool) -> None:
     while not driver.drafter.idle:
         driver.drafter.step()
         driver.collect()
-        prompts = driver.drafter._turns.prompts.values()
+        prompts = driver.drafter.queue.prompts.values()
         lengths.append([[len(c.token_ids) for c in prompt.completions] for prompt in prompts])
     others_began = next(i for i, each in enumerate(lengths) if max(each[0][1:]) > 1)
     firsts_then = [each[0] for each in lengths[others_began - 1]]

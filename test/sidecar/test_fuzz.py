@@ -41,5 +41,5 @@ def test_the_runs_reach_drafts_failures_and_refusals() -> None:
         end.run([(rng.randrange(256), frames.to_sidecar()) for _ in range(60)])
     assert end.malformed > end.frames / 10
     assert end.answers > end.frames / 4
-    assert end.drafter.drafted_tokens > end.frames / 4
+    assert end.drafter.statistics.drafted_tokens > end.frames / 4
     assert end.processes_ended > 0

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
 from sglang_qspec.errors import ConfigError, DraftModelError, QSpecError
 from sglang_qspec.sidecar import __main__ as program
-from sglang_qspec.sidecar import loading
+from sglang_qspec.sidecar import hardware, loading, service
 from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES
@@ -62,7 +62,7 @@ def test_the_exit_code_says_whether_a_new_start_would_help(
     def run(*_: Any, **_options: Any) -> int:
         raise error
 
-    monkeypatch.setattr(program, "_run", run)
+    monkeypatch.setattr(service, "run", run)
     assert program.main(["--model-path=org/m", "--endpoint=ipc:///nowhere"]) == code
 
 
@@ -130,10 +130,10 @@ def test_a_sidecar_of_a_server_lets_the_servers_kernels_go_first_under_mps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY", raising=False)
-    program._yield_gpu()
+    hardware.yield_gpu()
     assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "1"
     monkeypatch.setenv("CUDA_MPS_CLIENT_PRIORITY", "0")
-    program._yield_gpu()
+    hardware.yield_gpu()
     assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "0"
 
 

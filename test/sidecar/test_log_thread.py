@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging, os, sys, threading
-from sglang_qspec.sidecar.__main__ import lower_priority
+from sglang_qspec.sidecar.hardware import lower_priority
 
 class Priorities(logging.Handler):
     def emit(self, record):

@@ -161,7 +161,7 @@ def test_the_kv_of_a_failed_pass_is_never_reused() -> None:
     with pytest.raises(DraftModelError):
         driver.step()
     driver.drafter.check_integrity()
-    assert model.free_tokens == model.total_tokens  # the failed pass keeps no KV
+    assert model.rows.free_slots == model.rows.total_slots  # the failed pass keeps no KV
     driver.run()
     assert driver.told[ONE, "a", 0] == list(range(130, 140))
     driver.submit("poisoned", [*prompt, POISON, 5])

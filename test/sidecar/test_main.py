@@ -13,6 +13,7 @@ import pytest
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar import __main__ as program
+from sglang_qspec.sidecar import hardware
 from sglang_qspec.sidecar.child_process import UNUSABLE
 
 COUNT = "a whole number of at least 1"
@@ -81,7 +82,7 @@ def test_the_sidecar_sees_only_its_device(
     visible: Callable[[str | None], None], names: str | None, device: str, left: str | None
 ) -> None:
     visible(names)
-    assert program.settle_device(device) == device.partition(":")[0]
+    assert hardware.settle_device(device) == device.partition(":")[0]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == left
 
 
@@ -101,7 +102,7 @@ def test_a_device_that_is_not_visible_is_refused(
 ) -> None:
     visible(names)
     with pytest.raises(ConfigError, match=f"^--device is {words}"):
-        program.settle_device(device)
+        hardware.settle_device(device)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == names
 
 

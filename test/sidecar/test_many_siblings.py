@@ -35,7 +35,7 @@ def test_a_completion_is_dropped_with_its_last_subscriber() -> None:
     most = 0
     for _ in in_flight(driver, requests=200, at_once=4):
         driver.step()
-        (prompt,) = driver.drafter._turns.prompts.values()
+        (prompt,) = driver.drafter.queue.prompts.values()
         most = max(most, len(prompt.completions))
     # All requests share the three oldest others, and each has one of its own.
     assert most <= 4 + 3
@@ -62,7 +62,7 @@ def test_a_prompt_has_a_bounded_number_of_completions_and_all_requests_get_some(
     names = [f"r{number}" for number in range(MAX_PROMPT_COMPLETIONS + 40)]
     for number, rid in enumerate(names):
         sampled(driver, rid, seed=number)
-    (prompt,) = driver.drafter._turns.prompts.values()
+    (prompt,) = driver.drafter.queue.prompts.values()
     assert len(prompt.completions) == MAX_PROMPT_COMPLETIONS
     driver.run()
     for rid in names:

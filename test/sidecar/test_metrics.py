@@ -15,6 +15,7 @@ import pytest
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.link import LinkServer, PrivateEndpoint
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Welcome
+from sglang_qspec.sidecar.figures import Parts
 from sglang_qspec.sidecar.metrics import PUBLISH_S, STALE_S, SidecarMetrics
 from test.engine.simulation import Clock
 from test.sidecar.drafter_driver import DrafterDriver
@@ -43,7 +44,7 @@ def publish(metrics: SidecarMetrics, driver: DrafterDriver) -> Iterator[Callable
     with PrivateEndpoint() as private:
         welcome = Welcome(PROTOCOL, "scripted", 1000, 256)
         server = LinkServer(private.address, welcome, "f", lambda: Heartbeat(0, 0, 0, 0))
-        yield lambda: metrics.publish(driver.drafter, driver.model, server)
+        yield lambda: metrics.publish(Parts(driver.drafter, driver.model.rows, server))
         server.close()
 
 
@@ -80,14 +81,16 @@ def test_the_series_have_the_figures_of_the_latest_snapshot(
     driver.submit("a", [1, 2, 3], completions=3)
     driver.step(4)
     publish()
-    drafted = driver.drafter.drafted_tokens
+    drafted = driver.drafter.statistics.drafted_tokens
     assert value(metrics, "requests") == 1
     assert value(metrics, "rows") == 3
-    assert value(metrics, "kv_rows") == driver.model.open_rows > 0
-    used = driver.model.total_tokens - driver.model.free_tokens
+    assert value(metrics, "kv_rows") == driver.model.rows.open_rows > 0
+    used = driver.model.rows.total_slots - driver.model.rows.free_slots
     assert value(metrics, "kv_tokens") == used > 0
     assert value(metrics, "kv_tokens_available") == 4096
-    assert value(metrics, "backlog_seconds") == pytest.approx(driver.drafter.backlog_s, abs=1)
+    assert value(metrics, "backlog_seconds") == pytest.approx(
+        driver.drafter.overload.backlog_s, abs=1
+    )
     driver.run()
     publish()  # too early
     assert value(metrics, "drafted_tokens_total") == drafted > 0

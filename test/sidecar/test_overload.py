@@ -74,12 +74,12 @@ class Busy(DrafterDriver):
             else:
                 self.drafter.step()
                 self.collect()
-            self.drafter.look()
+            self.drafter.overload.look()
         self.drafter.check_integrity()
 
     @property
     def level(self) -> int:
-        return self.drafter.overload
+        return self.drafter.overload.level
 
 
 @pytest.fixture
@@ -88,15 +88,15 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
 
 
 def test_the_backlog_is_the_time_for_step_drafts_and_first_completions(busy: Busy) -> None:
-    assert busy.drafter.backlog_s == 0
+    assert busy.drafter.overload.backlog_s == 0
     busy.queue("a", 10, completions=1, max_new_tokens=20)
     busy.step(100)
     # Two rows of 0.1 s make at most 20 tokens a second; a prefill makes two passes of some steps.
-    drafted = busy.drafter.drafted_tokens
+    drafted = busy.drafter.statistics.drafted_tokens
     expected = (200 - drafted) / (drafted / busy.now)
-    assert busy.drafter.backlog_s == pytest.approx(expected, rel=0.2)
+    assert busy.drafter.overload.backlog_s == pytest.approx(expected, rel=0.2)
     busy.run()
-    assert busy.drafter.backlog_s == 0
+    assert busy.drafter.overload.backlog_s == 0
 
 
 def test_further_completions_and_served_requests_are_no_backlog(busy: Busy) -> None:
@@ -104,20 +104,20 @@ def test_further_completions_and_served_requests_are_no_backlog(busy: Busy) -> N
     while (ONE, rid, 0) not in busy.ended:
         busy.step()
     assert not busy.drafter.idle
-    assert busy.drafter.backlog_s == 0
+    assert busy.drafter.overload.backlog_s == 0
     (rid,) = busy.queue("b", 1)
-    assert busy.drafter.backlog_s > 0
+    assert busy.drafter.overload.backlog_s > 0
     busy.admit(rid)
-    assert busy.drafter.backlog_s == 0
+    assert busy.drafter.overload.backlog_s == 0
 
 
 def test_a_long_queue_counts_in_proportion(busy: Busy) -> None:
     busy.queue("warm", 1, completions=1)
     busy.run()
     busy.queue("a", PROMPTS_AHEAD, completions=1)
-    backlog_s = busy.drafter.backlog_s
+    backlog_s = busy.drafter.overload.backlog_s
     busy.queue("b", 3 * PROMPTS_AHEAD, completions=1)
-    assert busy.drafter.backlog_s == pytest.approx(4 * backlog_s)
+    assert busy.drafter.overload.backlog_s == pytest.approx(4 * backlog_s)
 
 
 def test_a_single_server_loses_nothing_however_slow_the_sidecar_is(busy: Busy) -> None:
@@ -125,9 +125,9 @@ def test_a_single_server_loses_nothing_however_slow_the_sidecar_is(busy: Busy) -
     rids = busy.queue("a", 150, completions=2)
     busy.serve(rids, every_s=0.1, seconds=10)
     assert busy.level == OverloadLevel.NONE
-    assert busy.drafter.backlog_s > BACKLOG_S
+    assert busy.drafter.overload.backlog_s > BACKLOG_S
     assert not busy.refusals
-    assert busy.drafter.left_out == 0
+    assert busy.drafter.overload.left_out == 0
 
 
 def test_a_long_queue_of_a_slow_target_is_no_overload(busy: Busy) -> None:
@@ -136,9 +136,9 @@ def test_a_long_queue_of_a_slow_target_is_no_overload(busy: Busy) -> None:
     for _ in range(6):
         busy.serve(one, every_s=10, seconds=10)
         busy.serve(two, TWO, every_s=10, seconds=10)
-    assert busy.drafter.backlog_s > BACKLOG_S
+    assert busy.drafter.overload.backlog_s > BACKLOG_S
     assert busy.level == OverloadLevel.NONE
-    assert busy.drafter.left_out == 0
+    assert busy.drafter.overload.left_out == 0
 
 
 def test_a_short_backlog_is_no_overload(busy: Busy) -> None:
@@ -168,17 +168,17 @@ def test_the_level_rises_by_one_a_second_and_falls_when_the_load_ends(busy: Busy
     for rid in [name for name in busy._names if name.startswith("a")]:
         busy.close(rid)
     busy.now += LOOK_S
-    busy.drafter.look()
+    busy.drafter.overload.look()
     assert busy.level == OverloadLevel.SHORT
     busy.now += 60
-    busy.drafter.look()
+    busy.drafter.overload.look()
     assert busy.level == OverloadLevel.NONE
 
 
 def force(busy: Busy, level: OverloadLevel, *late: Peer) -> None:
     """Set the level, which lasts while the clock stands."""
-    busy.drafter._overload.level = level
-    busy.drafter._overload._late = frozenset(late)
+    busy.drafter.overload.level = level
+    busy.drafter.overload._late = frozenset(late)
 
 
 def test_the_first_level_ends_the_completions_of_served_requests_only(busy: Busy) -> None:
@@ -189,7 +189,7 @@ def test_the_first_level_ends_the_completions_of_served_requests_only(busy: Busy
     busy.run()
     assert all(busy.ended[ONE, waiting, number] == 40 for number in range(8))
     assert all(busy.ended[ONE, served, number] < 40 for number in range(8))
-    assert busy.drafter.left_out == 8
+    assert busy.drafter.overload.left_out == 8
     busy.leave(served, waiting)
 
 
@@ -289,9 +289,9 @@ def test_a_server_that_has_gone_leaves_no_trace(busy: Busy) -> None:
     for peer in (ONE, TWO):
         busy.drafter.drop(peer)
     busy.drafter.check_integrity()
-    assert not busy.drafter._overload._lines
-    assert not busy.drafter._overload._late
-    assert busy.drafter.backlog_s == 0
+    assert not busy.drafter.overload._lines
+    assert not busy.drafter.overload._late
+    assert busy.drafter.overload.backlog_s == 0
 
 
 def test_a_submission_with_a_known_number_is_counted_once(busy: Busy) -> None:
@@ -299,4 +299,4 @@ def test_a_submission_with_a_known_number_is_counted_once(busy: Busy) -> None:
     for _ in range(3):
         busy.drafter.submit(ONE, message)
     busy.drafter.check_integrity()
-    assert busy.drafter._overload._lines[ONE].waiting == 1
+    assert busy.drafter.overload._lines[ONE].waiting == 1

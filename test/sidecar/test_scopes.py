@@ -48,8 +48,8 @@ def test_servers_that_share_drafts_share_none_of_requests_with_scopes() -> None:
     for peer in (ONE, TWO):
         driver.submit("a", PROMPT, peer=peer, completions=1, scope=1)
     driver.run()
-    assert driver.drafter.texts == 2
-    assert driver.drafter.drafted_tokens == 2 * 10
+    assert len(driver.drafter.queue.prompts) == 2
+    assert driver.drafter.statistics.drafted_tokens == 2 * 10
     driver.leave("a")
 
 
@@ -61,7 +61,7 @@ def test_only_requests_of_one_scope_share_the_completions_of_a_prompt(
     driver.submit("a", PROMPT, scope=1, seeded=SeededSampling(5, 1.0))
     driver.submit("b", PROMPT, scope=scope, seeded=SeededSampling(6, 1.0))
     driver.run()
-    assert driver.drafter.texts == (1 if shared else 2)
+    assert len(driver.drafter.queue.prompts) == (1 if shared else 2)
     seeded = tuple(driver.told[ONE, "a", 0])
     assert (seeded in {tuple(driver.told[ONE, "b", number]) for number in range(3)}) == shared
     driver.leave("a", "b")

@@ -23,7 +23,7 @@ def test_n_answers_to_a_prompt_cost_the_drafts_of_one() -> None:
     for seed, rid in enumerate(NAMES):
         driver.submit(rid, [1, 2, 3], completions=4, seeded=SeededSampling(seed, 1.0))
     driver.run()
-    assert driver.drafter.drafted_tokens == 4 * 10
+    assert driver.drafter.statistics.drafted_tokens == 4 * 10
     for seed, rid in enumerate(NAMES):
         assert driver.told[ONE, rid, 0] == alone(seed)
         shared = [driver.told[ONE, rid, number] for number in NUMBERS]
@@ -36,7 +36,7 @@ def test_a_prompt_has_shared_sampled_completions_beside_the_seeded_ones() -> Non
     for seed, rid in enumerate("ab"):
         driver.submit(rid, [1, 2, 3], completions=4, seeded=SeededSampling(seed, 1.0))
     driver.run()
-    assert driver.drafter.drafted_tokens == 4 * 10
+    assert driver.drafter.statistics.drafted_tokens == 4 * 10
     told = {rid: [driver.told[ONE, rid, number] for number in NUMBERS] for rid in "ab"}
     assert sorted(told["a"]) == sorted(told["b"])
     assert told["a"][0] == alone(0)
@@ -56,7 +56,7 @@ def test_a_late_sibling_gets_its_own_completion_and_the_existing_ones(steps: int
     assert driver.told[TWO, "b", 1] == driver.told[ONE, "a", 0]
     assert driver.told[TWO, "b", 2] == driver.told[ONE, "a", 1]
     assert (ONE, "a", 3) not in driver.told  # it requested three
-    assert driver.drafter.drafted_tokens == 4 * 10
+    assert driver.drafter.statistics.drafted_tokens == 4 * 10
     driver.leave("a")
 
 
@@ -77,6 +77,6 @@ def test_requests_with_equal_seeds_share_one_completion() -> None:
     for rid in "ab":
         driver.submit(rid, [1, 2, 3], completions=1, seeded=SeededSampling(5, 1.0))
     driver.run()
-    assert driver.drafter.drafted_tokens == 10
+    assert driver.drafter.statistics.drafted_tokens == 10
     assert driver.told[ONE, "a", 0] == driver.told[ONE, "b", 0] == alone(5)
     driver.leave("a", "b")

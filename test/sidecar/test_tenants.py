@@ -144,7 +144,7 @@ def test_long_prompts_count_against_the_share_of_their_server() -> None:
         driver.submit(f"long{number}", [*range(900), number, *range(90)] * 3, completions=1)
     greedy(driver, 8, TWO)
     driver.step(20)
-    seconds = {peer: queue.seconds for peer, queue in driver.drafter._turns._queues.items()}
+    seconds = {peer: queue.seconds for peer, queue in driver.drafter.queue._queues.items()}
     tokens = sum(len(told) for (peer, *_), told in driver.told.items() if peer == TWO)
     assert tokens > 8 * 12
     assert min(seconds.values()) > 0
@@ -160,10 +160,10 @@ def test_a_paused_draft_keeps_its_row_while_its_server_holds_less_kv() -> None:
     driver.run()  # its step draft pauses
     greedy(driver, 20, TWO)
     driver.step(80)
-    assert driver.model.free_tokens < 80
+    assert driver.model.rows.free_slots < 80
     (subscription,) = (
         prompt.subscriptions[ONE, 0]
-        for prompt in driver.drafter._turns.prompts.values()
+        for prompt in driver.drafter.queue.prompts.values()
         if prompt.owner == ONE
     )
     assert subscription.step_draft is not None
@@ -181,7 +181,7 @@ def test_a_server_takes_kv_from_another_until_both_hold_the_same() -> None:
         driver.step()
     for completion in driver.drafter._allocator._holders:
         assert completion.row is not None
-        held[completion.prompt.owner] += driver.model.length(completion.row)
+        held[completion.text.owner] += driver.model.rows.length(completion.row)
     assert min(held.values()) > 100, held
     driver.leave(*(f"{ONE}{number}" for number in range(10)))
 
@@ -202,7 +202,7 @@ def test_prompts_over_a_servers_share_are_declined_and_others_are_not() -> None:
     drafter.drop(ONE)
     drafter.drop(TWO)
     drafter.check_integrity()
-    assert drafter.texts == 0
+    assert len(drafter.queue.prompts) == 0
 
 
 def test_the_number_of_open_submissions_of_a_server_is_bounded() -> None:
@@ -272,6 +272,6 @@ def test_random_messages_of_several_servers_leave_correct_drafts_and_free_all_kv
     for peer in peers:
         drafter.drop(peer)
     drafter.check_integrity()
-    assert model.free_tokens == model.total_tokens
+    assert model.rows.free_slots == model.rows.total_slots
     assert drafter.idle
-    assert drafter.texts == drafter.requests == 0
+    assert drafter.requests == len(drafter.queue.prompts) == 0

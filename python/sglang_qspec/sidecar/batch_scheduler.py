@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.completion import Completion, Kind
-from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.turns import Turns
+from sglang_qspec.sidecar.text import Completion, Kind, Text
 
 BESIDE_STEPS = 8
 """Maximum number of completions in a pass without step drafts, on a device where a larger pass is
@@ -59,7 +58,7 @@ class Plan:
         else:
             self.prefill.append(completion)
             self.to_read += missing
-            self.to_read_for[completion.prompt.owner] += missing
+            self.to_read_for[completion.text.owner] += missing
 
     @property
     def completions(self) -> list[Completion]:
@@ -72,8 +71,8 @@ class BatchScheduler:
 
     def __init__(
         self,
-        model: DraftKV,
-        turns: Turns,
+        rows: KVRows,
+        queue: FairQueue,
         allocator: RowAllocator,
         *,
         slots: int,
@@ -81,41 +80,41 @@ class BatchScheduler:
         apart: bool,
     ) -> None:
         """Use the settings that `Drafter` describes."""
-        self._model = model
-        self._turns = turns
+        self._rows = rows
+        self._queue = queue
         self._allocator = allocator
         self._slots = slots
         self._prefill_tokens = prefill_tokens
         self._apart = apart
 
-    def plan(self, alone: Prompt | None = None) -> Plan | None:
+    def plan(self, alone: Text | None = None) -> Plan | None:
         """Plan the next pass; None if its first completion alone is too large for the KV.
 
-        With `alone`, the pass has only unfinished completions of that prompt.
+        With `alone`, the pass has only unfinished completions of that text.
         """
         while True:
             plan = self._fill(self._candidates(alone))
-            if plan and plan.new_tokens() <= self._model.free_tokens:
+            if plan and plan.new_tokens() <= self._rows.free_slots:
                 return plan
             # The plan is the first completion alone, because `_fill` adds only what fits. So no
             # completion gets back the row that it gives up here, and the loop ends.
             if not self._allocator.make_room(self.first(alone)):
                 return None
 
-    def first(self, alone: Prompt | None) -> Completion:
+    def first(self, alone: Text | None) -> Completion:
         """The most urgent completion, which `plan` must advance."""
         return next(iter(self._candidates(alone)))
 
-    def _candidates(self, alone: Prompt | None) -> Iterable[Completion]:
+    def _candidates(self, alone: Text | None) -> Iterable[Completion]:
         if alone is not None:
             return [completion for completion in alone.completions if not completion.finished]
-        return itertools.islice(self._turns.urgent(), REACH * self._slots)
+        return itertools.islice(self._queue.urgent(), REACH * self._slots)
 
     def _fill(self, candidates: Iterable[Completion]) -> Plan:
         plan = Plan(most_read=self._prefill_tokens)
         slots, leader = self._slots, None
         for completion in candidates:
-            beside = self._apart and self._turns.live_steps[completion.prompt.owner] > 0
+            beside = self._apart and self._queue.live_steps[completion.text.owner] > 0
             if self._apart and leader is not None and completion.kind is not leader:
                 break
             if beside and completion.kind is not Kind.STEP:
@@ -124,7 +123,7 @@ class BatchScheduler:
             if len(plan) >= slots:
                 break
             if completion.row is None:
-                owner = completion.prompt.owner
+                owner = completion.text.owner
                 if plan.to_read_for[owner] >= plan.most_read or self._waits(completion, plan):
                     continue
                 if not self._allocator.allocate(completion, plan.completions, plan.to_read):
@@ -138,14 +137,14 @@ class BatchScheduler:
     def _fits(self, completion: Completion, plan: Plan) -> bool:
         """Make room in the KV for a completion with a row, besides `plan`; False without room."""
         missing = self._allocator.missing(completion)
-        while plan.new_tokens(missing) > self._model.free_tokens:
+        while plan.new_tokens(missing) > self._rows.free_slots:
             if not self._allocator.make_room(completion, plan.completions):
                 return False
         return True
 
     def _waits(self, completion: Completion, plan: Plan) -> bool:
         """Whether this completion waits for KV that a completion in prefill will soon have."""
-        first = completion.prompt.completions[0]
+        first = completion.text.completions[0]
         if completion is not first and not first.finished and not first.token_ids:
             return True  # all completions of a prompt begin after its prefill
         return self._allocator.will_share(completion, plan.prefill)

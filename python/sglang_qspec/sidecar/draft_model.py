@@ -45,22 +45,11 @@ class DraftModel:
         self._runner = runner
         self._options = options
         self._device = torch.device(runner.device)
-        self._rows = KVRows(
-            pool.req_to_token,
-            int(runner.model_config.context_len),
-            slots=allocator.size + 1,
-            allocate=allocator.alloc,
-            free=allocator.free,
-            free_slots=allocator.available_size(),
-        )
+        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), allocator)
 
     @property
     def vocab_size(self) -> int:
         return int(self._runner.model_config.vocab_size)
-
-    @property
-    def context_len(self) -> int:
-        return self._rows.context_len
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -84,22 +73,6 @@ class DraftModel:
         """Maximum number of prompt tokens in a pass; a pass delays all completions."""
         return prefill_tokens(self._options)
 
-    @property
-    def free_rows(self) -> int:
-        return self._rows.free_rows
-
-    @property
-    def open_rows(self) -> int:
-        return self._rows.open_rows
-
-    @property
-    def free_tokens(self) -> int:
-        return self._rows.free_slots
-
-    @property
-    def total_tokens(self) -> int:
-        return self._rows.total
-
     def fingerprint(self) -> str:
         """Digest of the model's vocabulary, which must equal the target's."""
         from sglang.srt.utils.hf_transformers_utils import get_tokenizer
@@ -114,26 +87,6 @@ class DraftModel:
         release_unused()
         return found
 
-    def length(self, row: int) -> int:
-        return self._rows.length(row)
-
-    def open(self) -> int:
-        return self._rows.open()
-
-    def fork(self, row: int, length: int) -> int:
-        return self._rows.fork(row, length)
-
-    def truncate(self, row: int, length: int) -> None:
-        self._rows.truncate(row, length)
-
-    def close(self, row: int) -> None:
-        self._rows.close(row)
-
-    def check_integrity(self) -> None:
-        self._rows.check_integrity()
-        available = self._runner.token_to_kv_pool_allocator.available_size()
-        assert available == self._rows.free_slots, "the pool and the rows disagree about free slots"
-
     def unload(self) -> None:
         """Destroy SGLang's process groups; the model cannot be used afterwards."""
         from sglang.srt.distributed.parallel_state import (
@@ -146,7 +99,7 @@ class DraftModel:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        slots, host_positions = self._rows.append_one(rows)
+        slots, host_positions = self.rows.append_one(rows)
         host_rows = torch.tensor(rows)
         host_lengths = host_positions + 1
         lengths = host_lengths.to(self._device, non_blocking=True)
@@ -168,8 +121,8 @@ class DraftModel:
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         counts = [len(part) for part in token_ids]
         host_rows = torch.tensor(rows)
-        prefixes = torch.tensor([self._rows.length(row) for row in rows])
-        slots = self._rows.append(rows, counts)
+        prefixes = torch.tensor([self.rows.length(row) for row in rows])
+        slots = self.rows.append(rows, counts)
         host_lengths = prefixes + torch.tensor(counts)
         lengths = host_lengths.to(self._device, non_blocking=True)
         positions = torch.cat(

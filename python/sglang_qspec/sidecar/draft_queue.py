@@ -6,9 +6,8 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from sglang_qspec.sidecar.completion import Completion, Kind
-from sglang_qspec.sidecar.prompt import Prompt
-from sglang_qspec.sidecar.subscription import Place
+from sglang_qspec.sidecar.subscription import StepDraft
+from sglang_qspec.sidecar.text import Completion, Kind, Place, Text
 
 PROMPTS_AHEAD = 64
 """Number of waiting prompts that get their first completions before any prompt gets its other
@@ -37,22 +36,22 @@ class DraftQueue:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Virtual drafting time of this server in seconds, as `Turns` charges it."""
-        self._waiting: list[Prompt] = []
-        self._places: dict[Prompt, Place] = {}
+        """Virtual drafting time of this server in seconds, as `FairQueue` charges it."""
+        self._waiting: list[Text] = []
+        self._places: dict[Text, Place] = {}
         """Place of each waiting prompt, the sort key of `_waiting`."""
-        self._served: dict[Prompt, int] = {}
-        self._steps: dict[Prompt, int] = {}
+        self._served: dict[Text, int] = {}
+        self._steps: dict[Text, int] = {}
         """Step drafts, and the order in which they were queued."""
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._served or self._steps)
 
-    def __contains__(self, prompt: Prompt) -> bool:
-        return prompt in self._places or prompt in self._served or prompt in self._steps
+    def __contains__(self, text: Text) -> bool:
+        return text in self._places or text in self._served or text in self._steps
 
-    def arrange(self, prompt: Prompt) -> None:
+    def arrange(self, prompt: Text) -> None:
         """Queue a prompt at its place again, after its requests have changed."""
         self.remove(prompt)
         if prompt.finished:
@@ -64,18 +63,18 @@ class DraftQueue:
             self._places[prompt] = place
             bisect.insort(self._waiting, prompt, key=self._places.__getitem__)
 
-    def begin(self, step: Prompt) -> None:
+    def begin(self, step: StepDraft) -> None:
         """Queue a step draft behind the queued ones."""
         if not step.finished:
             self._steps.setdefault(step, next(self._numbers))
 
-    def remove(self, prompt: Prompt) -> None:
+    def remove(self, text: Text) -> None:
         """Remove a prompt or step draft from the queue, if it is queued."""
-        if prompt in self._places:
-            del self._waiting[self._number_of(prompt)]
-            del self._places[prompt]
-        self._served.pop(prompt, None)
-        self._steps.pop(prompt, None)
+        if text in self._places:
+            del self._waiting[self._number_of(text)]
+            del self._places[text]
+        self._served.pop(text, None)
+        self._steps.pop(text, None)
 
     def urgent(self) -> Iterator[Completion]:
         """All unfinished completions, the most urgent first."""
@@ -93,7 +92,7 @@ class DraftQueue:
 
     def urgency(self, completion: Completion) -> Urgency:
         """Sort key of an unfinished completion in the order of `urgent`; O(log n) in the queue."""
-        prompt, is_other = completion.prompt, completion.kind is Kind.OTHER
+        prompt, is_other = completion.text, completion.kind is Kind.OTHER
         if prompt in self._steps:
             return (0, self._steps[prompt], completion.index)
         if prompt in self._served:
@@ -115,7 +114,7 @@ class DraftQueue:
         steps = sum(step.limit - len(step.completions[0].token_ids) for step in self._steps)
         ahead = self._waiting[:PROMPTS_AHEAD]
         firsts = sum(
-            max(1.0, min(completion.prompt.limit, typical) - len(completion.token_ids))
+            max(1.0, min(completion.text.limit, typical) - len(completion.token_ids))
             for prompt in ahead
             for completion in _first(prompt)
         )
@@ -140,15 +139,15 @@ class DraftQueue:
         )
         assert len(places) == len(self._places), "a place has no prompt"
 
-    def _number_of(self, prompt: Prompt) -> int:
+    def _number_of(self, prompt: Text) -> int:
         """Number of waiting prompts before this one."""
         place = self._places[prompt]
         return bisect.bisect_left(self._waiting, place, key=self._places.__getitem__)
 
 
-def _first(prompt: Prompt) -> list[Completion]:
+def _first(prompt: Text) -> list[Completion]:
     return [c for c in prompt.completions if not c.finished and c.kind is not Kind.OTHER]
 
 
-def _others(prompt: Prompt) -> list[Completion]:
+def _others(prompt: Text) -> list[Completion]:
     return [c for c in prompt.completions if not c.finished and c.kind is Kind.OTHER]

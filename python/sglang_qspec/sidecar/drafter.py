@@ -1,7 +1,8 @@
 """Owns the open submissions of all servers, and drafts for them in batches.
 
-Each step decodes one token for the first `slots` unfinished completions in the order of `Turns`. A
-new completion can displace a less urgent one, which pauses, keeps its KV row, and continues later.
+Each step decodes one token for the first `slots` unfinished completions in the order of
+`FairQueue`. A new completion can displace a less urgent one, which pauses, keeps its KV row, and
+continues later.
 """
 
 from __future__ import annotations
@@ -22,23 +23,21 @@ from sglang_qspec.messages import (
     Drafted,
     FromSidecar,
     Gap,
-    OverloadLevel,
     Submit,
     ToSidecar,
 )
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler
 from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.overload import Overload
 from sglang_qspec.sidecar.pass_runner import PassRunner
 from sglang_qspec.sidecar.prompt import Prompt, prompt_key
 from sglang_qspec.sidecar.quota import Quota
+from sglang_qspec.sidecar.retries import Retries
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.step_drafter import StepDrafter
-from sglang_qspec.sidecar.step_times import StepTimes
-from sglang_qspec.sidecar.subscription import Subscriber
-from sglang_qspec.sidecar.suspects import Suspects
-from sglang_qspec.sidecar.turns import Turns
+from sglang_qspec.sidecar.text import Subscriber
 
 MOST_LEFT_OUT = 1024
 """Maximum number of completions that one step examines and may skip in overload."""
@@ -71,30 +70,34 @@ class Drafter:
         (`Overload`).
         """
         self._model = model
+        self._rows = model.rows
         self._slots = slots
         self._max_completion_tokens = max_completion_tokens
         self._share = share
-        self._quota = Quota(min(model.context_len, model.total_tokens), max_server_tokens)
-        self._turns = Turns(apart=apart)
-        self._allocator = RowAllocator(model, self._turns, share=share)
+        self._quota = Quota(min(self._rows.context_len, self._rows.total_slots), max_server_tokens)
+        self.queue = FairQueue(apart=apart)
+        """The subscribed prompts, and the order of their completions."""
+        self._allocator = RowAllocator(self._rows, self.queue, share=share)
         scheduler = BatchScheduler(
-            model,
-            self._turns,
+            self._rows,
+            self.queue,
             self._allocator,
             slots=slots,
             prefill_tokens=prefill_tokens,
             apart=apart,
         )
-        self._steps = StepDrafter(model, self._turns, self._allocator)
+        self._steps = StepDrafter(self._rows, self.queue, self._allocator)
         self._arrivals = itertools.count()
         self._wanted: dict[Subscriber, Prompt] = {}
         """Prompt of each open submission."""
         self._outbox = Outbox()
         self._passes = PassRunner(
-            model, self._turns, self._allocator, scheduler, self._quota, self._outbox
+            model, self.queue, self._allocator, scheduler, self._quota, self._outbox
         )
-        self._suspects = Suspects(model, self._turns, self._allocator)
-        self._overload = Overload(self._turns, self._passes.pace, max_backlog_s, clock)
+        self.statistics = self._passes.statistics
+        self.retries = Retries(self._rows, self.queue, self._allocator)
+        """The prompts of failed passes."""
+        self.overload = Overload(self.queue, self.statistics, max_backlog_s, clock)
         self.declined = 0
         """Number of submissions declined since the start."""
 
@@ -104,49 +107,14 @@ class Drafter:
         return sum(prompt.subscriptions[s].busy for s, prompt in self._wanted.items())
 
     @property
-    def texts(self) -> int:
-        """Number of distinct prompts that are kept."""
-        return len(self._turns.prompts)
-
-    @property
     def rows(self) -> int:
         """Number of completions that the last step advanced; 0 when idle."""
         return 0 if self.idle else self._passes.advanced
 
     @property
-    def drafted_tokens(self) -> int:
-        """Number of tokens drafted since the start."""
-        return self._passes.drafted_tokens
-
-    @property
-    def step_times(self) -> StepTimes:
-        """Durations of the passes that advanced step drafts."""
-        return self._passes.step_times
-
-    @property
-    def backlog_s(self) -> float:
-        """Seconds until all step drafts and first completions are drafted, at the recent speed."""
-        return self._overload.backlog_s
-
-    @property
-    def overload(self) -> OverloadLevel:
-        """The level of overload, which says what work the drafter skips."""
-        return self._overload.level
-
-    @property
-    def left_out(self) -> int:
-        """Number of completions that overload ended early, since the start."""
-        return self._overload.left_out
-
-    @property
-    def suspects(self) -> int:
-        """Number of prompts of a failed pass that have not been tried alone yet."""
-        return len(self._suspects)
-
-    @property
     def idle(self) -> bool:
         """Whether `step` has nothing to do."""
-        return not self._turns
+        return not self.queue
 
     def handle(self, peer: Peer, message: ToSidecar) -> None:
         """Handle a message of a server."""
@@ -173,11 +141,11 @@ class Drafter:
         # Numbers of scopes mean something only to the server that assigned them.
         shares = self._share and not message.scope
         key = prompt_key(message, limit, vocab_size if shares else peer)
-        prompt = self._turns.prompts.get(key)
+        prompt = self.queue.prompts.get(key)
         place = (message.rank, next(self._arrivals))
         objection = self._quota.objection(peer, message)
         if objection is None and prompt is None:
-            objection = self._overload.objection(peer, message, place)
+            objection = self.overload.objection(peer, message, place)
         if objection is not None:
             self.declined += 1
             self._outbox.add(peer, objection)
@@ -186,14 +154,14 @@ class Drafter:
             eos = frozenset() if message.ignore_eos else self._model.eos_token_ids
             stops = eos.union(message.stop_token_ids)
             prompt = Prompt.submitted(key, message, stops, limit, peer)
-            self._turns.add(prompt)
+            self.queue.add(prompt)
         prompt.subscribe(subscriber, message.base_len, place, message.seeded)
-        self._turns.arrange(prompt)
+        self.queue.arrange(prompt)
         self._wanted[subscriber] = prompt
         self._quota.open(peer, len(message.token_ids))
-        self._overload.enter(peer)
+        self.overload.enter(peer)
         for share in prompt.subscriptions[subscriber].shares:
-            self._outbox.extend(prompt.news_for(subscriber, share))
+            self._outbox.extend(share.news())
 
     def admit(self, peer: Peer, message: Admit) -> None:
         """Move a request behind the waiting requests, because the target has begun to serve it."""
@@ -202,9 +170,9 @@ class Drafter:
         if prompt is not None:
             subscription = prompt.subscriptions[subscriber]
             if subscription.place is not None:
-                self._overload.leave(peer)
+                self.overload.leave(peer)
             subscription.place = None
-            self._turns.arrange(prompt)
+            self.queue.arrange(prompt)
 
     def follow(self, peer: Peer, message: Commits) -> None:
         """Draft steps from committed output; answer a Gap for each unknown submission."""
@@ -243,7 +211,7 @@ class Drafter:
         for share in subscription.shares:
             completion = share.completion
             overtaken = not completion.finished and len(completion.token_ids) < after
-            if overtaken and completion.outran(share):
+            if overtaken and share.fall_behind():
                 self._passes.finish(completion)
 
     def close(self, peer: Peer, message: Close) -> None:
@@ -254,13 +222,9 @@ class Drafter:
         """Stop drafting for all requests of a disconnected server."""
         for subscriber in [s for s in self._wanted if s[0] == peer]:
             self._leave(subscriber)
-        self._turns.drop(peer)
+        self.queue.drop(peer)
         self._quota.drop(peer)
-        self._overload.drop(peer)
-
-    def look(self) -> None:
-        """Update the level of overload. Call this often, also while the drafter is idle."""
-        self._overload.look()
+        self.overload.drop(peer)
 
     def take(self) -> list[tuple[Peer, FromSidecar]]:
         """Return pending messages with their receivers, each once."""
@@ -279,7 +243,7 @@ class Drafter:
             return
         for share in prompt.subscriptions[subscriber].shares:
             if share.number == message.completion:
-                self._outbox.repeat(subscriber, share, message.start)
+                self._outbox.repeat(share, message.start)
 
     def step(self) -> None:
         """Run one pass: a token for the most urgent completions, and prefill of new prompts.
@@ -291,38 +255,38 @@ class Drafter:
         """
         self._passes.begin()
         self._leave_out()
-        suspect = self._suspects.next()
-        plan = self._passes.plan(suspect)
+        retried = self.retries.next()
+        plan = self._passes.plan(retried)
         if plan is None:
             return
         try:
             self._passes.run(plan)
         except Exception as error:
-            self._suspects.add(plan)
-            if suspect is not None:
-                self._suspects.remove(suspect)
-                for subscriber in list(suspect.subscriptions):
+            self.retries.add(plan)
+            if retried is not None:
+                self.retries.remove(retried)
+                for subscriber in list(retried.subscribers):
                     self._decline(subscriber, "a pass of the draft model over the text failed")
                 if self._passes.works():
                     raise PromptError(f"a pass over one text fails: {error}") from error
             raise
-        if suspect is not None:
-            self._suspects.acquit(suspect)
+        if retried is not None:
+            self.retries.settle(retried)
         self._passes.charge()
 
     def _leave_out(self) -> None:
         """In overload, end the completions next in turn that `Overload` skips."""
-        if not self._overload.level:
+        if not self.overload.level:
             return
         kept, ended = 0, []
-        for completion in itertools.islice(self._turns.urgent(), MOST_LEFT_OUT):
-            if self._overload.leaves_out(completion):
+        for completion in itertools.islice(self.queue.urgent(), MOST_LEFT_OUT):
+            if self.overload.leaves_out(completion):
                 ended.append(completion)
             else:
                 kept += 1
                 if kept == self._slots:
                     break
-        self._overload.left_out += len(ended)
+        self.overload.left_out += len(ended)
         for completion in ended:
             self._passes.finish(completion)
 
@@ -341,11 +305,11 @@ class Drafter:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, completions and rows are consistent."""
-        self._turns.check_integrity()
+        self.queue.check_integrity()
         self._allocator.check_integrity()
         self._quota.check_integrity()
-        self._overload.check_integrity()
-        prompts = self._turns.prompts.values()
+        self.overload.check_integrity()
+        prompts = self.queue.prompts.values()
         assert set(self._wanted.values()) == set(prompts)
         subscribers = [s for p in prompts for s in p.subscriptions]
         assert sorted(map(hash, subscribers)) == sorted(map(hash, self._wanted))
@@ -354,7 +318,7 @@ class Drafter:
 
     def _limit(self, message: Submit) -> int:
         """Maximum length of a completion, in tokens."""
-        room = self._model.context_len - len(message.token_ids)
+        room = self._rows.context_len - len(message.token_ids)
         return max(0, min(message.max_new_tokens, self._max_completion_tokens, room))
 
     def _leave(self, subscriber: Subscriber) -> None:
@@ -363,7 +327,7 @@ class Drafter:
             return
         subscription, dropped = prompt.unsubscribe(subscriber)
         if subscription.place is not None:
-            self._overload.leave(subscriber[0])
+            self.overload.leave(subscriber[0])
         self._steps.withdraw(subscription)
         text_tokens = len(prompt.token_ids) + len(subscription.output_ids)
         self._quota.close(subscriber[0], text_tokens)
@@ -372,11 +336,11 @@ class Drafter:
             self._allocator.drop(completion)
         if not prompt.subscriptions:
             self._allocator.clear(prompt)
-            self._turns.remove(prompt)
+            self.queue.remove(prompt)
             return
         for share in subscription.shares:
             completion = share.completion
             if completion.shares and not completion.useful_to and not completion.finished:
                 self._passes.finish(completion)
         prompt.serve_own()
-        self._turns.arrange(prompt)
+        self.queue.arrange(prompt)

@@ -2,62 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from sglang_qspec.errors import DraftModelError
 
-Allocate = Callable[[int], torch.Tensor | None]
-"""Takes n, allocates n KV slots and returns them, int64 [n], or None if fewer are free."""
-Free = Callable[[torch.Tensor], None]
-"""Frees KV slots, int64 [n]."""
+
+class KVPool(Protocol):
+    """The free KV slots of a device, with pages of one token; SGLang's allocators are such."""
+
+    size: int
+    """Number of slots; they are numbered from 1 on."""
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        """Allocate slots and return them, int64 [need_size]; None if fewer are free."""
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Free these slots, int64 [n]."""
+
+    def available_size(self) -> int:
+        """Number of free slots."""
 
 
 class KVRows:
-    """The rows of one KV pool with pages of one token.
+    """The rows of one KV pool: token sequences, identified by small integers.
 
-    Row 0 and slot 0 are reserved for padding. All errors are DraftModelError and leave the rows
-    unchanged.
+    The length of a row is the number of tokens that its KV covers. Forked rows share the KV of
+    their common prefix, which is freed with the last of these rows. Row 0 and slot 0 are reserved
+    for padding. All errors are DraftModelError and leave the rows unchanged.
     """
 
-    def __init__(
-        self,
-        table: torch.Tensor,
-        context_len: int,
-        slots: int,
-        allocate: Allocate,
-        free: Free,
-        free_slots: int,
-    ) -> None:
-        """Take over the `free_slots` free slots of a pool with slot numbers below `slots`.
+    def __init__(self, table: torch.Tensor, context_len: int, pool: KVPool) -> None:
+        """Take over all free slots of `pool`.
 
         `table`, int32 [1 + rows, width], holds the slot of each position of each row; the attention
         kernels read it. The maximum length of a row is the smaller of `context_len` and the width.
         """
         self.table = table
         self.context_len = min(context_len, table.shape[1])
-        self.total = free_slots
-        self.free_slots = free_slots
-        self._allocate = allocate
-        self._free = free
-        self._holders = torch.zeros(slots, dtype=torch.int32, device=table.device)
+        """Maximum length of a row, in tokens."""
+        self.total_slots = pool.available_size()
+        """Number of all KV slots, free or in use; a slot holds the KV of one token."""
+        self._pool = pool
+        self._holders = torch.zeros(pool.size + 1, dtype=torch.int32, device=table.device)
         self._lengths = [0] * table.shape[0]
         self._free_rows = list(range(table.shape[0] - 1, 0, -1))
         self._open: set[int] = set()
 
     @property
+    def free_slots(self) -> int:
+        """Number of free KV slots."""
+        return self._pool.available_size()
+
+    @property
     def free_rows(self) -> int:
+        """Number of rows that can be opened."""
         return len(self._free_rows)
 
     @property
     def open_rows(self) -> int:
+        """Number of open rows."""
         return len(self._open)
 
     def length(self, row: int) -> int:
+        """Length of the row, in tokens."""
         return self._lengths[row]
 
     def open(self) -> int:
+        """Open an empty row and return it; fails if `free_rows` is 0."""
         if not self._free_rows:
             raise DraftModelError(f"all {self.table.shape[0] - 1} KV rows are in use")
         row = self._free_rows.pop()
@@ -65,6 +79,10 @@ class KVRows:
         return row
 
     def fork(self, row: int, length: int) -> int:
+        """Open a row that shares the first `length` tokens of `row`, and return it.
+
+        Fails if `free_rows` is 0 or `row` is shorter than `length`.
+        """
         if not 0 <= length <= self.length(row):
             raise DraftModelError(
                 f"cannot share {length} tokens of row {row}, which holds {self.length(row)}"
@@ -108,6 +126,7 @@ class KVRows:
         return slots
 
     def truncate(self, row: int, length: int) -> None:
+        """Remove the tokens of the row from position `length` on."""
         held = self.length(row)
         if not 0 <= length <= held:
             raise DraftModelError(f"cannot truncate row {row} from {held} to {length} tokens")
@@ -116,6 +135,7 @@ class KVRows:
             self._lengths[row] = length
 
     def close(self, row: int) -> None:
+        """Free the row, and the KV slots that it does not share with another row."""
         if row not in self._open:
             raise DraftModelError(f"row {row} is not open")
         self.truncate(row, 0)
@@ -131,25 +151,22 @@ class KVRows:
             holders[slots] += 1
         assert torch.equal(holders, self._holders), "a reference count is wrong"
         held = int((holders > 0).sum())
-        assert held + self.free_slots == self.total, (
-            f"{held} held and {self.free_slots} free slots are not {self.total}"
+        assert held + self.free_slots == self.total_slots, (
+            f"{held} held and {self.free_slots} free slots are not {self.total_slots}"
         )
         assert len(self._open) + len(self._free_rows) == self.table.shape[0] - 1, "a row is lost"
 
     def _take(self, count: int) -> torch.Tensor:
-        slots = self._allocate(count)
+        slots = self._pool.alloc(count)
         if slots is None:
             raise DraftModelError(
                 f"the pass needs {count} KV slots, but only {self.free_slots} are free"
             )
         self._holders[slots] = 1
-        self.free_slots -= count
         return slots
 
     def _release(self, slots: torch.Tensor) -> None:
         """Decrement the reference counts of distinct slots, and free slots at zero."""
         left = self._holders[slots] - 1
         self._holders[slots] = left
-        unheld = slots[left == 0]
-        self._free(unheld)
-        self.free_slots += unheld.shape[0]
+        self._pool.free(slots[left == 0])

@@ -62,11 +62,11 @@ def serve(
         for peer in wire.departed():
             inbox = deque(item for item in inbox if item[0] != peer)
             drafter.drop(peer)
-        drafter.look()
+        drafter.overload.look()
         if publish is not None:
             publish()
         if not drafter.idle:
-            alone = drafter.suspects > 0  # its success does not show that other passes work
+            alone = len(drafter.retries) > 0  # its success does not show that other passes work
             try:
                 drafter.step()
                 failures = failures if alone else 0

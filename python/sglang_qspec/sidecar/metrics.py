@@ -1,7 +1,7 @@
 """Serves the sidecar's figures for Prometheus at /metrics, and its health at /health.
 
-The threads of this server read only the latest `Snapshot`. The loop of the sidecar publishes a new
-one about once a second, and never waits for them.
+The threads of this server read only the latest snapshot of the figures. The loop of the sidecar
+publishes a new one about once a second, and never waits for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,9 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.link import Faults, LinkServer
-from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.drafter import Drafter
+from sglang_qspec.link import Faults
+from sglang_qspec.sidecar.figures import FIGURES, Parts
 
 PREFIX = "qspec_sidecar_"
 PUBLISH_S = 1.0
@@ -43,77 +41,6 @@ descriptor ZMQ aborts the sidecar or takes a whole core (`link/connections.py`).
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Figures of the sidecar at one time; totals count since its start."""
-
-    servers: int
-    requests: int
-    texts: int
-    rows: int
-    backlog_s: float
-    overload: int
-    kv_rows: int
-    kv_tokens: int
-    kv_tokens_total: int
-    drafted_tokens: int
-    step_passes: int
-    step_tokens: int
-    step_seconds: float
-    declined: int
-    left_out: int
-    dropped_messages: int
-    malformed_messages: int
-
-
-def snapshot(drafter: Drafter, model: DraftKV, server: LinkServer) -> Snapshot:
-    """The present figures; only the thread of the loop calls this."""
-    return Snapshot(
-        servers=len(server.peers),
-        requests=drafter.requests,
-        texts=drafter.texts,
-        rows=drafter.rows,
-        backlog_s=drafter.backlog_s,
-        overload=drafter.overload,
-        kv_rows=model.open_rows,
-        kv_tokens=model.total_tokens - model.free_tokens,
-        kv_tokens_total=model.total_tokens,
-        drafted_tokens=drafter.drafted_tokens,
-        step_passes=drafter.step_times.passes,
-        step_tokens=drafter.step_times.tokens,
-        step_seconds=drafter.step_times.seconds,
-        declined=drafter.declined,
-        left_out=drafter.left_out,
-        dropped_messages=server.dropped,
-        malformed_messages=server.malformed,
-    )
-
-
-GAUGES = {
-    "servers": ("servers", "Connected servers"),
-    "requests": ("requests", "Requests with unfinished drafts"),
-    "texts": ("texts", "Distinct prompts that the sidecar keeps"),
-    "rows": ("rows", "Completions that the latest pass advanced"),
-    "backlog_seconds": ("backlog_s", "Seconds until step drafts and first completions are done"),
-    "overload": ("overload", "Level of overload, 0 to 5"),
-    "kv_rows": ("kv_rows", "Open rows of the draft model's KV"),
-    "kv_tokens": ("kv_tokens", "KV slots in use"),
-    "kv_tokens_available": ("kv_tokens_total", "KV slots, free or in use"),
-}
-"""Name after the prefix: field of `Snapshot`, and description."""
-COUNTERS = {
-    "drafted_tokens": ("drafted_tokens", "Drafted tokens"),
-    "step_passes": ("step_passes", "Passes that advanced step drafts"),
-    "step_tokens": ("step_tokens", "Step draft tokens"),
-    "step_seconds": ("step_seconds", "Seconds of the passes that advanced step drafts"),
-    "declined_requests": ("declined", "Declined submissions"),
-    "left_out_completions": ("left_out", "Completions that overload ended early"),
-    "dropped_messages": ("dropped_messages", "Messages that a server's queue did not take"),
-    "malformed_messages": ("malformed_messages", "Messages that the protocol does not allow"),
-}
-"""As `GAUGES`; Prometheus appends `_total` to the name."""
-
-
 class SidecarMetrics(Collector):
     """Owns the latest snapshot, and the threads that answer /metrics and /health."""
 
@@ -123,7 +50,8 @@ class SidecarMetrics(Collector):
         Raises ConfigError if the address cannot be used.
         """
         self._clock = clock
-        self._snapshot: Snapshot | None = None
+        self._snapshot: dict[str, float] | None = None
+        """The latest value of each figure by name; None before the first."""
         self._published_at = -PUBLISH_S
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -143,11 +71,12 @@ class SidecarMetrics(Collector):
         """The port that the threads listen on."""
         return self._server.server_port
 
-    def publish(self, drafter: Drafter, model: DraftKV, server: LinkServer) -> None:
+    def publish(self, parts: Parts) -> None:
         """Publish a snapshot, unless the latest one is younger than PUBLISH_S."""
         now = self._clock()
         if now - self._published_at >= PUBLISH_S:
-            self._snapshot, self._published_at = snapshot(drafter, model, server), now
+            self._snapshot = {figure.name: figure.read(parts) for figure in FIGURES}
+            self._published_at = now
 
     @property
     def is_healthy(self) -> bool:
@@ -159,12 +88,10 @@ class SidecarMetrics(Collector):
         snapshot = self._snapshot
         if snapshot is None:
             return
-        for name, (field, description) in GAUGES.items():
-            value = getattr(snapshot, field)
-            yield GaugeMetricFamily(PREFIX + name, description, value=value)
-        for name, (field, description) in COUNTERS.items():
-            value = getattr(snapshot, field)
-            yield CounterMetricFamily(PREFIX + name, description, value=value)
+        for figure in FIGURES:
+            family = CounterMetricFamily if figure.is_total else GaugeMetricFamily
+            name = PREFIX + (figure.series or figure.name)
+            yield family(name, figure.help, value=snapshot[figure.name])
 
     def text(self) -> bytes:
         """All series in Prometheus's text format."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import FromSidecar
-from sglang_qspec.sidecar.subscription import Share, Subscriber
+from sglang_qspec.sidecar.text import Share
 
 RETRY_S = 0.1
 """Time, in seconds, after which messages that did not fit a server's queue are sent again."""
@@ -18,7 +18,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._messages: list[tuple[Peer, FromSidecar]] = []
-        self._undelivered: dict[Share, Subscriber] = {}
+        self._undelivered: dict[Share, None] = {}
         """Shares with a message that the link did not take; its tokens are sent again."""
         self._retry_at = 0.0
 
@@ -35,15 +35,14 @@ class Outbox:
         if self._undelivered and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + RETRY_S
             undelivered, self._undelivered = self._undelivered, {}
-            for share, subscriber in undelivered.items():
-                completion = share.completion
-                if completion.shares.get(subscriber) is share:
-                    self.extend(completion.prompt.news_for(subscriber, share))
+            for share in undelivered:
+                if share.completion.shares.get(share.subscriber) is share:
+                    self.extend(share.news())
         messages, self._messages = self._messages, []
         return messages
 
-    def repeat(self, subscriber: Subscriber, share: Share, start: int) -> None:
+    def repeat(self, share: Share, start: int) -> None:
         """Send the tokens of a share from position `start` on again, after `RETRY_S`."""
         share.sent = min(share.sent, start)
         share.finished_sent = False
-        self._undelivered[share] = subscriber
+        self._undelivered[share] = None

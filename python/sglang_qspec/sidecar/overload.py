@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from sglang_qspec.config import MAX_BACKLOG_S
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Declined, OverloadLevel, Submit
-from sglang_qspec.sidecar.completion import Completion, Kind
-from sglang_qspec.sidecar.pace import Pace
-from sglang_qspec.sidecar.subscription import Place
-from sglang_qspec.sidecar.turns import Turns
+from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.pass_statistics import PassStatistics
+from sglang_qspec.sidecar.text import Completion, Kind, Place
 
 LOOK_S = 1.0
 """Interval, in seconds, at which the level rises or falls by one."""
@@ -58,13 +57,13 @@ class Overload:
 
     def __init__(
         self,
-        turns: Turns,
-        pace: Pace,
+        queue: FairQueue,
+        statistics: PassStatistics,
         max_backlog_s: float = MAX_BACKLOG_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._turns = turns
-        self._pace = pace
+        self._queue = queue
+        self._statistics = statistics
         self._max_backlog_s = max_backlog_s
         self._clock = clock
         self._looked_at = clock()
@@ -78,7 +77,7 @@ class Overload:
     @property
     def backlog_s(self) -> float:
         """Seconds until all step drafts and first completions are drafted, at the recent speed."""
-        return sum(self._seconds_for(peer) for peer in self._turns.busy)
+        return sum(self._seconds_for(peer) for peer in self._queue.busy)
 
     def enter(self, peer: Peer) -> None:
         """Note that a request of this server waits."""
@@ -96,14 +95,14 @@ class Overload:
         self._late -= {peer}
 
     def look(self) -> None:
-        """Update the level, at most every LOOK_S seconds."""
+        """Update the level, at most every LOOK_S seconds. Call this often, also while idle."""
         elapsed_s = self._clock() - self._looked_at
         if elapsed_s < LOOK_S:
             return
         self._looked_at += elapsed_s
         for line in self._lines.values():
             line.measure(elapsed_s)
-        busy = self._turns.busy
+        busy = self._queue.busy
         late = [peer for peer in busy if self._is_late(peer, len(busy))]
         self._late = frozenset(late) if len(busy) > 1 else frozenset()
         change = 1 if self._late else -int(elapsed_s / LOOK_S)
@@ -116,7 +115,7 @@ class Overload:
         because step drafts may follow it.
         """
         declines = self.level >= OverloadLevel.DECLINE and peer in self._late
-        if not (declines and submit.completions and self._turns.is_far_back(peer, place)):
+        if not (declines and submit.completions and self._queue.is_far_back(peer, place)):
             return None
         reason = (
             f"overload: the sidecar has a backlog of {self.backlog_s:.0f} s and serves several "
@@ -126,7 +125,7 @@ class Overload:
 
     def leaves_out(self, completion: Completion) -> bool:
         """Whether the drafter ends this completion, which is next in turn."""
-        level, prompt = self.level, completion.prompt
+        level, prompt = self.level, completion.text
         if completion.kind is Kind.STEP or not level:
             return False
         if prompt.place is None:
@@ -150,6 +149,7 @@ class Overload:
 
     def _seconds_for(self, peer: Peer) -> float:
         """Seconds for the step drafts and first completions of one server."""
-        speed = self._pace.tokens_per_s
-        typical = math.inf if self._pace.length is None else self._pace.length
-        return self._turns.urgent_tokens(peer, typical) / speed if speed else 0.0
+        speed = self._statistics.tokens_per_s
+        mean = self._statistics.completion_len
+        typical = math.inf if mean is None else mean
+        return self._queue.urgent_tokens(peer, typical) / speed if speed else 0.0

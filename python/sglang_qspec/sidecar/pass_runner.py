@@ -1,4 +1,4 @@
-"""Runs the passes of the draft model, and owns their counters and durations."""
+"""Runs the passes of the draft model, and owns their statistics."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import torch
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
-from sglang_qspec.sidecar.completion import Completion, Kind
 from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.outbox import Outbox
-from sglang_qspec.sidecar.pace import Pace
-from sglang_qspec.sidecar.prompt import Prompt
+from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared
-from sglang_qspec.sidecar.step_times import StepTimes
-from sglang_qspec.sidecar.turns import Turns
+from sglang_qspec.sidecar.text import Completion, Kind, Text
 
 FLUSH_TOKENS = 4
 """Number of tokens in one message of a completion. The first token, and the tokens of step drafts,
@@ -32,22 +30,20 @@ class PassRunner:
     def __init__(
         self,
         model: DraftKV,
-        turns: Turns,
+        queue: FairQueue,
         allocator: RowAllocator,
         scheduler: BatchScheduler,
         quota: Quota,
         outbox: Outbox,
     ) -> None:
         self._model = model
-        self._turns = turns
+        self._rows = model.rows
+        self._queue = queue
         self._allocator = allocator
         self._scheduler = scheduler
         self._quota = quota
         self._outbox = outbox
-        self.drafted_tokens = 0
-        """Number of tokens drafted since the start."""
-        self.step_times = StepTimes()
-        self.pace = Pace()
+        self.statistics = PassStatistics()
         self.advanced = 0
         """Number of completions that the latest pass advanced."""
         self._began = 0.0
@@ -67,17 +63,17 @@ class PassRunner:
         self._tokens = self._step_tokens = 0
         self._computed.clear()
 
-    def plan(self, suspect: Prompt | None) -> Plan | None:
+    def plan(self, retried: Text | None) -> Plan | None:
         """Plan the next pass, and finish completions that are too large for the KV.
 
-        With `suspect` the pass has only completions of that prompt. Returns None if nothing is left
+        With `retried` the pass has only completions of that prompt. Returns None if nothing is left
         to draft.
         """
-        while self._turns and (suspect is None or suspect in self._turns):
-            plan = self._scheduler.plan(suspect)
+        while self._queue and (retried is None or retried in self._queue):
+            plan = self._scheduler.plan(retried)
             if plan is not None:
                 return plan
-            self.finish(self._scheduler.first(suspect))
+            self.finish(self._scheduler.first(retried))
         return None
 
     def run(self, plan: Plan) -> None:
@@ -87,7 +83,7 @@ class PassRunner:
         if plan.prefill:
             self._prefill(plan.prefill, plan.most_read)
         if plan.decode:
-            self._computed.update(completion.prompt.owner for completion in plan.decode)
+            self._computed.update(completion.text.owner for completion in plan.decode)
             rows = [completion.row for completion in plan.decode if completion.row is not None]
             last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
             self._grow(plan.decode, self._model.step(rows, last))
@@ -95,28 +91,28 @@ class PassRunner:
     def charge(self) -> None:
         """Charge the servers for the time of a pass that succeeded, and record it."""
         seconds = time.monotonic() - self._began
-        self._turns.charge(self._computed, seconds)
-        self.pace.observe_pass(self._tokens, seconds)
+        self._queue.charge(self._computed, seconds)
+        self.statistics.observe_pass(self._tokens, seconds)
         if self._step_tokens:
-            self.step_times.observe(self.advanced, self._step_tokens, self._read, seconds)
+            self.statistics.observe_step(self.advanced, self._step_tokens, self._read, seconds)
 
     def finish(self, completion: Completion) -> None:
         """End a completion, release its row and send the rest of its tokens."""
-        self._turns.finish(completion)
+        self._queue.finish(completion)
         self._allocator.release(completion)
-        self._outbox.extend(completion.prompt.news(completion))
+        self._outbox.extend(completion.news())
 
     def works(self) -> bool:
         """Whether the model can still run a pass, tested with a single token."""
-        if not (self._model.free_rows and self._model.free_tokens):
+        if not (self._rows.free_rows and self._rows.free_slots):
             return False
-        row = self._model.open()
+        row = self._rows.open()
         try:
             choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
         except (DraftModelError, RuntimeError):  # torch raises RuntimeError
             return False
         finally:
-            self._model.close(row)
+            self._rows.close(row)
         return True
 
     def _prefill(self, completions: list[Completion], budget: int) -> None:
@@ -125,17 +121,17 @@ class PassRunner:
         Each server with prompts to prefill gets an equal part of the budget. A completion with its
         prefill complete gets its next token.
         """
-        owners = {completion.prompt.owner for completion in completions}
+        owners = {completion.text.owner for completion in completions}
         left = dict.fromkeys(owners, max(1, budget // len(owners)))
         rows: list[int] = []
         parts: list[list[int]] = []
         complete: list[tuple[int, Completion]] = []
         for completion in completions:
-            owner = completion.prompt.owner
+            owner = completion.text.owner
             most = min(budget, left[owner])
             if completion.row is None or most == 0:
                 continue
-            part = completion.tail(self._model.length(completion.row), most)
+            part = completion.tail(self._rows.length(completion.row), most)
             budget -= len(part)
             left[owner] -= len(part)
             self._computed[owner] += len(part)
@@ -153,15 +149,15 @@ class PassRunner:
         `logits` is float [n, vocab].
         """
         for place, completion in enumerate(completions):
-            if completion is completion.prompt.completions[0] and not completion.token_ids:
+            if completion is completion.text.completions[0] and not completion.token_ids:
                 self._branch(completion, logits[place : place + 1])
         self._append(completions, logits)
 
     def _branch(self, first: Completion, logits: torch.Tensor) -> None:
         """Begin the other completions of a prefilled prompt, from its last `logits` [1, vocab]."""
-        others = [c for c in first.prompt.completions[1:] if not c.finished and not c.token_ids]
+        others = [c for c in first.text.completions[1:] if not c.finished and not c.token_ids]
         if others and first.row is not None:
-            self._allocator.keep(first.prompt, first)
+            self._allocator.keep(first.text, first)
             self._append(others, logits.expand(len(others), -1))
 
     def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
@@ -170,12 +166,12 @@ class PassRunner:
             [completion.sampling for completion in completions],
             [completion.seed for completion in completions],
             [completion.position for completion in completions],
-            [completion.prompt.owner.vocab_size for completion in completions],
+            [completion.text.owner.vocab_size for completion in completions],
         )
-        self.drafted_tokens += len(completions)
+        self.statistics.drafted_tokens += len(completions)
         self._tokens += len(completions)
         for place, completion in enumerate(completions):
-            prompt, token = completion.prompt, chosen.token_ids[place]
+            text, token = completion.text, chosen.token_ids[place]
             is_step = completion.kind is Kind.STEP
             self._step_tokens += is_step
             completion.token_ids.append(token)
@@ -183,11 +179,11 @@ class PassRunner:
                 completion.candidates.append(chosen.candidates[place])
             size = len(completion.token_ids)
             if not is_step:
-                self._quota.add_drafts(prompt.owner, 1)
-            full = not is_step and not self._quota.has_room_for_drafts(prompt.owner)
-            if token in prompt.stops or size >= prompt.limit or full:
+                self._quota.add_drafts(text.owner, 1)
+            full = not is_step and not self._quota.has_room_for_drafts(text.owner)
+            if token in text.stops or size >= text.limit or full:
                 if completion.kind is Kind.FIRST:
-                    self.pace.observe_length(size)
+                    self.statistics.observe_length(size)
                 self.finish(completion)
             elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
-                self._outbox.extend(prompt.news(completion))
+                self._outbox.extend(completion.news())

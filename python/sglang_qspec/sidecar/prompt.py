@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
-from sglang_qspec.messages import (
-    MAX_DRAFTED_TOKENS,
-    MAX_DRAWN_TOKENS,
-    Drafted,
-    SeededSampling,
-    Submit,
-)
-from sglang_qspec.sidecar.completion import Completion, Kind
-from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
-from sglang_qspec.sidecar.subscription import Place, Share, Subscriber, Subscription
+from sglang_qspec.messages import SeededSampling, Submit
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling
+from sglang_qspec.sidecar.subscription import Subscription
+from sglang_qspec.sidecar.text import Completion, Kind, Place, Subscriber, Text, tokens_of
 
 PromptKey = tuple[Hashable, ...]
 """Key of a prompt, which `prompt_key` makes; requests with equal keys share their completions."""
@@ -25,16 +19,9 @@ PromptKey = tuple[Hashable, ...]
 MAX_PROMPT_COMPLETIONS = MAX_COMPLETIONS
 """Maximum number of completions of one prompt at a time. Sampled requests beyond this number share
 completions of other requests until there is room for their own."""
-CROWD = 64
-"""Number of subscribers of a completion above which most of them receive it only once finished."""
 
 
-def tokens_of(token_ids: Sequence[int]) -> array[int]:
-    """Pack token ids at four bytes each; a list takes up to 36 bytes each."""
-    return array("i", token_ids)
-
-
-class Prompt:
+class Prompt(Text):
     """One prompt with its completions, shared by all requests with an equal `PromptKey`.
 
     A request receives at most the number of completions that it asks for. A completion is dropped
@@ -58,32 +45,11 @@ class Prompt:
         *,
         owner: Peer,
         scope: int = 0,
-        parent: Prompt | None = None,
-        number: int = 0,
     ) -> None:
-        """Create the prompt with one completion for each of `samplings`.
-
-        A completion ends after a token in `stops` or after `limit` tokens. `number` is the number
-        of the first completion in messages. The drafting time and memory count for the server
-        `owner`, and `scope` is its number of the request's scope. For a step draft, `parent` is the
-        prompt that it continues.
-        """
+        """Create the prompt with one completion for each of `samplings`."""
+        super().__init__(token_ids, stops, limit, owner=owner, scope=scope)
         self.key = key
-        self.token_ids = token_ids
-        self.stops = stops
-        self.limit = limit
-        self.owner = owner
-        self.scope = scope
-        self.parent = parent
-        self.number = number
-        self.row: int | None = None
-        """KV row that is kept for the prompt; None without one."""
-        self.row_text: Completion | None = None
-        """Completion with the text of the kept row, dropped or not; None without a row."""
-        self.completions: list[Completion] = []
         self.subscriptions: dict[Subscriber, Subscription] = {}
-        self._count = 0
-        """Number of completions created so far."""
         self._wanted = len(samplings)
         """Number of completions for each request."""
         self._drawn = bool(samplings) and isinstance(samplings[0], SeededSampling)
@@ -94,7 +60,7 @@ class Prompt:
         self._places: list[tuple[Place, Subscriber]] = []
         """Heap of the places of waiting requests; outdated entries are removed lazily."""
         for sampling in samplings:
-            self._add(sampling)
+            self.begin(sampling)
 
     @classmethod
     def submitted(
@@ -111,10 +77,6 @@ class Prompt:
         return cls(key, token_ids, stops, limit, samplings, owner=owner, scope=submit.scope)
 
     @property
-    def finished(self) -> bool:
-        return all(completion.finished for completion in self.completions)
-
-    @property
     def place(self) -> Place | None:
         """Smallest place among the requests that wait; None if no request waits."""
         while self._places:
@@ -125,10 +87,9 @@ class Prompt:
             heapq.heappop(self._places)
         return None
 
-    def stepping(self, subscriber: Subscriber) -> bool:
-        """Whether a request has an unfinished step draft."""
-        step = self.subscriptions[subscriber].step_draft
-        return step is not None and not step.finished
+    @property
+    def subscribers(self) -> Collection[Subscriber]:
+        return self.subscriptions.keys()
 
     def subscribe(
         self,
@@ -142,13 +103,13 @@ class Prompt:
         self.subscriptions[subscriber] = subscription
         own = self._own(seeded) if self._drawn and seeded is not None else None
         if own is not None:
-            subscription.shares.append(own.give_to(subscriber, 0))
+            subscription.shares.append(own.give_to(subscriber, 0, base_len))
         elif self._drawn:
             self._without_own[subscriber] = None
         first = int(self._drawn)
         others = (completion for completion in self.completions if completion is not own)
         for number, completion in zip(range(first, self._wanted), others, strict=False):
-            subscription.shares.append(completion.give_to(subscriber, number))
+            subscription.shares.append(completion.give_to(subscriber, number, base_len))
         if place is not None:
             self._note_place(place, subscriber)
 
@@ -159,8 +120,7 @@ class Prompt:
         dropped = []
         for share in subscription.shares:
             completion = share.completion
-            del completion.shares[subscriber]
-            completion.useful_to -= not share.outrun
+            completion.take_from(subscriber)
             if not completion.shares:
                 self.completions.remove(completion)
                 dropped.append(completion)
@@ -173,41 +133,8 @@ class Prompt:
             del self._without_own[subscriber]
             subscription = self.subscriptions[subscriber]
             if subscription.seeded is not None and subscription.place is not None:
-                completion = self._add(subscription.seeded)
-                subscription.shares.insert(0, completion.give_to(subscriber, 0))
-
-    def news(self, completion: Completion) -> Iterator[tuple[Peer, Drafted]]:
-        """Return messages with the unsent tokens of a completion, and count these as sent.
-
-        If more than CROWD requests receive the completion, only the request that it is drawn for
-        gets it in pieces. The other requests get it once it is finished.
-        """
-        crowded = len(completion.shares) > CROWD and not completion.finished
-        for subscriber, share in completion.shares.items():
-            if share.number == 0 or not crowded:
-                yield from self.news_for(subscriber, share)
-
-    def news_for(self, subscriber: Subscriber, share: Share) -> Iterator[tuple[Peer, Drafted]]:
-        """Return messages of allowed size with the tokens not yet sent to one request."""
-        completion = share.completion
-        end = len(completion.token_ids)
-        most = MAX_DRAWN_TOKENS if completion.candidates else MAX_DRAFTED_TOKENS
-        peer, submission = subscriber
-        while share.sent < end or (completion.finished and not share.finished_sent):
-            start, share.sent = share.sent, min(share.sent + most, end)
-            share.finished_sent = completion.finished and share.sent == end
-            drafted = Drafted(
-                submission=submission,
-                completion=self.number + share.number,
-                base_len=self.subscriptions[subscriber].base_len,
-                start=start,
-                token_ids=completion.token_ids[start : share.sent].tolist(),
-                finished=share.finished_sent,
-                known_len=self._known_len(subscriber),
-                candidates=completion.candidates[: share.sent - start],
-            )
-            del completion.candidates[: share.sent - start]
-            yield peer, drafted
+                own = self.begin(subscription.seeded)
+                subscription.shares.insert(0, own.give_to(subscriber, 0, subscription.base_len))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests and completions are consistent."""
@@ -236,19 +163,7 @@ class Prompt:
                 return completion
         if len(self.completions) >= MAX_PROMPT_COMPLETIONS:
             return None
-        return self._add(seeded)
-
-    def _add(self, sampling: Sampling | SeededSampling) -> Completion:
-        if isinstance(sampling, SeededSampling):
-            seed = sampling.seed
-        elif sampling == GREEDY:
-            seed = 0
-        else:
-            seed = seed_of(self.token_ids, self._count)
-        completion = Completion(self, self._count, sampling, seed, finished=self.limit == 0)
-        self._count += 1
-        self.completions.append(completion)
-        return completion
+        return self.begin(seeded)
 
     def _note_place(self, place: Place, subscriber: Subscriber) -> None:
         if len(self._places) > 2 * len(self.subscriptions) + 16:
@@ -259,12 +174,6 @@ class Prompt:
             ]
             heapq.heapify(self._places)
         heapq.heappush(self._places, (place, subscriber))
-
-    def _known_len(self, subscriber: Subscriber) -> int:
-        """Known output length of the request of this step draft; 0 for other prompts."""
-        if self.parent is None:
-            return 0
-        return self.parent.subscriptions[subscriber].known_len
 
 
 def prompt_key(submit: Submit, limit: int, sharers: Hashable) -> PromptKey:

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.completion import Completion
-from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Prompt
-from sglang_qspec.sidecar.turns import Turns
+from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.kv_rows import KVRows
+from sglang_qspec.sidecar.subscription import StepDraft
+from sglang_qspec.sidecar.text import Completion, Text
 
 SHARED_PREFIX = 16
 """Minimum length, in tokens, of a common prefix for prompts to share its KV."""
@@ -38,20 +38,20 @@ class RowAllocator:
     they have a scope.
     """
 
-    def __init__(self, model: DraftKV, turns: Turns, *, share: bool = False) -> None:
-        self._model = model
-        self._turns = turns
+    def __init__(self, rows: KVRows, queue: FairQueue, *, share: bool = False) -> None:
+        self._rows = rows
+        self._queue = queue
         self._share = share
         self._holders: dict[Completion, None] = {}
         """Completions that hold a row, in the order in which they got it."""
-        self._kept: dict[Prompt, None] = {}
+        self._kept: dict[Text, None] = {}
         """Prompts that keep a row, in the order in which they got it."""
-        self._spare: dict[Prompt, None] = {}
+        self._spare: dict[Text, None] = {}
         """Prompts in `_kept` with no completion that waits for the row."""
 
     def missing(self, completion: Completion) -> int:
         """Number of tokens of prompt and completion without KV in its row; at least 1."""
-        covered = 0 if completion.row is None else self._model.length(completion.row)
+        covered = 0 if completion.row is None else self._rows.length(completion.row)
         return len(completion) - covered
 
     def allocate(
@@ -66,14 +66,14 @@ class RowAllocator:
         while True:
             source, shared = self._source(completion)
             wanted = len(completion) - shared + HEADROOM * len(running) + reserved
-            enough = not running or wanted <= self._model.free_tokens
-            if self._model.free_rows and enough:
+            enough = not running or wanted <= self._rows.free_slots
+            if self._rows.free_rows and enough:
                 break
             if not self.make_room(completion, running):
                 return False
-        row = self._model.open() if source is None else self._model.fork(source, shared)
+        row = self._rows.open() if source is None else self._rows.fork(source, shared)
         self._give(completion, row)
-        self._close_or_spare(completion.prompt)
+        self._close_or_spare(completion.text)
         return True
 
     def make_room(self, first: Completion, running: Collection[Completion] = ()) -> bool:
@@ -83,16 +83,16 @@ class RowAllocator:
         first, then a row of the server with the most KV. Last comes a row of the same server that
         is less urgent than `first`.
         """
-        own, giver = first.prompt.owner, self._giver(first)
-        if self._forget_spare(own, first.prompt):
+        own, giver = first.text.owner, self._giver(first)
+        if self._forget_spare(own, first.text):
             return True
         if giver != own and (
-            self._forget_spare(giver, first.prompt)
+            self._forget_spare(giver, first.text)
             or self._evict(giver, running)
-            or self._forget_prompt(giver, first.prompt)
+            or self._forget_prompt(giver, first.text)
         ):
             return True
-        return self._evict(own, running, below=first) or self._forget_prompt(own, first.prompt)
+        return self._evict(own, running, below=first) or self._forget_prompt(own, first.text)
 
     def _giver(self, first: Completion) -> Peer:
         """Return the server that must give up a row: the one that holds the most KV.
@@ -102,85 +102,84 @@ class RowAllocator:
         """
         held: Counter[Peer] = Counter()
         for completion in self._holders:
-            held[completion.prompt.owner] += len(completion)  # its row will cover all tokens
+            held[completion.text.owner] += len(completion)  # its row will cover all tokens
         for prompt in self._kept:
             assert prompt.row is not None
-            held[prompt.owner] += self._model.length(prompt.row)
-        own = first.prompt.owner
+            held[prompt.owner] += self._rows.length(prompt.row)
+        own = first.text.owner
         most = max(held, key=held.__getitem__, default=own)
         return most if held[most] > held[own] + self.missing(first) else own
 
     def release(self, completion: Completion) -> None:
         """Close the row of a finished completion, or keep it for the prompt if it is the first."""
-        prompt = completion.prompt
+        prompt = completion.text
         row = self._take(completion)
         if row is not None and completion is prompt.completions[0]:
             self._forget(prompt)
             self._keep(prompt, row, completion)
         elif row is not None:
-            self._model.close(row)
+            self._rows.close(row)
         self._close_or_spare(prompt)
 
     def drop(self, completion: Completion) -> None:
         """Close the row of a completion without subscribers."""
         if (row := self._take(completion)) is not None:
-            self._model.close(row)
-        self._close_or_spare(completion.prompt)
+            self._rows.close(row)
+        self._close_or_spare(completion.text)
 
-    def hand_over(self, old: Prompt, new: Prompt) -> None:
+    def hand_over(self, old: StepDraft, new: StepDraft) -> None:
         """Move the row of a step draft to the step draft that replaces it.
 
-        The row keeps the KV of their common prefix. The text of `new` begins with the prompt of
-        `old`, and each has one completion.
+        The row keeps the KV of their common prefix. The text of `new` begins with the text of
+        `old`.
         """
-        (before,), (after,) = old.completions, new.completions
+        before, after = old.completion, new.completion
         row = old.row if before.row is None else before.row
         if row is None or after.finished:
             return
         self._take(before)
         self._unkeep(old)
-        agreed = min(self._model.length(row), _agreement(new.token_ids, before))
-        self._model.truncate(row, min(agreed, len(after) - 1))
+        agreed = min(self._rows.length(row), _agreement(new.token_ids, before))
+        self._rows.truncate(row, min(agreed, len(after) - 1))
         self._give(after, row)
 
-    def take_back(self, step: Prompt) -> None:
+    def take_back(self, step: StepDraft) -> None:
         """Give a paused step draft its kept row back, unless the row was evicted."""
-        (completion,) = step.completions
         if (row := step.row) is not None:
             self._unkeep(step)
-            self._give(completion, row)
+            self._give(step.completion, row)
 
-    def keep(self, prompt: Prompt, completion: Completion) -> None:
+    def keep(self, prompt: Text, completion: Completion) -> None:
         """Keep a row with the prompt's KV, forked from this completion's, for the others."""
-        if self._model.free_rows and len(prompt.completions) > 1 and completion.row is not None:
-            row = self._model.fork(completion.row, len(prompt.token_ids))
+        if self._rows.free_rows and len(prompt.completions) > 1 and completion.row is not None:
+            row = self._rows.fork(completion.row, len(prompt.token_ids))
             self._forget(prompt)
             self._keep(prompt, row, completion)
 
-    def clear(self, prompt: Prompt) -> None:
+    def clear(self, prompt: Text) -> None:
         """Close all rows of the prompt and its completions."""
         for completion in prompt.completions:
             if (row := self._take(completion)) is not None:
-                self._model.close(row)
+                self._rows.close(row)
         self._forget(prompt)
 
     def will_share(self, completion: Completion, others: Sequence[Completion]) -> bool:
         """Whether one of `others`, which are in prefill, will have KV that saves work here."""
-        prompt = completion.prompt
+        prompt = completion.text
         for other in others:
-            if not self._may_share(prompt, other.prompt):
+            if not self._may_share(prompt, other.text):
                 continue
-            covered = 0 if other.row is None else self._model.length(other.row)
-            common = _common_prefix(prompt.token_ids, other.prompt.token_ids)
+            covered = 0 if other.row is None else self._rows.length(other.row)
+            common = _common_prefix(prompt.token_ids, other.text.token_ids)
             if common >= covered + SHARED_PREFIX:
                 return True
         return False
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each open row has one holder and the records agree."""
-        self._model.check_integrity()
+        self._rows.check_integrity()
         open_rows: list[int] = []
-        for prompt in self._turns.prompts.values():
+        for prompt in self._queue.prompts.values():
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             for each in (prompt, *steps):
                 assert all(c.row is None for c in each.completions if c.finished), (
@@ -195,36 +194,36 @@ class RowAllocator:
         assert len(open_rows) == len(self._holders) + len(self._kept), (
             "a dropped prompt holds a row"
         )
-        assert len(open_rows) == self._model.open_rows, "an open row has no holder"
+        assert len(open_rows) == self._rows.open_rows, "an open row has no holder"
 
     def _source(self, completion: Completion) -> tuple[int | None, int]:
         """Return an open row to fork and the number of its tokens to share; (None, 0) if none.
 
         A row of the same prompt is preferred, then the row with the longest common prefix.
         """
-        prompt = completion.prompt
+        prompt = completion.text
         # The model must compute at least the last token, for its logits.
         size = min(len(prompt.token_ids), len(completion) - 1)
         for row, _ in _held(prompt):
-            if self._model.length(row) >= size:
+            if self._rows.length(row) >= size:
                 return row, size
         best, shared = None, SHARED_PREFIX - 1
         for row, holder in self._alike(prompt):
-            limit = min(self._model.length(row), len(prompt.token_ids) - 1)
+            limit = min(self._rows.length(row), len(prompt.token_ids) - 1)
             common = min(limit, _agreement(prompt.token_ids, holder))
             if common > shared:
                 best, shared = row, common
         return (best, shared) if best is not None else (None, 0)
 
-    def _alike(self, prompt: Prompt) -> Iterator[tuple[int, Completion]]:
+    def _alike(self, prompt: Text) -> Iterator[tuple[int, Completion]]:
         """Rows that may share a prefix: all rows of the parent, one row of each newest prompt."""
         if prompt.parent is not None:
             yield from _held(prompt.parent)
-        for other in itertools.islice(reversed(self._turns.prompts.values()), SHARED_AMONG):
+        for other in itertools.islice(reversed(self._queue.prompts.values()), SHARED_AMONG):
             if other not in (prompt, prompt.parent) and self._may_share(prompt, other):
                 yield from itertools.islice(_held(other), 1)
 
-    def _may_share(self, prompt: Prompt, other: Prompt) -> bool:
+    def _may_share(self, prompt: Text, other: Text) -> bool:
         """Whether two prompts may share KV.
 
         Draft latency reveals whether KV was shared. It would reveal the prompts of one server to
@@ -234,7 +233,7 @@ class RowAllocator:
             return (prompt.owner, prompt.scope) == (other.owner, other.scope)
         return self._share or prompt.owner == other.owner
 
-    def _forget_spare(self, peer: Peer, keep: Prompt) -> bool:
+    def _forget_spare(self, peer: Peer, keep: Text) -> bool:
         """Close the spare row of the server's prompt that is served last; False if none."""
         spare = [prompt for prompt in self._spare if prompt.owner == peer and prompt is not keep]
         if not spare:
@@ -251,11 +250,11 @@ class RowAllocator:
         With `below`, only if the completion is less urgent than `below`. Returns False if no row
         was closed.
         """
-        urgency, kept = self._turns.urgency, set(running)
+        urgency, kept = self._queue.urgency, set(running)
         victims = [
             (urgency(each), each)
             for each in self._holders
-            if each.prompt.owner == peer and each not in kept
+            if each.text.owner == peer and each not in kept
         ]
         if not victims:
             return False
@@ -264,10 +263,10 @@ class RowAllocator:
             return False
         row = self._take(victim)
         assert row is not None
-        self._model.close(row)
+        self._rows.close(row)
         return True
 
-    def _forget_prompt(self, peer: Peer, keep: Prompt) -> bool:
+    def _forget_prompt(self, peer: Peer, keep: Text) -> bool:
         """Close the server's newest kept row, except `keep`'s; False if there is no other."""
         for prompt in reversed(self._kept):
             if prompt.owner == peer and prompt is not keep:
@@ -275,7 +274,7 @@ class RowAllocator:
                 return True
         return False
 
-    def _close_or_spare(self, prompt: Prompt) -> None:
+    def _close_or_spare(self, prompt: Text) -> None:
         """Close the prompt's kept row, or mark it as spare, once no completion waits for it.
 
         The row becomes spare if the first completion is finished, because a step draft may continue
@@ -288,16 +287,16 @@ class RowAllocator:
         else:
             self._forget(prompt)
 
-    def _forget(self, prompt: Prompt) -> None:
+    def _forget(self, prompt: Text) -> None:
         if (row := prompt.row) is not None:
             self._unkeep(prompt)
-            self._model.close(row)
+            self._rows.close(row)
 
-    def _keep(self, prompt: Prompt, row: int, text: Completion) -> None:
+    def _keep(self, prompt: Text, row: int, text: Completion) -> None:
         prompt.row, prompt.row_text = row, text
         self._kept[prompt] = None
 
-    def _unkeep(self, prompt: Prompt) -> None:
+    def _unkeep(self, prompt: Text) -> None:
         prompt.row = prompt.row_text = None
         self._kept.pop(prompt, None)
         self._spare.pop(prompt, None)
@@ -312,7 +311,7 @@ class RowAllocator:
         return row
 
 
-def _held(prompt: Prompt) -> Iterator[tuple[int, Completion]]:
+def _held(prompt: Text) -> Iterator[tuple[int, Completion]]:
     """The prompt's rows, each with a completion that has the text of the row as a prefix."""
     if prompt.row is not None and prompt.row_text is not None:
         yield prompt.row, prompt.row_text
@@ -323,7 +322,7 @@ def _held(prompt: Prompt) -> Iterator[tuple[int, Completion]]:
 
 def _agreement(token_ids: array[int], completion: Completion) -> int:
     """Length of the common prefix of a text and a completion with its prompt, in tokens."""
-    prompt = completion.prompt.token_ids
+    prompt = completion.text.token_ids
     common = _common_prefix(token_ids, prompt)
     if common < len(prompt):
         return common

@@ -7,29 +7,28 @@ from array import array
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
-from sglang_qspec.sidecar.completion import Completion
-from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.prompt import Prompt, tokens_of
+from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.kv_rows import KVRows
+from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.sampling import GREEDY
-from sglang_qspec.sidecar.subscription import Subscriber, Subscription
-from sglang_qspec.sidecar.turns import Turns
+from sglang_qspec.sidecar.subscription import StepDraft, Subscription
+from sglang_qspec.sidecar.text import Completion, Subscriber, tokens_of
 
 
 class StepDrafter:
     """Keeps one step draft per served request, up to a lookahead beyond its committed output.
 
-    A step draft has its own `Prompt`, made of the request's prompt and output, and reuses the KV of
-    rows that hold most of this text. At the lookahead it pauses until the target commits more. When
-    the target diverges from a draft or outruns it, a new draft replaces it.
+    A `StepDraft` reuses the KV of rows that hold most of its text. At the lookahead it pauses until
+    the target commits more. When the target diverges from a draft or outruns it, a new draft
+    replaces it.
 
     Step drafts of greedy requests are greedy. Step drafts of sampled requests use the target's
     sampling seed, or are sent with their `Candidates`.
     """
 
-    def __init__(self, model: DraftKV, turns: Turns, allocator: RowAllocator) -> None:
-        self._model = model
-        self._turns = turns
+    def __init__(self, rows: KVRows, queue: FairQueue, allocator: RowAllocator) -> None:
+        self._rows = rows
+        self._queue = queue
         self._allocator = allocator
 
     def follow(
@@ -54,7 +53,7 @@ class StepDrafter:
         if not draft:
             return []
         self._go_on(subscriber, prompt, commit.max_new_tokens)
-        if prompt.stepping(subscriber):
+        if subscription.stepping:
             return []
         known_len = subscription.known_len
         rest = Drafted(
@@ -73,7 +72,7 @@ class StepDrafter:
         wanted = self._wanted(size, lookahead)
         step = subscription.step_draft
         if step is not None:
-            ahead = _ahead(step.completions[0], prompt, subscription.output_ids)
+            ahead = _ahead(step.completion, prompt, subscription.output_ids)
             if ahead is not None:
                 self._extend(step, wanted - ahead)
                 return
@@ -91,47 +90,35 @@ class StepDrafter:
         step, subscription.step_draft = subscription.step_draft, None
         if step is not None:
             self._allocator.clear(step)
-            self._turns.withdraw(step)
-            self._turns.live_steps[step.owner] -= 1
+            self._queue.withdraw(step)
+            self._queue.live_steps[step.owner] -= 1
 
-    def _extend(self, step: Prompt, missing: int) -> None:
+    def _extend(self, step: StepDraft, missing: int) -> None:
         """Let the draft grow by `missing` tokens, unless it ends in a stop token."""
-        (completion,) = step.completions
+        completion = step.completion
         if missing <= 0 or (completion.token_ids and completion.token_ids[-1] in step.stops):
             return
         step.limit = len(completion.token_ids) + missing
         if completion.finished:
             completion.finished = False
             self._allocator.take_back(step)
-            self._turns.begin(step)
+            self._queue.begin(step)
 
     def _begin(self, subscriber: Subscriber, prompt: Prompt, wanted: int) -> None:
         subscription = prompt.subscriptions[subscriber]
-        step = Prompt(
-            (subscriber, subscription.step_drafts),
-            prompt.token_ids + subscription.output_ids,
-            prompt.stops,
-            wanted,
-            [subscription.seeded or GREEDY],
-            owner=subscriber[0],
-            scope=prompt.scope,
-            parent=prompt,
-            number=MAX_COMPLETIONS + subscription.step_drafts,
-        )
-        step.subscribe(subscriber, subscription.known_len, None, subscription.seeded)
+        step = StepDraft(prompt, subscriber, subscription, wanted)
         if subscription.step_draft is not None:
             self._allocator.hand_over(subscription.step_draft, step)
         self.withdraw(subscription)
         subscription.step_draft = step
-        subscription.step_drafts += 1
-        self._turns.live_steps[step.owner] += 1
-        self._turns.begin(step)
+        self._queue.live_steps[step.owner] += 1
+        self._queue.begin(step)
 
     def _wanted(self, size: int, max_new_tokens: int) -> int:
         """Number of tokens to draft after a text of `size` tokens."""
-        if size >= self._model.total_tokens:
+        if size >= self._rows.total_slots:
             return 0
-        return max(0, min(max_new_tokens, self._model.context_len - size))
+        return max(0, min(max_new_tokens, self._rows.context_len - size))
 
 
 def _ahead(draft: Completion, prompt: Prompt, output_ids: array[int]) -> int | None:
@@ -139,7 +126,7 @@ def _ahead(draft: Completion, prompt: Prompt, output_ids: array[int]) -> int | N
 
     None if the target has diverged from the draft or outrun it.
     """
-    rest = output_ids[len(draft.prompt.token_ids) - len(prompt.token_ids) :]
+    rest = output_ids[len(draft.text.token_ids) - len(prompt.token_ids) :]
     if draft.token_ids[: len(rest)] != rest:
         return None
     return len(draft.token_ids) - len(rest)

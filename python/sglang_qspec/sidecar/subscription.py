@@ -1,39 +1,14 @@
-"""Owns the state of one request: its place in the queue, committed output and deliveries."""
+"""Owns the state of one request: its place in the queue, committed output and drafts."""
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from sglang_qspec.link import Peer
+from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.messages import SeededSampling
-
-if TYPE_CHECKING:
-    from sglang_qspec.sidecar.completion import Completion
-    from sglang_qspec.sidecar.prompt import Prompt
-
-Subscriber = tuple[Peer, int]
-"""A server, and the number of one of its submissions: identifies a request."""
-Place = tuple[tuple[int, int], int]
-"""Place of a request in its server's queue: rank, then order of arrival at the sidecar. The server
-serves the smallest place first."""
-
-
-@dataclass(eq=False, slots=True)
-class Share:
-    """Delivery of one completion to one request."""
-
-    completion: Completion
-    number: int
-    """Number of the completion in messages to this request; 0 is the greedy one, or the one drawn
-    with the request's own seed."""
-    sent: int = 0
-    """Number of tokens sent."""
-    finished_sent: bool = False
-    """Whether a message with `finished` was sent."""
-    outrun: bool = False
-    """Whether the request's committed output was longer than the unfinished completion."""
+from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.text import Place, Share, Subscriber, Text
 
 
 @dataclass(eq=False, slots=True)
@@ -50,8 +25,8 @@ class Subscription:
     """Deliveries of the completions that the request receives."""
     output_ids: array[int] = field(default_factory=lambda: array("i"))
     """Output committed after `base_len`, as reported by the server."""
-    step_draft: Prompt | None = None
-    """Current step draft: the prompt with the output committed at its start; None without one."""
+    step_draft: StepDraft | None = None
+    """Current step draft; None without one."""
     step_drafts: int = 0
     """Number of step drafts begun so far."""
 
@@ -61,8 +36,37 @@ class Subscription:
         return self.base_len + len(self.output_ids)
 
     @property
+    def stepping(self) -> bool:
+        """Whether the request has an unfinished step draft."""
+        return self.step_draft is not None and not self.step_draft.finished
+
+    @property
     def busy(self) -> bool:
         """Whether the request has an unfinished completion or step draft."""
-        step = self.step_draft
-        unfinished = any(not share.completion.finished for share in self.shares)
-        return unfinished or (step is not None and not step.finished)
+        return self.stepping or any(not share.completion.finished for share in self.shares)
+
+
+class StepDraft(Text):
+    """The prompt with the output committed at the draft's start, and the one completion of it."""
+
+    def __init__(
+        self, prompt: Text, subscriber: Subscriber, subscription: Subscription, limit: int
+    ) -> None:
+        """Begin the request's next step draft, of at most `limit` tokens."""
+        super().__init__(
+            prompt.token_ids + subscription.output_ids,
+            prompt.stops,
+            limit,
+            owner=subscriber[0],
+            scope=prompt.scope,
+            parent=prompt,
+        )
+        self._subscription = subscription
+        self.completion = self.begin(subscription.seeded or GREEDY)
+        number = MAX_COMPLETIONS + subscription.step_drafts
+        self.completion.give_to(subscriber, number, subscription.known_len)
+        subscription.step_drafts += 1
+
+    @property
+    def known_len(self) -> int:
+        return self._subscription.known_len

@@ -31,10 +31,10 @@ def logits_of(path: str, dtype: str) -> tuple[bool, list[list[float]], list[list
             rows=4,
         )
     )
-    rows = [model.open() for _ in PROMPTS]
+    rows = [model.rows.open() for _ in PROMPTS]
     model.extend(rows, [prompt[:-1] for prompt in PROMPTS])
     stepped = model.step(rows, [prompt[-1] for prompt in PROMPTS])
-    model.truncate(rows[0], len(PROMPTS[0]) - 2)
+    model.rows.truncate(rows[0], len(PROMPTS[0]) - 2)
     again = model.extend(rows[:1], [PROMPTS[0][-2:]])
     decoder = model._runner.model.model.__dict__["_qspec_decoder"][1]
     return decoder.drafting is not None, stepped.tolist(), again.tolist()

@@ -83,7 +83,7 @@ def logits_of(path: str, quantization: str | None) -> list[list[float]]:
             rows=4,
         )
     )
-    rows = [model.open() for _ in TOKENS]
+    rows = [model.rows.open() for _ in TOKENS]
     values: list[list[float]] = model.extend(rows, TOKENS).tolist()
     return values
 

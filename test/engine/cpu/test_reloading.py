@@ -30,7 +30,7 @@ def logits_of(paths: list[str], dtype: str) -> list[list[float]]:
     for path in paths:
         done, message = model._runner.weight_updater.update_weights_from_disk(path, "auto")
         assert done, message
-        logits.append(model.extend([model.open()], [PROMPT])[0].tolist())
+        logits.append(model.extend([model.rows.open()], [PROMPT])[0].tolist())
     return logits
 
 

@@ -46,21 +46,22 @@ def continue_prompts(model: str, length: int) -> Drafts:
             )
         )
         given = prompts()
-        rows = [draft_model.open() for _ in given]
+        rows = [draft_model.rows.open() for _ in given]
         # All but the last tokens, so that forks end before the first token of the output.
         draft_model.extend(rows, [prompt[:-1] for prompt in given])
         forks = [
-            draft_model.fork(row, len(prompt) - 1) for row, prompt in zip(rows, given, strict=True)
+            draft_model.rows.fork(row, len(prompt) - 1)
+            for row, prompt in zip(rows, given, strict=True)
         ]
         found.of_rows = _draft(draft_model, rows, [prompt[-1] for prompt in given], length)
         again = _draft(draft_model, forks, [prompt[-1] for prompt in given], length)
         for row, fork in enumerate(forks):
-            draft_model.truncate(fork, draft_model.length(fork) - TAKEN_BACK)
+            draft_model.rows.truncate(fork, draft_model.rows.length(fork) - TAKEN_BACK)
             del again[row][length - TAKEN_BACK :]
         ends = [output[-1] for output in again]
         rest = _draft(draft_model, forks, ends, TAKEN_BACK)
         found.of_forks = [output + more for output, more in zip(again, rest, strict=True)]
-        draft_model.check_integrity()
+        draft_model.rows.check_integrity()
     except QSpecError as error:
         found.failed = str(error).replace(model, "PATH")
     except Exception as error:  # noqa: BLE001 (a part of the comparison)

@@ -9,6 +9,7 @@ from sglang_qspec.engine.sidecar.client import SidecarClient
 from sglang_qspec.link import LinkState
 from sglang_qspec.messages import Heartbeat
 from sglang_qspec.policy.sidecar_load import weights_of
+from sglang_qspec.sidecar.figures import REPORTED, Figure
 
 BEST_FIRST = (LinkState.READY, LinkState.CONNECTING, LinkState.LOST, LinkState.REFUSED)
 """States from best to worst; the best state of any sidecar describes the server."""
@@ -37,7 +38,6 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
         for name, count in counts_of(client).items():
             counts[name] = counts.get(name, 0) + count
     listed = _sidecars(clients)
-    latest = [client.heartbeat or IDLE for client in clients]
     return {
         "sidecar": "none" if (state := best_state(clients)) is None else state.value,
         "requests_in_flight": sum(
@@ -46,22 +46,16 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
             if client.ready
             for live in client.requests
         ),
-        "drafting_requests": sum(each["drafting_requests"] for each in listed),
-        "drafting_rows": sum(each["drafting_rows"] for each in listed),
         "declined_requests": counts.get("declined", 0),
-        "sidecar_texts": sum(each["texts"] for each in listed),
-        "sidecar_rows": sum(each["kv_rows"] for each in listed),
-        "sidecar_kv_tokens": sum(each["kv_tokens"] for each in listed),
-        "sidecar_backlog_seconds": max((each["backlog_seconds"] for each in listed), default=0.0),
-        "sidecar_overload": max((each["overload"] for each in listed), default=0),
-        "drafted_tokens": sum(each["drafted_tokens"] for each in listed),
-        "step_passes": sum(heartbeat.step_passes for heartbeat in latest),
-        "step_tokens": sum(heartbeat.step_tokens for heartbeat in latest),
-        "step_seconds": sum(heartbeat.step_seconds for heartbeat in latest),
         "dropped_messages": {
             "to_sidecar": counts.get("to_sidecar", 0),
             "from_sidecar": sum(each["dropped_messages"] for each in listed),
             "malformed": counts.get("malformed", 0),
+        },
+        **{
+            figure.summary: figure.of_all(_value(client, figure) for client in clients)
+            for figure in REPORTED
+            if figure.summary
         },
         "sidecars": listed,
     }
@@ -82,8 +76,6 @@ def _sidecars(clients: Sequence[SidecarClient]) -> list[dict[str, Any]]:
 
 
 def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
-    latest = client.heartbeat or IDLE
-    now = latest if client.ready else IDLE
     return {
         "number": client.number,
         "endpoint": client.endpoint,
@@ -91,13 +83,12 @@ def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
         "sessions": client.session_count,
         "requests": client.request_count,
         "weight": weight,
-        "drafting_requests": now.requests,
-        "drafting_rows": now.rows,
-        "texts": now.texts,
-        "kv_rows": now.kv_rows,
-        "kv_tokens": now.kv_tokens,
-        "backlog_seconds": now.backlog_s,
-        "overload": now.overload,
-        "drafted_tokens": latest.drafted_tokens,
-        "dropped_messages": latest.dropped_messages,
+        **{figure.entry: _value(client, figure) for figure in REPORTED if figure.entry},
     }
+
+
+def _value(client: SidecarClient, figure: Figure) -> float:
+    """A figure of the sidecar's latest heartbeat; 0 without one, or if it no longer holds."""
+    heartbeat = client.heartbeat if client.ready or figure.is_total else None
+    value: float = getattr(heartbeat or IDLE, figure.name)
+    return value

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.link import LinkState
+from sglang_qspec.sidecar.figures import REPORTED
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter
@@ -20,15 +21,12 @@ GAUGES = {
     "live_requests": "Queued and running requests that may get drafts.",
     "waiting_requests": "Queued requests that may get drafts.",
     "requests_in_flight": "Requests with completions that the sidecar has not finished.",
-    "drafting_requests": "Requests with unfinished drafts at the sidecar, over all its servers.",
-    "drafting_rows": "Completions that the sidecar's latest pass advanced, over all its servers.",
     "trie_tokens": "Tokens in the tries of all requests: drafts, prompts and outputs.",
-    "sidecar_texts": "Distinct prompts that the sidecar keeps, over all its servers.",
-    "sidecar_rows": "Open KV rows of the draft model, over all servers of the sidecar.",
-    "sidecar_kv_tokens": "KV slots that the open rows hold, over all servers of the sidecar.",
-    "sidecar_backlog_seconds": "Seconds for the unfinished step drafts and first completions of "
-    "the sidecar, the largest of several.",
-    "sidecar_overload": "Level of overload of the sidecar, 0 to 5, the largest of several.",
+    **{
+        figure.summary: figure.summary_help
+        for figure in REPORTED
+        if figure.summary_help and not figure.is_total
+    },
 }
 STATES = {
     "speculation": (
@@ -63,8 +61,10 @@ EACH_SIDECAR = {
     "sidecar_requests": "Live requests that this sidecar drafts for.",
 }
 """Gauges with one series for each number of a sidecar, the label `sidecar`."""
-DRAFTED = "drafted_tokens"
-"""The counter of tokens that all sidecars drafted, each for all its servers."""
+REPORTED_TOTALS = {
+    figure.summary: figure for figure in REPORTED if figure.summary_help and figure.is_total
+}
+"""Counters of which each sidecar reports a part."""
 TOTALS_IN = {
     "passes": ("passes", "Decode and verify passes of the target."),
     "pass_requests": ("requests", "Batch sizes, summed over the passes of the target."),
@@ -136,8 +136,10 @@ class DraftMetrics:
         }
         self._numbers: set[int] = set()
         """Numbers of all sidecars so far."""
-        drafted_text = "Tokens that the sidecars drafted, over all their servers."
-        self._drafted = Counter(PREFIX + DRAFTED, drafted_text, names, registry=home)
+        self._reported = {
+            name: Counter(PREFIX + name, figure.summary_help, names, registry=home)
+            for name, figure in REPORTED_TOTALS.items()
+        }
         self._reports: dict[tuple[str, str], _Total] = {}
         """Counts that the sidecars report, by endpoint and name; those of removed sidecars stay."""
         self._totals = {
@@ -209,10 +211,14 @@ class DraftMetrics:
             labels = {**self._labels, "sidecar": str(number)}
             self._each["sidecar_ready"].labels(**labels).set(ready.get(number, math.nan))
             self._each["sidecar_requests"].labels(**labels).set(requests.get(number, 0))
-        drafted = self._drafted.labels(**self._labels)
-        dropped = self._families["dropped_messages"].labels(**self._labels, kind=FROM_SIDECAR)
+        counters = {
+            REPORTED_TOTALS[name].entry: counter.labels(**self._labels)
+            for name, counter in self._reported.items()
+        }
+        dropped = self._families["dropped_messages"]
+        counters["dropped_messages"] = dropped.labels(**self._labels, kind=FROM_SIDECAR)
         for each in sidecars:
-            for name, counter in ((DRAFTED, drafted), ("dropped_messages", dropped)):
+            for name, counter in counters.items():
                 # A sum over the sidecars would decrease when one of them restarts.
                 total = self._reports.setdefault((each["endpoint"], name), _Total(counter))
                 if each[name]:  # 0 until the sidecar at a new or returning endpoint has answered

@@ -85,7 +85,7 @@ def read(job: Job) -> Reading:
 
 def _settle(device: str, cpus: frozenset[int]) -> None:
     """Select CPUs and device of this process, which has not imported torch yet."""
-    from sglang_qspec.sidecar.__main__ import halve_threads, settle_cores, settle_device
+    from sglang_qspec.sidecar.hardware import halve_threads, settle_cores, settle_device
 
     os.dup2(2, 1)  # what SGLang prints must not be among the results
     logging.getLogger("sglang").setLevel(logging.ERROR)
@@ -174,7 +174,7 @@ def _read_group(
     logits = {}
     for place, answer in enumerate(answers):
         if max(answer.prompt_ids) < shared:
-            rows[place] = model.open()
+            rows[place] = model.rows.open()
             logits[place] = prefilled(model, rows[place], answer.prompt_ids)
     at = 0
     live = [place for place in rows if answers[place].token_ids]
@@ -194,7 +194,7 @@ def _read_group(
             logits = {place: found[i : i + 1] for i, place in enumerate(live)}
         at += 1
     for row in rows.values():
-        model.close(row)
+        model.rows.close(row)
     return [
         own + [False] * (len(answer.token_ids) - len(own))
         for own, answer in zip(agreed, answers, strict=True)
@@ -238,13 +238,13 @@ def _step_seconds(model: DraftModel, job: Job, count: int) -> float:
     """Median seconds of a greedy step of `count` rows, the choice of the tokens included."""
     rows = []
     for answer in itertools.islice(itertools.cycle(job.answers), count):
-        rows.append(model.open())
+        rows.append(model.rows.open())
         ids = [min(token, model.vocab_size - 1) for token in answer.prompt_ids]
         logits = prefilled(model, rows[-1], ids[:STEP_PROMPT_TOKENS])
     tokens = [int(logits.argmax())] * count
     times = list(itertools.islice(_steps(model, rows, tokens), WARM_UP_STEPS + STEPS))
     for row in rows:
-        model.close(row)
+        model.rows.close(row)
     return statistics.median(times[WARM_UP_STEPS:])
 
 

@@ -63,17 +63,17 @@ class Passes:
             self._step(used, [0] * rows)
             found.append(time.perf_counter() - start)
         for row in used:
-            self._model.truncate(row, CONTEXT)
+            self._model.rows.truncate(row, CONTEXT)
         return statistics.median(found)
 
     def _open(self, rows: int) -> None:
         """Open rows of CONTEXT tokens until there are `rows`; they share the KV of the first."""
         if not self._rows:
-            row = self._model.open()
+            row = self._model.rows.open()
             self._model.extend([row], [list(range(CONTEXT))])
             self._rows.append(row)
         while len(self._rows) < rows:
-            self._rows.append(self._model.fork(self._rows[0], CONTEXT))
+            self._rows.append(self._model.rows.fork(self._rows[0], CONTEXT))
 
     def _step(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[int]:
         """One decode pass; the likeliest next token of each row. Waits for the device."""
@@ -88,7 +88,7 @@ class Passes:
 
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
         """Greedy continuations of at most `tokens` tokens; each ends before an end of text."""
-        rows = [self._model.open() for _ in prompts]
+        rows = [self._model.rows.open() for _ in prompts]
         last = [
             int(prefilled(self._model, row, prompt).argmax())
             for row, prompt in zip(rows, prompts, strict=True)
@@ -99,7 +99,7 @@ class Passes:
             for output, token in zip(outputs, last, strict=True):
                 output.append(token)
         for row in rows:
-            self._model.close(row)
+            self._model.rows.close(row)
         return [self._until_end(output) for output in outputs]
 
     def _until_end(self, output: list[int]) -> list[int]:
@@ -148,7 +148,7 @@ def _answer(answers: TextIO, content: dict[str, Any]) -> None:
 
 
 def _load(options: argparse.Namespace) -> Passes:
-    from sglang_qspec.sidecar.__main__ import lower_priority, settle_cores, settle_device
+    from sglang_qspec.sidecar.hardware import lower_priority, settle_cores, settle_device
 
     kind = settle_device(options.device)
     settle_cores(options.cores)

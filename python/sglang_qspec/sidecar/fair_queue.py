@@ -7,19 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.completion import Completion
 from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
 from sglang_qspec.sidecar.prompt import Prompt, PromptKey
-from sglang_qspec.sidecar.subscription import Place
+from sglang_qspec.sidecar.subscription import StepDraft
+from sglang_qspec.sidecar.text import Completion, Place, Text
 
 
-class Turns:
+class FairQueue:
     """Owns all subscribed prompts, and divides the drafting time among the servers.
 
-    Each server has its own queue. The server that has used the least drafting time comes first
-    (start-time fair queueing, Goyal et al., 1996). A pass takes one completion of each server in
-    turn. With `apart`, for a device where a larger pass is slower, all completions of a pass belong
-    to one server. A server with many completions then does not slow down the passes of others.
+    Each server has its own `DraftQueue`. The server that has used the least drafting time comes
+    first (start-time fair queueing, Goyal et al., 1996). A pass takes one completion of each server
+    in turn. With `apart`, for a device where a larger pass is slower, all completions of a pass
+    belong to one server. A server with many completions then does not slow down the passes of
+    others.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
@@ -39,9 +40,9 @@ class Turns:
     def __bool__(self) -> bool:
         return any(self._queues.values())
 
-    def __contains__(self, prompt: Prompt) -> bool:
-        """Whether the prompt or step draft has unfinished completions."""
-        return prompt in self._queues.get(prompt.owner, ())
+    def __contains__(self, text: Text) -> bool:
+        """Whether the text has unfinished completions."""
+        return text in self._queues.get(text.owner, ())
 
     def add(self, prompt: Prompt) -> None:
         """Queue the prompt's unfinished completions."""
@@ -61,19 +62,19 @@ class Turns:
         if prompt.owner in self._gone:
             self.drop(prompt.owner)
 
-    def begin(self, step: Prompt) -> None:
+    def begin(self, step: StepDraft) -> None:
         """Queue a step draft behind the queued step drafts of its server."""
         self._woken(step.owner).begin(step)
 
-    def withdraw(self, step: Prompt) -> None:
+    def withdraw(self, step: StepDraft) -> None:
         """Remove a step draft from its queue."""
         self._queues[step.owner].remove(step)
 
     def finish(self, completion: Completion) -> None:
         """Mark a completion as finished, and remove its prompt once all are finished."""
         completion.finished = True
-        if completion.prompt.finished:
-            self._queues[completion.prompt.owner].remove(completion.prompt)
+        if completion.text.finished:
+            self._queues[completion.text.owner].remove(completion.text)
 
     def drop(self, peer: Peer) -> None:
         """Remove a disconnected server: at once, or with the last of its prompts."""
@@ -93,7 +94,7 @@ class Turns:
 
     def urgency(self, completion: Completion) -> Urgency:
         """Sort key of an unfinished completion in the queue of its server."""
-        return self._queues[completion.prompt.owner].urgency(completion)
+        return self._queues[completion.text.owner].urgency(completion)
 
     @property
     def busy(self) -> list[Peer]:
@@ -131,7 +132,7 @@ class Turns:
             assert prompt.key == key, "a prompt has the key of another"
             steps = [s.step_draft for s in prompt.subscriptions.values() if s.step_draft]
             steps_seen += len(steps)
-            for completion in itertools.chain(*(p.completions for p in (prompt, *steps))):
+            for completion in itertools.chain(*(t.completions for t in (prompt, *steps))):
                 assert completion.finished != (completion in queued), (
                     "an unfinished completion is not queued, or a finished one is"
                 )

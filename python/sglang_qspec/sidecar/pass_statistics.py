@@ -1,0 +1,84 @@
+"""Counts and durations of the draft model's passes.
+
+The server selects its pipeline by the durations of passes that advance step drafts, and `Overload`
+derives the backlog from the speed of all passes.
+"""
+
+from __future__ import annotations
+
+import math
+
+SPEED_MEMORY_S = 5.0
+"""Time constant, in seconds of passes, of the mean speed."""
+LENGTH_MEMORY = 0.05
+"""Weight of the latest first completion in the mean length."""
+STEP_MEMORY = 0.1
+"""Weight of the latest pass in the moving average of its size."""
+MOST_READ = 4
+"""Maximum number of tokens per completion in a pass for `step_times`. A longer pass prefills
+a new draft, and is not a typical step."""
+
+
+class PassStatistics:
+    """Totals since the start, and means over recent passes."""
+
+    def __init__(self) -> None:
+        self.drafted_tokens = 0
+        """Number of tokens drafted."""
+        self.step_passes = 0
+        """Number of passes that advanced step drafts."""
+        self.step_tokens = 0
+        """Number of step draft tokens that these passes produced."""
+        self.step_seconds = 0.0
+        """Total duration of these passes, in seconds."""
+        self.completion_len: float | None = None
+        """Mean length of a finished first completion, in tokens; None before the first."""
+        self._recent_tokens = 0.0
+        """Tokens of recent passes; older passes weigh less."""
+        self._recent_seconds = 0.0
+        """Durations of the same passes, with the same weights."""
+        self._by_size: dict[int, tuple[float, float]] = {}
+        """Mean size and mean seconds of step passes, by the binary order of magnitude of the
+        size."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens drafted in a second of recent passes; None before the first token."""
+        if not (self._recent_tokens and self._recent_seconds):
+            return None
+        return self._recent_tokens / self._recent_seconds
+
+    @property
+    def step_times(self) -> list[tuple[float, float]]:
+        """Mean (completions, seconds) of a step pass by its size, the smallest size first."""
+        return [self._by_size[key] for key in sorted(self._by_size)]
+
+    def observe_pass(self, tokens: int, seconds: float) -> None:
+        """Record a pass that drafted `tokens` tokens in `seconds`."""
+        keep = math.exp(-seconds / SPEED_MEMORY_S)
+        self._recent_tokens = keep * self._recent_tokens + tokens
+        self._recent_seconds = keep * self._recent_seconds + seconds
+
+    def observe_step(self, size: int, tokens: int, read: int, seconds: float) -> None:
+        """Record a pass that advanced `size` completions, step drafts among them, in `seconds`.
+
+        It computed KV for `read` tokens and produced `tokens` step draft tokens.
+        """
+        self.step_passes += 1
+        self.step_tokens += tokens
+        self.step_seconds += seconds
+        if read > MOST_READ * size:
+            return
+        key = size.bit_length()
+        mean_size, mean_seconds = self._by_size.get(key, (float(size), seconds))
+        # A cap limits the effect of a short load peak.
+        seconds = min(seconds, 2 * mean_seconds)
+        self._by_size[key] = (
+            mean_size + STEP_MEMORY * (size - mean_size),
+            mean_seconds + STEP_MEMORY * (seconds - mean_seconds),
+        )
+
+    def observe_length(self, tokens: int) -> None:
+        """Record a first completion that ended by itself or reached its maximum length."""
+        mean = tokens if self.completion_len is None else self.completion_len
+        self.completion_len = mean + LENGTH_MEMORY * (tokens - mean)

@@ -1,0 +1,122 @@
+"""Loads the draft model and serves it to the servers until a signal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import time
+from functools import partial
+
+from sglang_qspec.link import LinkServer, keys, remove_private
+from sglang_qspec.messages import PROTOCOL, Welcome
+from sglang_qspec.sidecar import hardware
+from sglang_qspec.sidecar.draft_model import DraftModel
+from sglang_qspec.sidecar.drafter import Drafter
+from sglang_qspec.sidecar.figures import Parts, heartbeat
+from sglang_qspec.sidecar.loading import DraftModelOptions
+from sglang_qspec.sidecar.loop import serve
+from sglang_qspec.sidecar.stop_signal import stop_signal
+
+logger = logging.getLogger("sglang_qspec.sidecar")
+
+
+def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
+    """Load the draft model on a device of this kind, and serve until a signal; returns 0.
+
+    With `yields` or --background the process lowers its priority once the model is loaded.
+    """
+    began = time.monotonic()
+    key_pair = keys.load_for(options.endpoint, options.key_file)
+    metrics = None
+    if options.metrics_port:
+        from sglang_qspec.sidecar.metrics import SidecarMetrics  # needs an optional package
+
+        metrics = SidecarMetrics(options.metrics_host, options.metrics_port)
+    model = _load(options, kind)
+    stopping = stop_signal()
+    drafter = _drafter(options, model)
+    server = LinkServer(
+        options.endpoint,
+        _welcome(options, model),
+        model.fingerprint(),
+        lambda: heartbeat(parts),
+        key_pair,
+    )
+    parts = Parts(drafter, model.rows, server)
+    logger.info(
+        "loaded %s (%s, %s) on %s with %d KV slots in %.0f ms; listening at %s",
+        model.name,
+        model.quantization or "not quantized",
+        model.dtype,
+        model.device,
+        model.rows.total_slots,
+        (time.monotonic() - began) * 1e3,
+        server.endpoint,
+    )
+    if options.background or yields:  # only now, because loading needs CPU time to end
+        hardware.lower_priority(idle=options.background)
+    try:
+        publish = None if metrics is None else partial(metrics.publish, parts)
+        serve(drafter, server, stopping.is_set, publish)
+    finally:
+        server.close()
+        _clear_socket(server.endpoint, options.parent_pid)
+        model.unload()
+    logger.info("stopped after %d drafted tokens", drafter.statistics.drafted_tokens)
+    return 0
+
+
+def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
+    """Load the draft model on a device of this kind; None lets SGLang choose."""
+    return DraftModel(
+        DraftModelOptions(
+            model_path=options.model_path,
+            revision=options.revision,
+            quantization=options.quantization,
+            dtype=options.dtype,
+            device=kind,
+            mem_fraction=options.mem_fraction or None,
+            max_total_tokens=options.max_total_tokens,
+            context_len=options.context_length,
+            batch=options.slots,
+            prefill_tokens=options.prefill_tokens,
+            attention_backend=options.attention_backend,
+            trust_remote_code=options.trust_remote_code,
+        )
+    )
+
+
+def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
+    return Drafter(
+        model,
+        slots=options.slots,
+        max_completion_tokens=options.max_completion_tokens,
+        prefill_tokens=model.prefill_tokens,
+        apart=model.device.startswith("cpu"),
+        share=options.share_between_servers,
+        max_server_tokens=options.max_server_tokens,
+        max_backlog_s=options.max_backlog,
+    )
+
+
+def _welcome(options: argparse.Namespace, model: DraftModel) -> Welcome:
+    """The answer to a server's Hello."""
+    return Welcome(
+        PROTOCOL,
+        model.name,
+        model.vocab_size,
+        model.rows.context_len,
+        # The other half is for the outputs that follow these texts.
+        max_text_tokens=options.max_server_tokens // 2,
+    )
+
+
+def _clear_socket(endpoint: str, parent_pid: int | None) -> None:
+    """Remove the socket file, which ZMQ leaves behind, and the directory of a killed server."""
+    if endpoint.startswith("ipc://"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(endpoint.removeprefix("ipc://"))
+        if parent_pid is not None and os.getppid() != parent_pid:
+            remove_private(endpoint)

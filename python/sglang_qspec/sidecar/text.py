@@ -1,0 +1,226 @@
+"""Owns the state of one text that the drafter continues: its completions, and their deliveries."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from sglang_qspec.link import Peer
+from sglang_qspec.messages import (
+    MAX_DRAFTED_TOKENS,
+    MAX_DRAWN_TOKENS,
+    Candidates,
+    Drafted,
+    SeededSampling,
+)
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
+
+CROWD = 64
+"""Number of subscribers of a completion above which most of them receive it only once finished."""
+
+Subscriber = tuple[Peer, int]
+"""A server, and the number of one of its submissions: identifies a request."""
+Place = tuple[tuple[int, int], int]
+"""Place of a request in its server's queue: rank, then order of arrival at the sidecar. The server
+serves the smallest place first."""
+
+
+def tokens_of(token_ids: Sequence[int]) -> array[int]:
+    """Pack token ids at four bytes each; a list takes up to 36 bytes each."""
+    return array("i", token_ids)
+
+
+class Kind(Enum):
+    """Purpose of a completion."""
+
+    STEP = auto()
+    """A step draft, which continues the committed output of a served request."""
+    FIRST = auto()
+    """The completion that the target is most likely to agree with."""
+    OTHER = auto()
+    """Any other completion."""
+
+
+class Text:
+    """A text with its completions: a `Prompt`, or the text that a `StepDraft` continues."""
+
+    def __init__(
+        self,
+        token_ids: array[int],
+        stops: frozenset[int],
+        limit: int,
+        *,
+        owner: Peer,
+        scope: int,
+        parent: Text | None = None,
+    ) -> None:
+        """Create a text without completions.
+
+        A completion ends after a token in `stops` or after `limit` tokens. The drafting time and
+        memory count for the server `owner`, and `scope` is its number of the request's scope. For a
+        step draft, `parent` is the prompt that the text begins with.
+        """
+        self.token_ids = token_ids
+        self.stops = stops
+        self.limit = limit
+        self.owner = owner
+        self.scope = scope
+        self.parent = parent
+        self.row: int | None = None
+        """KV row that is kept for the text; None without one."""
+        self.row_text: Completion | None = None
+        """Completion with the text of the kept row, dropped or not; None without a row."""
+        self.completions: list[Completion] = []
+        self._count = 0
+        """Number of completions created so far."""
+
+    @property
+    def finished(self) -> bool:
+        return all(completion.finished for completion in self.completions)
+
+    @property
+    def place(self) -> Place | None:
+        """Smallest place among the requests that wait for the text; None if no request waits."""
+        return None
+
+    @property
+    def subscribers(self) -> Collection[Subscriber]:
+        """The requests that the text is drafted for."""
+        return {each for completion in self.completions for each in completion.shares}
+
+    @property
+    def known_len(self) -> int:
+        """For a step draft, length of its request's output that the sidecar has; otherwise 0."""
+        return 0
+
+    def begin(self, sampling: Sampling | SeededSampling) -> Completion:
+        """Add a completion."""
+        if isinstance(sampling, SeededSampling):
+            seed = sampling.seed
+        elif sampling == GREEDY:
+            seed = 0
+        else:
+            seed = seed_of(self.token_ids, self._count)
+        completion = Completion(self, self._count, sampling, seed, finished=self.limit == 0)
+        self._count += 1
+        self.completions.append(completion)
+        return completion
+
+
+@dataclass(eq=False, slots=True)
+class Completion:
+    """A drafted continuation of a text."""
+
+    text: Text
+    index: int
+    """Number of the completion, never reused within the text; the first one has 0."""
+    sampling: Sampling | SeededSampling
+    seed: int
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    candidates: list[Candidates] = field(default_factory=list)
+    """Candidates of the tokens that are not sent yet; empty unless it is a step draft for
+    rejection sampling."""
+    row: int | None = None
+    """KV row, which covers a prefix of the text and `token_ids`; None without a row."""
+    finished: bool = False
+    """Whether no more tokens are drafted; a step draft may continue after a Commit."""
+    shares: dict[Subscriber, Share] = field(default_factory=dict)
+    """Deliveries by subscriber. A completion without subscribers is dropped."""
+    useful_to: int = 0
+    """Number of subscribers that have not outrun the completion."""
+
+    def __len__(self) -> int:
+        """Length of text and completion, in tokens."""
+        return len(self.text.token_ids) + len(self.token_ids)
+
+    @property
+    def kind(self) -> Kind:
+        if self.text.parent is not None:
+            return Kind.STEP
+        likely = self.index == 0 or isinstance(self.sampling, SeededSampling)
+        return Kind.FIRST if likely else Kind.OTHER
+
+    @property
+    def position(self) -> int:
+        """Position from which, with the seed, the next random number is derived."""
+        # The target derives it from the position of the previous token in the text.
+        return len(self) - 1 if isinstance(self.sampling, SeededSampling) else len(self.token_ids)
+
+    def tail(self, start: int, count: int) -> list[int]:
+        """Return at most `count` tokens of text and completion from position `start` on."""
+        text = self.text.token_ids
+        tokens = text[start : start + count]
+        after = max(0, start - len(text))
+        return (tokens + self.token_ids[after : after + count - len(tokens)]).tolist()
+
+    def give_to(self, subscriber: Subscriber, number: int, base_len: int) -> Share:
+        """Subscribe a request to the completion; `Share` describes the arguments."""
+        share = self.shares[subscriber] = Share(self, subscriber, number, base_len)
+        self.useful_to += 1
+        return share
+
+    def take_from(self, subscriber: Subscriber) -> None:
+        """Unsubscribe a request."""
+        share = self.shares.pop(subscriber)
+        self.useful_to -= not share.outrun
+
+    def news(self) -> Iterator[tuple[Peer, Drafted]]:
+        """Return messages with the unsent tokens, and count these as sent.
+
+        If more than CROWD requests receive the completion, only the request that it is drawn for
+        gets it in pieces. The other requests get it once it is finished.
+        """
+        crowded = len(self.shares) > CROWD and not self.finished
+        for share in self.shares.values():
+            if share.number == 0 or not crowded:
+                yield from share.news()
+
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """Delivery of one completion to one request."""
+
+    completion: Completion
+    subscriber: Subscriber
+    number: int
+    """Number of the completion in messages to this request; 0 is the greedy one, or the one drawn
+    with the request's own seed."""
+    base_len: int
+    """Length of the request's committed output that the completion continues, in tokens."""
+    sent: int = 0
+    """Number of tokens sent."""
+    finished_sent: bool = False
+    """Whether a message with `finished` was sent."""
+    outrun: bool = False
+    """Whether the request's committed output was longer than the unfinished completion."""
+
+    def news(self) -> Iterator[tuple[Peer, Drafted]]:
+        """Return messages of allowed size with the tokens not yet sent, and count these as sent."""
+        completion = self.completion
+        end = len(completion.token_ids)
+        most = MAX_DRAWN_TOKENS if completion.candidates else MAX_DRAFTED_TOKENS
+        peer, submission = self.subscriber
+        while self.sent < end or (completion.finished and not self.finished_sent):
+            start, self.sent = self.sent, min(self.sent + most, end)
+            self.finished_sent = completion.finished and self.sent == end
+            drafted = Drafted(
+                submission=submission,
+                completion=self.number,
+                base_len=self.base_len,
+                start=start,
+                token_ids=completion.token_ids[start : self.sent].tolist(),
+                finished=self.finished_sent,
+                known_len=completion.text.known_len,
+                candidates=completion.candidates[: self.sent - start],
+            )
+            del completion.candidates[: self.sent - start]
+            yield peer, drafted
+
+    def fall_behind(self) -> bool:
+        """Note that the request has outrun the completion. Returns whether all requests have."""
+        if not self.outrun:
+            self.outrun = True
+            self.completion.useful_to -= 1
+        return self.completion.useful_to == 0
