@@ -18,11 +18,12 @@ from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_bind
 from sglang_qspec.link.connections import Connections
 from sglang_qspec.link.faults import Faults
-from sglang_qspec.link.frame import MAX_LENGTH, decode_to_sidecar, encode
+from sglang_qspec.link.frame import decode_to_sidecar, encode
 from sglang_qspec.link.gate import Gate
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.listening import Listening
 from sglang_qspec.messages import (
+    MAX_LENGTH,
     PROTOCOL,
     FromSidecar,
     Heartbeat,
