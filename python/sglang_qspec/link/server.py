@@ -16,10 +16,10 @@ import zmq
 
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_bind
+from sglang_qspec.link.authenticator import Authenticator
 from sglang_qspec.link.connections import Connections
 from sglang_qspec.link.faults import Faults
 from sglang_qspec.link.frame import decode_to_sidecar, encode
-from sglang_qspec.link.gate import Gate
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.listening import Listening
 from sglang_qspec.messages import (
@@ -121,11 +121,11 @@ class LinkServer:
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._connections.socket, zmq.POLLIN)
-        self._gate: Gate | None = None
+        self._authenticator: Authenticator | None = None
         if keys is not None:
-            self._gate = Gate(self._context, keys)
-            self._gate.guard(self._router, keys)
-            self._poller.register(self._gate.socket, zmq.POLLIN)
+            self._authenticator = Authenticator(self._context, keys)
+            self._authenticator.protect(self._router)
+            self._poller.register(self._authenticator.socket, zmq.POLLIN)
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
@@ -163,7 +163,8 @@ class LinkServer:
         began = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
         now = self._listening.look(waited_s=time.monotonic() - began)
-        if self._gate is not None and self._gate.socket in ready and self._gate.answer():
+        authenticator = self._authenticator
+        if authenticator and authenticator.socket in ready and authenticator.answer():
             self._faults.note("rejected key", "a server with another key tried to connect")
         if self._connections.socket in ready and (closed := self._connections.look()):
             self._faults.note(
@@ -204,8 +205,8 @@ class LinkServer:
         """Drop queued messages and close the socket. May be called twice."""
         self._connections.close()
         self._router.close(linger=0)
-        if self._gate is not None:
-            self._gate.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.term()
 
     def _send(self, routing_id: bytes, message: FromSidecar) -> bool:
