@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import zmq
@@ -18,7 +19,7 @@ from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_bind
 from sglang_qspec.link.authenticator import Authenticator
 from sglang_qspec.link.connections import Connections
-from sglang_qspec.link.faults import Faults
+from sglang_qspec.link.faults import DROPPED, MALFORMED, Faults
 from sglang_qspec.link.frame import decode_to_sidecar, encode
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.listening import Listening
@@ -101,6 +102,7 @@ class LinkServer:
         self._next_heartbeat = 0.0
         self._forget_after_s = forget_after_s
         self._faults = Faults(logger, clock)
+        self._note_malformed = partial(self._faults.note, MALFORMED)
         self._listening = Listening(1.0, clock)
         self._peers: dict[bytes, Peer] = {}
         self._heard_at: dict[bytes, float] = {}  # in listened time
@@ -142,12 +144,12 @@ class LinkServer:
     @property
     def dropped(self) -> int:
         """Number of messages dropped because of a full queue or a disconnected server."""
-        return self._faults["dropped message"]
+        return self._faults[DROPPED]
 
     @property
     def malformed(self) -> int:
         """Number of messages dropped because they violate the protocol."""
-        return self._faults["malformed message"]
+        return self._faults[MALFORMED]
 
     @property
     def unserved(self) -> int:
@@ -197,7 +199,7 @@ class LinkServer:
     def send(self, peer: Peer, message: FromSidecar) -> bool:
         """Queue a message without waiting; False if the queue is full or `peer` has gone."""
         if self._peers.get(peer.routing_id) != peer:
-            self._faults.note("dropped message", f"server {peer} has gone")
+            self._faults.note(DROPPED, f"server {peer} has gone")
             return False
         return self._send(peer.routing_id, message)
 
@@ -213,13 +215,13 @@ class LinkServer:
         try:
             self._router.send_multipart([routing_id, encode(message)], zmq.NOBLOCK)
         except LinkError as error:
-            self._faults.note("malformed message", error)
+            self._note_malformed(error)
         except zmq.Again:
-            self._faults.note("dropped message", "a server's queue is full")
+            self._faults.note(DROPPED, "a server's queue is full")
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._faults.note("dropped message", "a server has disconnected")
+            self._faults.note(DROPPED, "a server has disconnected")
             self._depart(routing_id)
         else:
             return True
@@ -273,9 +275,6 @@ class LinkServer:
             self._welcome, session=self._peers[routing_id].session, number=hello.number
         )
         self._send(routing_id, welcome)
-
-    def _note_malformed(self, error: LinkError) -> None:
-        self._faults.note("malformed message", error)
 
     def _objection(self, hello: Hello) -> str | None:
         """Why the sidecar refuses this server; None if it accepts it."""
