@@ -4,8 +4,10 @@
     sidecar ->  server      Welcome, Refusal, Drafted, Gap, Declined, Heartbeat
 
 Each message is a tagged msgspec struct, encoded as msgpack in one ZMQ frame. New fields are
-appended, with a default. Lengths are in tokens. A token id has the same text for target and draft
-model, but either may have more ids than the other: models pad their vocabularies differently.
+appended, with a default. The type of a field states its bounds, which msgspec checks when it
+decodes a message; `link/frame.py` checks the rest. Lengths are in tokens. A token id has the same
+text for target and draft model, but either may have more ids than the other: models pad their
+vocabularies differently.
 
 `submission` identifies a request. The server assigns a new number to each Submit and never reuses
 one, so a late draft for a closed submission cannot reach a later request. Client request ids are
@@ -14,9 +16,12 @@ not sent: they have any length and any characters, and a client may reuse them.
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 PROTOCOL = 2
 """Version of this schema. The handshake refuses any other."""
@@ -41,6 +46,28 @@ MAX_STOP_TOKENS = 1024
 """Maximum number of stop tokens in one `Submit`; the server omits any further stop tokens."""
 MAX_SUBMISSIONS = 16384
 """Maximum number of open submissions of one server; the server holds back further requests."""
+MAX_LENGTH = (1 << 31) - 1
+"""Maximum of lengths and positions in tokens; it fits a signed 32-bit integer."""
+MAX_NUMBER = (1 << 63) - 1
+"""Maximum of submission numbers; it fits a signed 64-bit integer."""
+MAX_STEP_TIMES = 64
+"""Maximum number of pass sizes in one Heartbeat."""
+MAX_TEXT_CHARS = 4096
+"""Maximum length of a text in a message, such as a model name or a reason, in characters."""
+
+Length = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
+Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
+Count = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0)]
+"""A token id; each end also checks it against its vocabulary."""
+Finite = Meta(le=sys.float_info.max)
+"""Bound of a number that may be neither infinite nor NaN."""
+Seconds = Annotated[float, Meta(ge=0), Finite]
+Temperature = Annotated[float, Meta(ge=MIN_TEMPERATURE), Finite]
+"""A temperature above 0. Sampling divides the logits by it in float32."""
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 
 
 class OverloadLevel(IntEnum):
@@ -76,11 +103,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Opens a session. The server sends it again when the sidecar may have been replaced."""
 
     protocol: int
-    vocab_size: int
-    """Number of token ids of the target, at least 1. The sidecar drafts only ids below it."""
-    fingerprint: str
+    vocab_size: Positive
+    """Number of token ids of the target. The sidecar drafts only ids below it."""
+    fingerprint: Text
     """Digest of the target's tokenizer (`link.fingerprint`)."""
-    number: int = 0
+    number: Number = 0
     """Sequence number. `Welcome` repeats it; the server ignores a Welcome with another number."""
 
 
@@ -95,13 +122,13 @@ class SeededSampling(msgspec.Struct, frozen=True):
     numbers and sends the `Candidates` of each token; its first completion is greedy.
     """
 
-    seed: int
-    temperature: float
-    top_k: int = 1 << 30
+    seed: Annotated[int, Meta(ge=-MAX_NUMBER - 1, le=MAX_NUMBER)]
+    temperature: Temperature
+    top_k: Positive = 1 << 30
     """Number of most likely tokens that are sampled from; the default means all tokens."""
-    top_p: float = 1.0
+    top_p: Probability = 1.0
     """Cumulative probability of the most likely tokens that are sampled from; 1 means all."""
-    min_p: float = 0.0
+    min_p: Probability = 0.0
     """Minimum probability of a token, relative to the most likely token; 0 means no minimum."""
     probabilities: bool = False
     """Whether the target accepts step drafts by rejection sampling, and needs `Candidates`."""
@@ -110,10 +137,10 @@ class SeededSampling(msgspec.Struct, frozen=True):
 class Candidates(msgspec.Struct, frozen=True):
     """The distribution that the sidecar sampled one draft token from."""
 
-    token_ids: list[int]
-    """Distinct token ids, the draft token among them; at most `MAX_CANDIDATES`."""
-    probs: list[float]
-    """Probability of each candidate, over 0; the sum is 1 within `frame.MAX_ROUNDING`."""
+    token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_CANDIDATES)]
+    """Distinct token ids, the draft token among them."""
+    probs: list[Annotated[float, Meta(gt=0, le=1)]]
+    """Probability of each candidate; the sum is 1 within `frame.MAX_ROUNDING`."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -122,22 +149,23 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     With 0 completions the sidecar only drafts steps.
     """
 
-    submission: int
-    token_ids: list[int]
-    """Prompt followed by the output committed so far; at least one token."""
-    base_len: int
+    submission: Number
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    """Prompt followed by the output committed so far."""
+    base_len: Length
     """Length of the committed output in `token_ids`, in tokens."""
-    max_new_tokens: int
+    max_new_tokens: Length
     """Maximum useful length of a completion, in tokens."""
-    completions: int
+    completions: Length
     """Number of completions to draft."""
-    temperature: float
-    """Temperature of the sampled completions; 0 makes them greedy."""
-    stop_token_ids: list[int] = []
+    temperature: Annotated[float, Meta(ge=0), Finite]
+    """Temperature of the sampled completions; 0 makes them greedy, and the lowest other temperature
+    is MIN_TEMPERATURE."""
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] = []
     """A completion ends after any of these tokens."""
     ignore_eos: bool = False
     """Whether completions continue after the draft model's end-of-sequence tokens."""
-    top_p: float = 1.0
+    top_p: Probability = 1.0
     """Cumulative probability of the most likely tokens that completions are sampled from."""
     greedy_first: bool = True
     """Whether the first completion is greedy, or drawn with `seeded`. If False, all completions
@@ -148,7 +176,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     seeded: SeededSampling | None = None
     """Sampling seed and filters of the first completion and the step drafts; None makes them
     greedy."""
-    scope: int = 0
+    scope: Number = 0
     """Number of the request's LoRA adapter and cache keys together, which the server assigns; 0
     without them. Requests with different numbers share no drafts and no KV."""
 
@@ -156,38 +184,38 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
     """The target has begun to serve the request: complete the drafts of waiting requests first."""
 
-    submission: int
+    submission: Number
 
 
 class Commit(msgspec.Struct, frozen=True):
     """Output that the target committed for one request since the server's last report."""
 
-    submission: int
-    base_len: int
+    submission: Number
+    base_len: Length
     """Length of the committed output before `token_ids`, in tokens."""
-    token_ids: list[int]
-    """Committed tokens, at least one. The sidecar skips tokens that it already has. If `base_len`
+    token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_COMMIT_TOKENS)]
+    """Committed tokens. The sidecar skips tokens that it already has. If `base_len`
     is beyond the output that it has, it answers with a `Gap`."""
-    max_new_tokens: int
-    """Number of tokens to draft ahead of the committed output; at most MAX_LOOKAHEAD."""
+    max_new_tokens: Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
+    """Number of tokens to draft ahead of the committed output."""
 
 
 class Commits(msgspec.Struct, frozen=True, tag="commits"):
     """Output of several requests, to draft from before any other work."""
 
-    requests: list[Commit]
+    requests: Annotated[list[Commit], Meta(max_length=MAX_COMMITS)]
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
     """The request has finished or was aborted; the sidecar drops it."""
 
-    submission: int
+    submission: Number
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Asks for a `Heartbeat`, and shows that the server is alive; sent about once a second."""
 
-    number: int = 0
+    number: Number = 0
     """Sequence number, which the Heartbeat repeats as `answers`."""
 
 
@@ -195,18 +223,18 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Answers `Hello`: the sidecar accepts the server."""
 
     protocol: int
-    model: str
+    model: Text
     """Display name of the draft model."""
-    vocab_size: int
+    vocab_size: Length
     """Number of token ids of the draft model. The server sends only texts with ids below it."""
-    context_len: int
+    context_len: Length
     """Context length of the draft model: maximum length of prompt and completion, in tokens."""
-    session: str = ""
+    session: Text = ""
     """Identifies the session of this server. If it changes, the sidecar has none of the earlier
     submissions."""
     number: int = 0
     """`number` of the Hello that this message answers."""
-    max_text_tokens: int = 1 << 31
+    max_text_tokens: Count = 1 << 31
     """Maximum number of `Submit.token_ids` that the sidecar keeps for one server, summed over its
     open submissions. The server holds back further requests."""
 
@@ -214,39 +242,39 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """Answers `Hello`: the sidecar does not accept the server."""
 
-    reason: str
+    reason: Text
     """Why, in words for the server's log: a protocol or model mismatch, or too many servers."""
 
 
 class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     """New tokens of one completion."""
 
-    submission: int
-    completion: int
+    submission: Number
+    completion: Length
     """Number of the completion within the request. 0 is the greedy completion, or the one drawn
     with the request's own seed, if the request has one. Numbers from `config.MAX_COMPLETIONS` on
     are step drafts; each replaces the previous step draft."""
-    base_len: int
+    base_len: Length
     """Length of the committed output that the completion continues, in tokens."""
-    start: int
+    start: Length
     """Position of the first of `token_ids` within the completion."""
-    token_ids: list[int]
-    """New tokens; at most MAX_DRAFTED_TOKENS."""
+    token_ids: Annotated[list[TokenId], Meta(max_length=MAX_DRAFTED_TOKENS)]
+    """New tokens."""
     finished: bool = False
     """Whether the completion is complete; for a step draft, complete until the next Commit. If no
     step draft continues after a Commit, the sidecar sends this with empty `token_ids`."""
-    known_len: int = 0
+    known_len: Length = 0
     """For step drafts, length of the committed output that the sidecar had when it sent this
     message. A step draft that `finished` may continue once the sidecar reads a later Commit."""
-    candidates: list[Candidates] = []
+    candidates: Annotated[list[Candidates], Meta(max_length=MAX_DRAWN_TOKENS)] = []
     """Candidates of each of `token_ids`; empty unless `SeededSampling.probabilities` is set."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap"):
     """Answers a `Commit` that the sidecar cannot apply, because it lacks earlier output."""
 
-    submission: int
-    known_len: int | None
+    submission: Number
+    known_len: Length | None
     """Length of the committed output that the sidecar has; the next Commit must start there. None
     if it does not have the submission; the server must then submit the request again."""
 
@@ -254,13 +282,13 @@ class Gap(msgspec.Struct, frozen=True, tag="gap"):
 class Declined(msgspec.Struct, frozen=True, tag="declined"):
     """The sidecar has dropped this submission, and does not draft for it."""
 
-    submission: int
-    reason: str
+    submission: Number
+    reason: Text
     """Why, in words for the server's log."""
     retry: bool = False
     """Whether the server may submit the request again, once some of its submissions have ended and
     the sidecar has room."""
-    retry_after_s: float = 0.0
+    retry_after_s: Seconds = 0.0
     """With `retry`, seconds for which the server waits before it submits the request again. Above
     0 the sidecar is overloaded. It never declines a Submit without completions for this reason."""
 
@@ -268,36 +296,38 @@ class Declined(msgspec.Struct, frozen=True, tag="declined"):
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Answers `Ping` with the load and the counters of the sidecar."""
 
-    requests: int
+    requests: Count
     """Requests with unfinished drafts, over all servers."""
-    rows: int
+    rows: Count
     """Completions that the latest pass advanced; 0 when the sidecar is idle."""
-    drafted_tokens: int
+    drafted_tokens: Count
     """Tokens drafted since the sidecar started."""
-    dropped_messages: int
+    dropped_messages: Count
     """Messages dropped since the sidecar started, because a server's queue was full or the server
     had disconnected."""
-    answers: int = 0
+    answers: Count = 0
     """`number` of the Ping that this message answers; the sidecar has read all earlier messages."""
-    step_passes: int = 0
+    step_passes: Count = 0
     """Passes of the draft model that advanced step drafts, since the sidecar started."""
-    step_tokens: int = 0
+    step_tokens: Count = 0
     """Step draft tokens that the `step_passes` produced."""
-    step_seconds: float = 0.0
+    step_seconds: Seconds = 0.0
     """Total duration of the `step_passes`, in seconds."""
-    step_times: list[tuple[float, float]] = []
+    step_times: Annotated[
+        list[tuple[Annotated[float, Meta(ge=1), Finite], Seconds]], Meta(max_length=MAX_STEP_TIMES)
+    ] = []
     """Recent mean duration of a step pass by its size: (completions advanced, seconds), smallest
     size first."""
-    texts: int = 0
+    texts: Count = 0
     """Number of distinct prompts that the sidecar keeps, over all servers."""
-    kv_rows: int = 0
+    kv_rows: Count = 0
     """Number of open rows of the draft model's KV."""
-    kv_tokens: int = 0
+    kv_tokens: Count = 0
     """Number of KV slots that the open rows hold."""
-    backlog_s: float = 0.0
+    backlog_s: Seconds = 0.0
     """Seconds that the sidecar needs, at its recent speed, for the step drafts and the first
     completions that are not finished, over all servers."""
-    overload: int = 0
+    overload: Count = 0
     """The `OverloadLevel`: while it is above 0, the server asks for less, and prefers its other
     sidecars."""
 

@@ -1,6 +1,6 @@
 """The messages that the protocol allows, written from the field descriptions in `messages`.
 
-This file does not use `link.frame`, because it tests it.
+This file tests `link.frame` and the bounds in the types of the fields, so it uses neither.
 """
 
 from __future__ import annotations

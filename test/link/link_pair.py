@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sglang_qspec.link import FakeSidecarLink, Link, LinkServer, LinkState
-from sglang_qspec.messages import Close, Drafted, FromSidecar, Submit
+from sglang_qspec.link.fake import Script, pieces
+from sglang_qspec.messages import Close, FromSidecar, Submit
 from test.link.wire import VOCAB_SIZE, Wire, until
 
-Script = Callable[[Submit], Sequence[Sequence[int]]]
 CHUNK = 2
 
 
@@ -83,7 +82,7 @@ class WireLinkPair:
             if isinstance(message, Close):
                 self.closes.append(message)
             elif isinstance(message, Submit):
-                for drafted in _pieces(message, self._script(message)):
+                for drafted in pieces(message, self._script(message), CHUNK):
                     assert self._server.send(peer, drafted)
 
     def inject(self, message: FromSidecar) -> None:
@@ -104,21 +103,6 @@ class WireLinkPair:
     def refuse(self) -> None:
         self.die()
         self._server = self._wire.serve(fingerprint="another")
-
-
-def _pieces(submit: Submit, completions: Sequence[Sequence[int]]) -> list[Drafted]:
-    return [
-        Drafted(
-            submit.submission,
-            index,
-            submit.base_len,
-            start,
-            list(completion[start : start + CHUNK]),
-            finished=start + CHUNK >= len(completion),
-        )
-        for index, completion in enumerate(completions)
-        for start in range(0, len(completion), CHUNK)
-    ]
 
 
 def ready(pair: LinkPair) -> None:

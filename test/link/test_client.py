@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from sglang_qspec.link import Keys, LinkServer, LinkState, SidecarLink
+from sglang_qspec.link import Keys, LinkState
 from sglang_qspec.link.dealer import Dealer
 from sglang_qspec.link.link import POLL_BUDGET_S
 from sglang_qspec.messages import (
@@ -20,7 +20,6 @@ from sglang_qspec.messages import (
     PROTOCOL,
     Close,
     Drafted,
-    FromSidecar,
     Heartbeat,
     Hello,
     Refusal,
@@ -28,17 +27,24 @@ from sglang_qspec.messages import (
     ToSidecar,
     Welcome,
 )
-from test.link.sockets import GARBAGE, OVERSIZED, router, waiting
-from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, open_wire, until
+from test.link.sockets import GARBAGE, OVERSIZED
+from test.link.wire import (
+    FINGERPRINT,
+    VOCAB_SIZE,
+    Wire,
+    bare_sidecar,
+    open_wire,
+    ready,
+    received,
+    until,
+)
 
 SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5)
 DRAFT = Drafted(1, 0, 0, 0, [3])
 LARGEST = Drafted(1, 0, 0, 0, [3] * MAX_DRAFTED_TOKENS)
+WELCOME = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1)
+"""Answers the first Hello of a link."""
 encode = msgspec.msgpack.encode
-
-
-def ready(link: SidecarLink, server: LinkServer) -> None:
-    until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
 
 
 def test_a_link_waits_for_a_sidecar_that_comes_later(wire: Wire) -> None:
@@ -172,55 +178,40 @@ def test_a_link_that_the_sidecar_forgot_gets_a_new_session(wire: Wire) -> None:
 
 
 def test_hello_is_repeated_until_it_is_answered(wire: Wire) -> None:
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: len(frames) >= 3, link.receive, lambda: frames.extend(waiting(sidecar)))
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
+        until(lambda: len(sidecar.frames) >= 3, link.receive, sidecar.read)
         assert link.state is LinkState.CONNECTING
-        hello = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
-        assert [frame for _, frame in frames] == [
-            encode(msgspec.structs.replace(hello, number=number + 1))
-            for number in range(len(frames))
+        assert sidecar.frames == [
+            encode(Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT, number + 1))
+            for number in range(len(sidecar.frames))
         ]
-        sidecar.send_multipart(
-            [frames[0][0], encode(Welcome(PROTOCOL, "late", VOCAB_SIZE, 8, "s", 1))]
-        )
+        sidecar.send(WELCOME)
         until(lambda: link.state is LinkState.READY, link.receive)
 
 
 def test_messages_before_the_welcome_are_ignored(wire: Wire) -> None:
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        peer = frames[0][0]
-        received: list[FromSidecar] = []
-        for message in (DRAFT, Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1), DRAFT):
-            sidecar.send_multipart([peer, encode(message)])
-        until(
-            lambda: link.state is LinkState.READY and received,
-            lambda: received.extend(link.receive()),
-        )
-        assert received == [DRAFT]
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
+        sidecar.send(DRAFT, WELCOME, DRAFT)
+        assert received(link) == [DRAFT]
+        assert link.state is LinkState.READY
 
 
 def test_only_an_answer_to_a_hello_opens_a_session(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each new session makes the server submit all its requests again."""
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint), caplog.at_level(logging.INFO):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
+    with bare_sidecar(wire) as sidecar, caplog.at_level(logging.INFO):
+        link = sidecar.link
         for number in range(400):
             welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, f"session {number}", number % 50)
-            sidecar.send_multipart([frames[0][0], encode(welcome)])
-        sidecar.send_multipart([frames[0][0], encode(DRAFT)])
-        received: list[FromSidecar] = []
-        until(lambda: received, lambda: received.extend(link.receive()))
-        assert link.session_count <= len(frames) + len(waiting(sidecar))
-        for number in range(400):
-            sidecar.send_multipart([frames[0][0], encode(Refusal(f"reason {number}"))])
+            sidecar.send(welcome)
+        sidecar.send(DRAFT)
+        received(link)
+        sidecar.read()
+        assert link.session_count <= len(sidecar.frames)
+        sidecar.send(*(Refusal(f"reason {number}") for number in range(400)))
         until(lambda: link.refusal == "reason 399", link.receive)
     assert len(caplog.records) <= 4
 
@@ -228,12 +219,9 @@ def test_only_an_answer_to_a_hello_opens_a_session(
 def test_the_time_of_a_poll_is_bounded_whatever_the_sidecar_sent(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        peer = frames[0][0]
-        sidecar.send_multipart([peer, encode(Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1))])
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
+        sidecar.send(WELCOME)
         until(lambda: link.state is LinkState.READY, link.receive)
         # A message always waits, and each reading of the clock uses up the time limit of a poll.
         monkeypatch.setattr(Dealer, "readable", True)
@@ -244,11 +232,9 @@ def test_the_time_of_a_poll_is_bounded_whatever_the_sidecar_sent(
 
 
 def test_a_welcome_in_another_protocol_is_a_refusal(wire: Wire) -> None:
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        sidecar.send_multipart([frames[0][0], encode(Welcome(99, "m", VOCAB_SIZE, 8, "s", 1))])
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
+        sidecar.send(Welcome(99, "m", VOCAB_SIZE, 8, "s", 1))
         until(lambda: link.state is LinkState.REFUSED, link.receive)
         assert link.refusal is not None
         assert "protocol 99" in link.refusal
@@ -257,24 +243,16 @@ def test_a_welcome_in_another_protocol_is_a_refusal(wire: Wire) -> None:
 def test_no_garbage_from_a_sidecar_reaches_the_caller(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        peer = frames[0][0]
-        sidecar.send_multipart([peer, encode(Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, "s", 1))])
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
         with caplog.at_level(logging.WARNING):
-            for frame in GARBAGE:
-                sidecar.send_multipart([peer, frame])
-            sidecar.send_multipart([peer, encode(DRAFT)])
-            received: list[FromSidecar] = []
-            until(lambda: received, lambda: received.extend(link.receive()))
-        assert received == [DRAFT]
+            sidecar.send(WELCOME, *GARBAGE, DRAFT)
+            assert received(link) == [DRAFT]
         assert link.malformed == len(GARBAGE)
         assert link.state is LinkState.READY
         # The link logs once a minute, not once per message.
         assert sum("malformed" in record.message for record in caplog.records) == 1
-        sidecar.send_multipart([peer, OVERSIZED])
+        sidecar.send(OVERSIZED)
         until(lambda: link.state is LinkState.LOST, link.receive)
         assert link.malformed == len(GARBAGE)
 
@@ -282,11 +260,9 @@ def test_no_garbage_from_a_sidecar_reaches_the_caller(
 def test_a_refusal_cannot_write_lines_into_the_log(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        frames: list[list[bytes]] = []
-        until(lambda: frames, link.receive, lambda: frames.extend(waiting(sidecar)))
-        sidecar.send_multipart([frames[0][0], encode(Refusal("no\nERROR forged\x1b[31m"))])
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
+        sidecar.send(Refusal("no\nERROR forged\x1b[31m"))
         until(lambda: link.state is LinkState.REFUSED, link.receive)
     assert "no\\nERROR forged\\x1b" in caplog.text
     assert "\nERROR forged" not in caplog.text
@@ -294,22 +270,20 @@ def test_a_refusal_cannot_write_lines_into_the_log(
 
 def test_a_connection_that_zmq_gave_up_is_opened_again(wire: Wire) -> None:
     """ZMQ does not reconnect after a peer that broke its framing."""
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint, reopen_after_s=0.3)
-        greeted: list[bytes] = []
+    with bare_sidecar(wire, reopen_after_s=0.3) as sidecar:
+        link = sidecar.link
 
-        def greet() -> None:
-            for peer, frame in waiting(sidecar):
-                message = msgspec.msgpack.decode(frame, type=ToSidecar)
-                if not isinstance(message, Hello):
-                    continue
-                welcome = Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, peer.hex(), message.number)
-                sidecar.send_multipart([peer, encode(welcome)])
-                greeted.append(peer)
+        def welcome() -> None:
+            sidecar.read()
+            message = msgspec.msgpack.decode(sidecar.frames[-1], type=ToSidecar)
+            if isinstance(message, Hello):
+                sidecar.send(
+                    Welcome(PROTOCOL, "m", VOCAB_SIZE, 8, sidecar.peer.hex(), message.number)
+                )
 
         for _ in range(3):
-            until(lambda: link.state is LinkState.READY, link.receive, greet)
-            sidecar.send_multipart([greeted[-1], OVERSIZED])
+            until(lambda: link.state is LinkState.READY, link.receive, welcome)
+            sidecar.send(OVERSIZED)
             until(lambda: link.state is LinkState.LOST, link.receive)
         assert link.session_count >= 3
 

@@ -121,19 +121,6 @@ def test_a_death_loses_the_drafts_in_flight() -> None:
     assert link.session_count == 2
 
 
-def test_stale_foreign_and_out_of_vocabulary_drafts_can_be_injected() -> None:
-    link = opened()
-    link.script = lambda _: []
-    assert link.send(submit(5))
-    link.inject_stale(submit(5), 9, [1])
-    link.inject_foreign([2])
-    link.inject_out_of_vocabulary(submit(5))
-    stale, foreign = link.receive()
-    assert stale == Drafted(5, 0, 9, 0, [1], True)
-    assert foreign == Drafted(6, 0, 0, 0, [2], True)
-    assert link.malformed == 1
-
-
 def test_bytes_that_are_no_message_are_counted() -> None:
     link = opened()
     link.inject_frame(b"\xc1")

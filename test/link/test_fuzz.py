@@ -18,8 +18,8 @@ from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, enco
 from sglang_qspec.messages import PROTOCOL, Hello, Welcome, max_to_sidecar_bytes
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
 from test.fuzz.frames import Frames
-from test.link.sockets import dealer, router, waiting
-from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
+from test.link.sockets import dealer, waiting
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, bare_sidecar, ready, until
 
 CONTEXT = 64
 MOST_BYTES = max_to_sidecar_bytes(CONTEXT)
@@ -175,7 +175,7 @@ def flood_server(wire: Wire, count: int, seed: int) -> None:
     """Three bare sockets send frames to the sidecar while a real link is served."""
     server = wire.serve()
     link = wire.link()
-    until(lambda: link.state is LinkState.READY, lambda: server.receive(0), link.receive)
+    ready(link, server)
     frames = frames_of(seed)
     with (
         dealer(wire.endpoint, wire.keys) as a,
@@ -212,25 +212,14 @@ def receive_all(server: LinkServer) -> None:
 def flood_link(wire: Wire, count: int, seed: int) -> None:
     """A bare socket sends frames to a link, then follows the protocol."""
     frames = frames_of(seed)
-    with router(wire.endpoint, wire.keys) as (sidecar, endpoint):
-        link = wire.link(endpoint=endpoint)
-        name = b""
-
-        def greeted() -> bool:
-            nonlocal name
-            if greetings := waiting(sidecar):
-                name = greetings[-1][0]
-            link.receive()
-            return bool(name)
-
-        until(greeted)
+    with bare_sidecar(wire) as sidecar:
+        link = sidecar.link
         for number in range(count):
-            frame = frames.from_sidecar()
-            sidecar.send_multipart([name, frame])
+            sidecar.send(frames.from_sidecar())
             if number % 20 == 0:
                 for message in link.receive():
                     check_from_sidecar(message, VOCAB_SIZE)
-                waiting(sidecar)
+                sidecar.read()
         until(lambda: link.malformed > count // 20, link.receive)
         # A refusal holds for the connection; the link greets a restarted sidecar again.
         assert link.state in LinkState
@@ -238,8 +227,8 @@ def flood_link(wire: Wire, count: int, seed: int) -> None:
         if link.refusal is None and number:
             welcome = Welcome(PROTOCOL, "any", VOCAB_SIZE, CONTEXT, "new", number + 1)
             assert link.session_count <= number
-            link._greet()
-            sidecar.send_multipart([name, encode(welcome)])
+            link._send_hello()
+            sidecar.send(welcome)
             until(lambda: link.state is LinkState.READY, link.receive)
 
 

@@ -22,49 +22,53 @@ from sglang_qspec.messages import (
     Welcome,
 )
 from test.link.sockets import GARBAGE, OVERSIZED, dealer, plain_socket, waiting
-from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, until
+from test.link.wire import FINGERPRINT, VOCAB_SIZE, Wire, ready, received, until
 
 HELLO = Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT)
 SUBMIT = Submit(1, [1, 2], 0, 8, 2, 0.5)
 encode = msgspec.msgpack.encode
 
 
-def decode(frame: bytes) -> FromSidecar:
-    return msgspec.msgpack.decode(frame, type=FromSidecar)
-
-
 def draft(index: int = 0) -> Drafted:
     return Drafted(1, 0, 0, index, [index % VOCAB_SIZE])
 
 
-def ready(link: SidecarLink, server: LinkServer) -> Peer:
+def connected(link: SidecarLink, server: LinkServer) -> Peer:
     """Connect the link; returns its peer at the server."""
     before = set(server.peers)
-    until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
+    ready(link, server)
     (peer,) = set(server.peers) - before
     return peer
 
 
 def served(server: LinkServer, count: int) -> list[tuple[Peer, ToSidecar]]:
-    received: list[tuple[Peer, ToSidecar]] = []
-    until(lambda: len(received) >= count, lambda: received.extend(server.receive(1)))
-    return received
+    messages: list[tuple[Peer, ToSidecar]] = []
+    until(lambda: len(messages) >= count, lambda: messages.extend(server.receive(1)))
+    return messages
+
+
+def answers(peer: zmq.Socket[bytes], server: LinkServer, count: int) -> list[FromSidecar]:
+    """The server's first `count` messages to a bare socket."""
+    frames: list[list[bytes]] = []
+    until(
+        lambda: len(frames) == count,
+        lambda: server.receive(1),
+        lambda: frames.extend(waiting(peer)),
+    )
+    return [msgspec.msgpack.decode(frame, type=FromSidecar) for (frame,) in frames]
 
 
 def next_draft(link: SidecarLink) -> FromSidecar:
-    received: list[FromSidecar] = []
-    until(lambda: received, lambda: received.extend(link.receive(limit=1)))
-    return received[0]
+    (drafted,) = received(link, limit=1)
+    return drafted
 
 
 def drafts_reach(link: SidecarLink, server: LinkServer, peer: Peer) -> bool:
     """Whether the server's drafts arrive at the link in order."""
     wanted = [draft(index) for index in range(20)]
-    received: list[FromSidecar] = []
     for drafted in wanted:
         assert server.send(peer, drafted)
-    until(lambda: len(received) >= 20, lambda: received.extend(link.receive()))
-    return received == wanted
+    return received(link, 20) == wanted
 
 
 @pytest.mark.parametrize(
@@ -88,9 +92,8 @@ def test_a_server_that_does_not_fit_is_refused_and_not_served(
         peer.send(encode(hello))
         peer.send(encode(SUBMIT))
         until(lambda: server.unserved == 1, lambda: server.receive(1))
-        until(lambda: peer.poll(0))
-        (answer,) = waiting(peer)
-        assert isinstance(decode(answer[0]), Refusal)
+        (answer,) = answers(peer, server, 1)
+        assert isinstance(answer, Refusal)
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 10, VOCAB_SIZE + 10])
@@ -99,16 +102,16 @@ def test_a_target_with_another_vocabulary_size_is_served_and_reads_only_its_own_
 ) -> None:
     server = wire.serve()
     link = wire.link(vocab_size=vocab_size)
-    peer = ready(link, server)
+    peer = connected(link, server)
     assert peer.vocab_size == vocab_size
     assert link.sidecar is not None
     assert link.sidecar.vocab_size == VOCAB_SIZE
     last = min(vocab_size, VOCAB_SIZE) - 1
     assert link.send(Submit(1, [1, VOCAB_SIZE], 0, 8, 2, 0.5))
     assert link.send(Submit(2, [1, last], 0, 8, 2, 0.5))
-    ((_, received),) = served(server, 1)
-    assert isinstance(received, Submit)
-    assert received.token_ids == [1, last]
+    ((_, message),) = served(server, 1)
+    assert isinstance(message, Submit)
+    assert message.token_ids == [1, last]
     assert server.malformed == 1
     assert server.send(peer, Drafted(2, 0, 0, 0, [vocab_size]))
     assert server.send(peer, Drafted(2, 0, 0, 0, [last]))
@@ -121,12 +124,7 @@ def test_a_repeated_hello_does_not_change_the_vocabulary_size_of_a_session(wire:
     with dealer(wire.endpoint, wire.keys) as peer:
         for vocab_size in (7, 70):
             peer.send(encode(Hello(PROTOCOL, vocab_size, FINGERPRINT)))
-        answers: list[list[bytes]] = []
-        until(
-            lambda: len(answers) == 2,
-            lambda: server.receive(1),
-            lambda: answers.extend(waiting(peer)),
-        )
+        answers(peer, server, 2)
     assert [peer.vocab_size for peer in server.peers] == [7]
 
 
@@ -143,14 +141,13 @@ def test_a_peer_without_a_hello_is_neither_served_nor_answered(wire: Wire) -> No
     with dealer(wire.endpoint, wire.keys) as peer:
         for message in (SUBMIT, Close(1), Ping()):
             peer.send(encode(message))
-        received: list[tuple[Peer, ToSidecar]] = []
-        until(lambda: server.unserved == 3, lambda: received.extend(server.receive(1)))
-        assert received == []
+        messages: list[tuple[Peer, ToSidecar]] = []
+        until(lambda: server.unserved == 3, lambda: messages.extend(server.receive(1)))
+        assert messages == []
         # The first message that it gets is the answer to its Hello.
         peer.send(encode(HELLO))
-        until(lambda: peer.poll(0), lambda: server.receive(1))
-        (answer,) = waiting(peer)
-        assert isinstance(decode(answer[0]), Welcome)
+        (answer,) = answers(peer, server, 1)
+        assert isinstance(answer, Welcome)
 
 
 def test_a_ping_is_answered_with_the_heartbeat_of_the_callback(wire: Wire) -> None:
@@ -165,23 +162,17 @@ def test_a_ping_is_answered_with_the_heartbeat_of_the_callback(wire: Wire) -> No
 def test_a_repeated_hello_keeps_the_session(wire: Wire) -> None:
     server = wire.serve()
     with dealer(wire.endpoint, wire.keys) as peer:
-        answers: list[list[bytes]] = []
         for _ in range(3):
             peer.send(encode(HELLO))
-        until(
-            lambda: len(answers) == 3,
-            lambda: server.receive(1),
-            lambda: answers.extend(waiting(peer)),
-        )
-        sessions = {msgspec.msgpack.decode(answer[0], type=Welcome).session for answer in answers}
-        assert sessions == {server.peers[0].session}
+        welcomes = [answer for answer in answers(peer, server, 3) if isinstance(answer, Welcome)]
+        assert [welcome.session for welcome in welcomes] == 3 * [server.peers[0].session]
         assert server.departed() == []
 
 
 def test_servers_with_equal_submissions_are_kept_apart(wire: Wire) -> None:
     server = wire.serve()
     links = [wire.link(), wire.link()]
-    peers = [ready(link, server) for link in links]
+    peers = [connected(link, server) for link in links]
     for link in links:
         assert link.send(SUBMIT)
     assert {peer for peer, _ in served(server, 2)} == set(peers)
@@ -193,7 +184,7 @@ def test_servers_with_equal_submissions_are_kept_apart(wire: Wire) -> None:
 def test_a_peer_that_never_reads_loses_its_own_drafts_only(wire: Wire) -> None:
     server = wire.serve(send_queue=10)
     link = wire.link()
-    reader = ready(link, server)
+    reader = connected(link, server)
     with dealer(wire.endpoint, wire.keys, receive_queue=1) as stalled_socket:
         stalled_socket.send(encode(HELLO))
         until(lambda: len(server.peers) == 2, lambda: server.receive(1))
@@ -213,7 +204,7 @@ def test_a_peer_that_never_reads_loses_its_own_drafts_only(wire: Wire) -> None:
 def test_garbage_does_not_harm_the_sidecar_or_other_servers(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
-    reader = ready(link, server)
+    reader = connected(link, server)
     submit = msgspec.to_builtins(SUBMIT)
     changes: list[dict[str, object]] = [
         {"token_ids": [-1]},
@@ -257,7 +248,7 @@ def test_garbage_does_not_harm_the_sidecar_or_other_servers(wire: Wire) -> None:
 def test_bytes_that_are_not_zmq_do_no_harm(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
-    reader = ready(link, server)
+    reader = connected(link, server)
     for frame in (*GARBAGE, b"\xff" + bytes(8) + b"\x7f" + b"A" * 4096):
         with plain_socket(wire.endpoint) as plain:
             plain.sendall(frame)
@@ -268,7 +259,7 @@ def test_bytes_that_are_not_zmq_do_no_harm(wire: Wire) -> None:
 def test_a_disconnected_server_departs_at_the_next_send(wire: Wire) -> None:
     server = wire.serve()
     link = wire.link()
-    peer = ready(link, server)
+    peer = connected(link, server)
     link.close()
     until(lambda: not server.send(peer, draft()))
     assert server.departed() == [peer]
@@ -280,7 +271,7 @@ def test_a_disconnected_server_departs_at_the_next_send(wire: Wire) -> None:
 def test_a_silent_server_is_forgotten(wire: Wire) -> None:
     server = wire.serve(forget_after_s=10.0)
     silent, alive = wire.link(lost_after_s=1000.0), wire.link(lost_after_s=1000.0)
-    gone, stays = ready(silent, server), ready(alive, server)
+    gone, stays = connected(silent, server), connected(alive, server)
 
     def second() -> None:
         wire.clock.ahead_s += 1.0
@@ -295,7 +286,7 @@ def test_a_silent_server_is_forgotten(wire: Wire) -> None:
 def test_a_pause_of_the_sidecar_does_not_make_it_forget_servers(wire: Wire) -> None:
     server = wire.serve(forget_after_s=10.0)
     link = wire.link()
-    peer = ready(link, server)
+    peer = connected(link, server)
     wire.clock.ahead_s += 3600.0
     server.receive(0)
     assert server.peers == (peer,)
@@ -305,10 +296,10 @@ def test_a_pause_of_the_sidecar_does_not_make_it_forget_servers(wire: Wire) -> N
 def test_a_server_that_reconnects_is_a_new_peer(wire: Wire) -> None:
     server = wire.serve()
     first = wire.link()
-    before = ready(first, server)
+    before = connected(first, server)
     first.close()
     until(lambda: not server.send(before, draft()))
-    after = ready(wire.link(), server)
+    after = connected(wire.link(), server)
     assert after != before
     assert not server.send(before, draft())
 

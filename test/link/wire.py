@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from sglang_qspec.link import Keys, LinkServer, PrivateEndpoint, SidecarLink
-from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
+import msgspec
+import zmq
+
+from sglang_qspec.link import Keys, LinkServer, LinkState, PrivateEndpoint, SidecarLink
+from sglang_qspec.messages import PROTOCOL, FromSidecar, Heartbeat, Hello, Welcome
+from test.link.sockets import router, waiting
 
 DEADLINE_S = 60.0
 VOCAB_SIZE = 100
@@ -74,7 +78,7 @@ class Wire:
             self.keys,
             lost_after_s=lost_after_s,
             ping_interval_s=0.05,
-            turn_interval_s=0.001,
+            maintenance_interval_s=0.001,
             reopen_after_s=reopen_after_s,
             window_bytes=window_bytes,
             clock=self.clock,
@@ -97,19 +101,58 @@ def until(holds: Callable[[], object], *steps: Callable[[], object]) -> None:
         time.sleep(0.0005)
 
 
+def ready(link: SidecarLink, server: LinkServer) -> None:
+    """Connect the link to the server."""
+    until(lambda: link.state is LinkState.READY, link.receive, lambda: server.receive(0))
+
+
+def received(link: SidecarLink, count: int = 1, limit: int = 256) -> list[FromSidecar]:
+    """Poll until the link has received `count` messages; returns them."""
+    messages: list[FromSidecar] = []
+    until(lambda: len(messages) >= count, lambda: messages.extend(link.receive(limit)))
+    return messages
+
+
+class BareSidecar:
+    """The ZMQ socket of a sidecar with one link; it sends only what the test sends."""
+
+    def __init__(self, socket: zmq.Socket[bytes], link: SidecarLink) -> None:
+        self.link = link
+        self.peer = b""
+        """Routing id of the link's latest connection."""
+        self.frames: list[bytes] = []
+        """All frames from the link."""
+        self._socket = socket
+
+    def read(self) -> None:
+        """Read the frames that have arrived."""
+        for peer, frame in waiting(self._socket):
+            self.peer = peer
+            self.frames.append(frame)
+
+    def send(self, *messages: FromSidecar | bytes) -> None:
+        """Send messages, or frames of any bytes."""
+        for message in messages:
+            frame = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+            self._socket.send_multipart([self.peer, frame])
+
+
+@contextmanager
+def bare_sidecar(wire: Wire, reopen_after_s: float = 5.0) -> Iterator[BareSidecar]:
+    """A sidecar that has the first Hello of a link."""
+    with router(wire.endpoint, wire.keys) as (socket, endpoint):
+        sidecar = BareSidecar(socket, wire.link(endpoint=endpoint, reopen_after_s=reopen_after_s))
+        until(lambda: sidecar.frames, sidecar.link.receive, sidecar.read)
+        yield sidecar
+
+
 @contextmanager
 def open_wire(transport: str, key_file: Keys) -> Iterator[Wire]:
     """A private ipc endpoint, or a TCP port on this host with a key file."""
-    if transport == "tcp":
-        wire = Wire("tcp://127.0.0.1:*", key_file)
-        try:
-            yield wire
-        finally:
-            wire.close()
-        return
-    with PrivateEndpoint() as private:
-        wire = Wire(private.address)
-        try:
-            yield wire
-        finally:
-            wire.close()
+    with ExitStack() as stack:
+        if transport == "tcp":
+            wire = Wire("tcp://127.0.0.1:*", key_file)
+        else:
+            wire = Wire(stack.enter_context(PrivateEndpoint()).address)
+        stack.callback(wire.close)
+        yield wire

@@ -16,7 +16,7 @@ import msgspec
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_connect
 from sglang_qspec.link.dealer import Dealer
-from sglang_qspec.link.faults import Faults, quote
+from sglang_qspec.link.faults import DROPPED, MALFORMED, Faults, quote
 from sglang_qspec.link.frame import decode_from_sidecar, encode
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.link import POLL_BUDGET_S, Delivery, LinkState
@@ -44,7 +44,7 @@ LOST_AFTER_S = 3.0
 """Silence, in seconds of listened time, after which a sidecar counts as lost."""
 PING_INTERVAL_S = 1.0
 """Interval between Pings, in seconds."""
-TURN_INTERVAL_S = 0.02
+MAINTENANCE_INTERVAL_S = 0.02
 """Interval, in seconds, at which `receive` checks connection, handshake and liveness."""
 HELLO_BACKOFF_S = (0.1, 2.0)
 """First and longest wait for the answer to a Hello, in seconds; the wait doubles each time."""
@@ -73,7 +73,7 @@ class SidecarLink:
         *,
         lost_after_s: float = LOST_AFTER_S,
         ping_interval_s: float = PING_INTERVAL_S,
-        turn_interval_s: float = TURN_INTERVAL_S,
+        maintenance_interval_s: float = MAINTENANCE_INTERVAL_S,
         reopen_after_s: float = REOPEN_AFTER_S,
         window_bytes: int = WINDOW_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -85,11 +85,11 @@ class SidecarLink:
         Raises LinkError if `endpoint` is not allowed, or if no socket can be opened.
         """
         check_connect(endpoint, keys)
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._hello = hello
         self._lost_after_s = lost_after_s
         self._ping_interval_s = ping_interval_s
-        self._turn_interval_s = turn_interval_s
+        self._maintenance_interval_s = maintenance_interval_s
         self._reopen_after_s = reopen_after_s
         self._clock = clock
         self.starved = False
@@ -101,64 +101,44 @@ class SidecarLink:
         self._answered_hello = 0
 
         self._session: str | None = None
-        self._refusal: str | None = None
-        self._session_count = 0
-        self._sidecar: Welcome | None = None
-        self._heartbeat: Heartbeat | None = None
+        self.refusal: str | None = None
+        self.session_count = 0
+        self.sidecar: Welcome | None = None
+        self.heartbeat: Heartbeat | None = None
 
         self._heard_at = 0.0  # in listened time
         self._connected_at = 0.0  # in listened time: when there last was a connection
-        self._turned_at = clock()
-        self._next_turn = 0.0
+        self._maintained_at = clock()
+        self._next_maintenance = 0.0
         self._next_ping = 0.0
         self._next_hello = 0.0
         self._hello_wait_s = HELLO_BACKOFF_S[0]
         self._dealer: Dealer | None = Dealer(endpoint, keys)
 
     @property
-    def endpoint(self) -> str:
-        return self._endpoint
-
-    @property
     def state(self) -> LinkState:
-        if self._refusal is not None:
+        if self.refusal is not None:
             return LinkState.REFUSED
         if self._session is None:
-            return LinkState.LOST if self._session_count else LinkState.CONNECTING
+            return LinkState.LOST if self.session_count else LinkState.CONNECTING
         silent_s = self._listening.seconds - self._heard_at
         return LinkState.LOST if silent_s > self._lost_after_s else LinkState.READY
 
     @property
-    def session_count(self) -> int:
-        return self._session_count
-
-    @property
-    def refusal(self) -> str | None:
-        return self._refusal
-
-    @property
-    def sidecar(self) -> Welcome | None:
-        return self._sidecar
-
-    @property
-    def heartbeat(self) -> Heartbeat | None:
-        return self._heartbeat
-
-    @property
     def dropped(self) -> int:
-        return self._faults["dropped message"]
+        return self._faults[DROPPED]
 
     @property
     def malformed(self) -> int:
-        return self._faults["malformed message"]
+        return self._faults[MALFORMED]
 
     def send(self, message: ToSidecar) -> Delivery:
-        if self._session is None or self._refusal is not None:
-            self._faults.note("dropped message", f"the sidecar is {self.state.value}")
+        if self._session is None or self.refusal is not None:
+            self._faults.note(DROPPED, f"the sidecar is {self.state.value}")
             return Delivery.LATER
         # A busy sidecar keeps our submissions, so a Close must reach it even while it is silent.
         if self.state is not LinkState.READY and not isinstance(message, Close):
-            self._faults.note("dropped message", "the sidecar is silent")
+            self._faults.note(DROPPED, "the sidecar is silent")
             return Delivery.LATER
         return self._send(message)
 
@@ -168,8 +148,8 @@ class SidecarLink:
             return []
         received = self._drain(dealer, limit) if dealer.readable else []
         now = self._clock()
-        if now >= self._next_turn:
-            self._turn(dealer, now)
+        if now >= self._next_maintenance:
+            self._maintain(dealer, now)
         return received
 
     def close(self) -> None:
@@ -182,11 +162,11 @@ class SidecarLink:
         try:
             frame = encode(message, self._max_bytes)
         except LinkError as error:
-            self._faults.note("malformed message", error)
+            self._faults.note(MALFORMED, error)
             return Delivery.NEVER
         full = isinstance(message, Submit) and not self._window.fits(len(frame))
         if full or self._dealer is None or not self._dealer.send(frame):
-            self._faults.note("dropped message", "the queue to the sidecar is full")
+            self._faults.note(DROPPED, "the queue to the sidecar is full")
             return Delivery.LATER
         self._window.sent(len(frame))
         return Delivery.TAKEN
@@ -194,9 +174,9 @@ class SidecarLink:
     @property
     def _max_bytes(self) -> int:
         """Maximum size, in bytes, of a frame to the sidecar."""
-        if self._sidecar is None:
+        if self.sidecar is None:
             return MAX_FROM_SIDECAR_BYTES
-        return max_to_sidecar_bytes(self._sidecar.context_len)
+        return max_to_sidecar_bytes(self.sidecar.context_len)
 
     def _ping(self) -> None:
         # The step is random, so a sidecar cannot answer a Ping that it has not read.
@@ -204,7 +184,7 @@ class SidecarLink:
         if self._send(Ping(self._pings)):
             self._window.asked(self._pings)
 
-    def _greet(self) -> bool:
+    def _send_hello(self) -> bool:
         """Send a Hello with a new number; False if it was not queued."""
         self._hellos += 1
         hello = msgspec.structs.replace(self._hello, number=self._hellos)
@@ -229,7 +209,7 @@ class SidecarLink:
         try:
             message = decode_from_sidecar(frame, self._hello.vocab_size)
         except LinkError as error:
-            self._faults.note("malformed message", error)
+            self._faults.note(MALFORMED, error)
             return None
         match message:
             case Welcome() if not self._answers_hello(message.number):
@@ -238,11 +218,11 @@ class SidecarLink:
                 self._on_welcome(message)
             case Refusal():
                 self._refuse(quote(message.reason))
-            case _ if self._session is None or self._refusal is not None:
+            case _ if self._session is None or self.refusal is not None:
                 self._faults.note("message outside a session", type(message).__name__)
             case Heartbeat():
                 self._heard()
-                self._heartbeat = message
+                self.heartbeat = message
                 self._window.answered(message.answers)
             case Drafted() | Gap() | Declined():
                 self._heard()
@@ -266,37 +246,37 @@ class SidecarLink:
             self._refuse(f"the sidecar speaks protocol {welcome.protocol}, not {PROTOCOL}")
             return
         self._heard()
-        self._refusal = None
-        self._sidecar = welcome
+        self.refusal = None
+        self.sidecar = welcome
         if welcome.session != self._session:
             self._session = welcome.session
-            self._session_count += 1
+            self.session_count += 1
             if self._faults.is_due("ready"):
                 logger.info(
                     "sidecar ready at %s: draft model %s, context %d, session %d",
-                    self._endpoint,
+                    self.endpoint,
                     quote(welcome.model),
                     welcome.context_len,
-                    self._session_count,
+                    self.session_count,
                 )
 
     def _refuse(self, reason: str) -> None:
         if self._faults.is_due("refusal"):
             logger.error(
-                "the sidecar at %s refuses to draft for this server: %s", self._endpoint, reason
+                "the sidecar at %s refuses to draft for this server: %s", self.endpoint, reason
             )
-        self._refusal = reason
+        self.refusal = reason
         self._session = None
 
     def _heard(self) -> None:
         self._heard_at = self._listening.seconds
         self._hello_wait_s = HELLO_BACKOFF_S[0]
 
-    def _turn(self, dealer: Dealer, now: float) -> None:
+    def _maintain(self, dealer: Dealer, now: float) -> None:
         """Check the connection, and send a Hello or a Ping if one is due."""
-        self._next_turn = now + self._turn_interval_s
-        away_s = now - self._turned_at
-        self._turned_at = now
+        self._next_maintenance = now + self._maintenance_interval_s
+        away_s = now - self._maintained_at
+        self._maintained_at = now
         listened_s = self._listening.look(counts=not self.starved)
         was_ready = self.state is LinkState.READY
 
@@ -308,12 +288,12 @@ class SidecarLink:
                 logger.warning(
                     "the connection to the sidecar at %s is lost; decoding continues without its "
                     "drafts",
-                    self._endpoint,
+                    self.endpoint,
                 )
             self._session = None
         if change.made:
             self._window.reset()
-            self._refusal = None
+            self.refusal = None
             self._hello_wait_s = HELLO_BACKOFF_S[0]
             self._next_hello = now
 
@@ -323,18 +303,18 @@ class SidecarLink:
                 dealer.reopen()
             return
         self._connected_at = listened_s
-        if self._refusal is not None:
+        if self.refusal is not None:
             return
         if was_ready and self.state is LinkState.READY:
             if away_s > self._lost_after_s:
                 # The sidecar may have dropped the session meanwhile; its Welcome will show it.
                 self._next_ping = now + self._ping_interval_s
-                self._greet()
+                self._send_hello()
             elif now >= self._next_ping:
                 self._next_ping = now + self._ping_interval_s
                 self._ping()
             return
-        if now >= self._next_hello and self._greet():
+        if now >= self._next_hello and self._send_hello():
             if self._session is not None:
                 self._faults.note("silent sidecar", f"for {self._lost_after_s:g} s or more")
             self._next_hello = now + self._hello_wait_s

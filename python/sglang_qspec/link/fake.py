@@ -9,13 +9,14 @@ from __future__ import annotations
 import bisect
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link.faults import Faults
+from sglang_qspec.link.faults import DROPPED, MALFORMED, Faults
 from sglang_qspec.link.frame import decode_from_sidecar, decode_to_sidecar, encode
 from sglang_qspec.link.link import Delivery, LinkState
 from sglang_qspec.messages import (
@@ -45,6 +46,25 @@ logger = logging.getLogger(__name__)
 def no_drafts(_: Submit) -> Sequence[Sequence[int]]:
     """Script of a sidecar that drafts nothing."""
     return ()
+
+
+def pieces(
+    submit: Submit,
+    completions: Sequence[Sequence[int]],
+    chunk: int,
+    truncate_to: int | None = None,
+) -> Iterator[Drafted]:
+    """Messages with the `completions` of `submit`, at most `chunk` tokens in each.
+
+    A completion stops unfinished after `truncate_to` tokens.
+    """
+    for index, completion in enumerate(completions[: submit.completions]):
+        wanted = list(completion[: submit.max_new_tokens])
+        kept = wanted[:truncate_to]
+        for start in range(0, max(len(kept), 1), chunk):
+            piece = kept[start : start + chunk]
+            finished = start + len(piece) == len(wanted)
+            yield Drafted(submit.submission, index, submit.base_len, start, piece, finished)
 
 
 @dataclass(frozen=True)
@@ -100,53 +120,38 @@ class FakeSidecarLink:
 
         self._welcome = Welcome(PROTOCOL, "fake", vocab_size, context_len)
         self._faults = Faults(logger)
+        self._note_malformed = partial(self._faults.note, MALFORMED)
         self._polls = 0
         self._pending: list[_InFlight] = []  # by arrival
         self._alive = True
         self._closed = False
-        self._refusal: str | None = None
+        self.refusal: str | None = None
         self._session: int | None = None
-        self._session_count = 0
-        self._sidecar: Welcome | None = None
-        self._heartbeat: Heartbeat | None = None
+        self.session_count = 0
+        self.sidecar: Welcome | None = None
+        self.heartbeat: Heartbeat | None = None
 
     # Methods of `Link`.
 
     @property
     def state(self) -> LinkState:
-        if self._refusal is not None:
+        if self.refusal is not None:
             return LinkState.REFUSED
         if self._session is None:
-            return LinkState.LOST if self._session_count else LinkState.CONNECTING
+            return LinkState.LOST if self.session_count else LinkState.CONNECTING
         return LinkState.READY
 
     @property
-    def session_count(self) -> int:
-        return self._session_count
-
-    @property
-    def refusal(self) -> str | None:
-        return self._refusal
-
-    @property
-    def sidecar(self) -> Welcome | None:
-        return self._sidecar
-
-    @property
-    def heartbeat(self) -> Heartbeat | None:
-        return self._heartbeat
-
-    @property
     def dropped(self) -> int:
-        return self._faults["dropped message"]
+        return self._faults[DROPPED]
 
     @property
     def malformed(self) -> int:
-        return self._faults["malformed message"]
+        return self._faults[MALFORMED]
 
     def send(self, message: ToSidecar) -> Delivery:
         if self.state is not LinkState.READY or self.queue_full:
-            self._faults.note("dropped message", "the queue is full" if self.queue_full else "down")
+            self._faults.note(DROPPED, "the queue is full" if self.queue_full else "down")
             return Delivery.LATER
         max_bytes = max_to_sidecar_bytes(self._welcome.context_len)
         try:
@@ -161,9 +166,6 @@ class FakeSidecarLink:
         except LinkError as error:
             self._note_malformed(error)
         return Delivery.TAKEN
-
-    def _note_malformed(self, error: LinkError) -> None:
-        self._faults.note("malformed message", error)
 
     def _handle(self, message: ToSidecar) -> None:
         """Handle one message as the sidecar."""
@@ -183,12 +185,12 @@ class FakeSidecarLink:
 
     def receive(self, limit: int = 256) -> list[FromSidecar]:
         self._polls += 1
-        if self._closed or not self._alive or self._refusal is not None:
+        if self._closed or not self._alive or self.refusal is not None:
             return []
         if self._session is None:
-            self._session_count += 1
-            self._session = self._session_count
-            self._sidecar = msgspec.structs.replace(self._welcome, session=str(self._session))
+            self.session_count += 1
+            self._session = self.session_count
+            self.sidecar = msgspec.structs.replace(self._welcome, session=str(self._session))
         received: list[FromSidecar] = []
         for _ in range(limit):
             if not self._pending or self._pending[0].arrives_at > self._polls:
@@ -197,10 +199,10 @@ class FakeSidecarLink:
             try:
                 message = decode_from_sidecar(delivered.frame, self._welcome.vocab_size)
             except LinkError as error:
-                self._faults.note("malformed message", error)
+                self._note_malformed(error)
                 continue
             if isinstance(message, Heartbeat):
-                self._heartbeat = message
+                self.heartbeat = message
             elif isinstance(message, Drafted | Gap | Declined):
                 received.append(message)
         return received
@@ -222,11 +224,11 @@ class FakeSidecarLink:
         """Start another sidecar, which knows no submissions; the next `receive` connects to it."""
         self.die()
         self._alive = True
-        self._refusal = None
+        self.refusal = None
 
     def refuse(self, reason: str) -> None:
         """Let the sidecar refuse the server."""
-        self._refusal = reason
+        self.refusal = reason
         self._session = None
         self._pending.clear()
 
@@ -250,38 +252,12 @@ class FakeSidecarLink:
         """Let the sidecar send any bytes."""
         self._post(_InFlight(self._polls, self._polls + 1 + self.delay, frame))
 
-    def inject_stale(self, submit: Submit, base_len: int, token_ids: Sequence[int]) -> None:
-        """Send a greedy draft for `submit` that continues from another `base_len`."""
-        self.inject(Drafted(submit.submission, 0, base_len, 0, list(token_ids), True))
-
-    def inject_foreign(self, token_ids: Sequence[int]) -> None:
-        """Send a draft for a submission that does not exist."""
-        submission = 1 + max((submit.submission for submit in self.submits), default=0)
-        self.inject(Drafted(submission, 0, 0, 0, list(token_ids), True))
-
-    def inject_out_of_vocabulary(self, submit: Submit) -> None:
-        """Send a draft for `submit` with a token id outside the vocabulary."""
-        token_ids = [0, self._welcome.vocab_size]
-        self.inject(Drafted(submit.submission, 0, submit.base_len, 0, token_ids, True))
-
     def _draft(self, submit: Submit) -> None:
         """Send the drafts of `submit` in pieces of `chunk` tokens."""
-        for index, completion in enumerate(self.script(submit)[: submit.completions]):
-            wanted = list(completion[: submit.max_new_tokens])
-            kept = wanted[: self.truncate_to]
-            for start in range(0, max(len(kept), 1), self.chunk):
-                piece = kept[start : start + self.chunk]
-                finished = start + len(piece) == len(wanted)
-                drafted = Drafted(submit.submission, index, submit.base_len, start, piece, finished)
-                sent_at = self._polls + (start // self.chunk) * self.interval
-                self._post(
-                    _InFlight(
-                        sent_at,
-                        sent_at + 1 + self.delay,
-                        encode(drafted),
-                        submit.submission,
-                    )
-                )
+        for drafted in pieces(submit, self.script(submit), self.chunk, self.truncate_to):
+            sent_at = self._polls + (drafted.start // self.chunk) * self.interval
+            arrives_at = sent_at + 1 + self.delay
+            self._post(_InFlight(sent_at, arrives_at, encode(drafted), submit.submission))
 
     def _forget(self, close: Close) -> None:
         """Stop drafting for a closed submission; messages that are sent already still arrive."""

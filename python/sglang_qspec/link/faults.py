@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 LOG_INTERVAL_S = 60.0
 """Minimum time between two log lines of one kind, in seconds."""
+DROPPED = "dropped message"
+"""Kind of a message that could not be sent."""
+MALFORMED = "malformed message"
+"""Kind of a message, in either direction, that violates the protocol."""
 
 
 class Faults:

@@ -10,19 +10,21 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import zmq
 
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link.address import check_bind
+from sglang_qspec.link.authenticator import Authenticator
 from sglang_qspec.link.connections import Connections
-from sglang_qspec.link.faults import Faults
-from sglang_qspec.link.frame import MAX_LENGTH, decode_to_sidecar, encode
-from sglang_qspec.link.gate import Gate
+from sglang_qspec.link.faults import DROPPED, MALFORMED, Faults
+from sglang_qspec.link.frame import decode_to_sidecar, encode
 from sglang_qspec.link.keys import Keys
 from sglang_qspec.link.listening import Listening
 from sglang_qspec.messages import (
+    MAX_LENGTH,
     PROTOCOL,
     FromSidecar,
     Heartbeat,
@@ -100,6 +102,7 @@ class LinkServer:
         self._next_heartbeat = 0.0
         self._forget_after_s = forget_after_s
         self._faults = Faults(logger, clock)
+        self._note_malformed = partial(self._faults.note, MALFORMED)
         self._listening = Listening(1.0, clock)
         self._peers: dict[bytes, Peer] = {}
         self._heard_at: dict[bytes, float] = {}  # in listened time
@@ -120,11 +123,11 @@ class LinkServer:
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._connections.socket, zmq.POLLIN)
-        self._gate: Gate | None = None
+        self._authenticator: Authenticator | None = None
         if keys is not None:
-            self._gate = Gate(self._context, keys)
-            self._gate.guard(self._router, keys)
-            self._poller.register(self._gate.socket, zmq.POLLIN)
+            self._authenticator = Authenticator(self._context, keys)
+            self._authenticator.protect(self._router)
+            self._poller.register(self._authenticator.socket, zmq.POLLIN)
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
@@ -141,12 +144,12 @@ class LinkServer:
     @property
     def dropped(self) -> int:
         """Number of messages dropped because of a full queue or a disconnected server."""
-        return self._faults["dropped message"]
+        return self._faults[DROPPED]
 
     @property
     def malformed(self) -> int:
         """Number of messages dropped because they violate the protocol."""
-        return self._faults["malformed message"]
+        return self._faults[MALFORMED]
 
     @property
     def unserved(self) -> int:
@@ -162,7 +165,8 @@ class LinkServer:
         began = time.monotonic()
         ready = dict(self._poller.poll(timeout_ms))
         now = self._listening.look(waited_s=time.monotonic() - began)
-        if self._gate is not None and self._gate.socket in ready and self._gate.answer():
+        authenticator = self._authenticator
+        if authenticator and authenticator.socket in ready and authenticator.answer():
             self._faults.note("rejected key", "a server with another key tried to connect")
         if self._connections.socket in ready and (closed := self._connections.look()):
             self._faults.note(
@@ -195,7 +199,7 @@ class LinkServer:
     def send(self, peer: Peer, message: FromSidecar) -> bool:
         """Queue a message without waiting; False if the queue is full or `peer` has gone."""
         if self._peers.get(peer.routing_id) != peer:
-            self._faults.note("dropped message", f"server {peer} has gone")
+            self._faults.note(DROPPED, f"server {peer} has gone")
             return False
         return self._send(peer.routing_id, message)
 
@@ -203,21 +207,21 @@ class LinkServer:
         """Drop queued messages and close the socket. May be called twice."""
         self._connections.close()
         self._router.close(linger=0)
-        if self._gate is not None:
-            self._gate.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.term()
 
     def _send(self, routing_id: bytes, message: FromSidecar) -> bool:
         try:
             self._router.send_multipart([routing_id, encode(message)], zmq.NOBLOCK)
         except LinkError as error:
-            self._faults.note("malformed message", error)
+            self._note_malformed(error)
         except zmq.Again:
-            self._faults.note("dropped message", "a server's queue is full")
+            self._faults.note(DROPPED, "a server's queue is full")
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._faults.note("dropped message", "a server has disconnected")
+            self._faults.note(DROPPED, "a server has disconnected")
             self._depart(routing_id)
         else:
             return True
@@ -271,9 +275,6 @@ class LinkServer:
             self._welcome, session=self._peers[routing_id].session, number=hello.number
         )
         self._send(routing_id, welcome)
-
-    def _note_malformed(self, error: LinkError) -> None:
-        self._faults.note("malformed message", error)
 
     def _objection(self, hello: Hello) -> str | None:
         """Why the sidecar refuses this server; None if it accepts it."""

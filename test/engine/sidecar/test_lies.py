@@ -93,7 +93,7 @@ def shares(requests: int, **peers: Peer) -> Counter[str]:
         rids = [f"{number}" for number in range(start, start + RUNNING)]
         for rid in rids:
             for name, peer in peers.items():
-                fleet.links[name]._heartbeat = peer(fleet.links[name], len(fleet.of(name)))
+                fleet.links[name].heartbeat = peer(fleet.links[name], len(fleet.of(name)))
             prompt = [500 + int(rid), 200 + int(rid)]
             enqueue(fleet.active, rid, prompt_ids=prompt, max_new_tokens=200)
         poll(fleet.active)
@@ -126,8 +126,8 @@ def test_honest_sidecars_have_equal_shares() -> None:
 def test_before_any_evidence_a_claim_counts_up_to_a_factor() -> None:
     fleet = Fleet("good", "liar")
     for number in range(300):
-        fleet.links["good"]._heartbeat = honest(fleet.links["good"], len(fleet.of("good")))
-        fleet.links["liar"]._heartbeat = claims_all(fleet.links["liar"], 0)
+        fleet.links["good"].heartbeat = honest(fleet.links["good"], len(fleet.of("good")))
+        fleet.links["liar"].heartbeat = claims_all(fleet.links["liar"], 0)
         enqueue(fleet.active, f"r{number}", prompt_ids=[number])
     assert len(fleet.of("good")) >= 300 / 4
     fleet.check()
