@@ -77,5 +77,23 @@ def test_the_tests_that_a_page_names_exist(page: str) -> None:
     assert not [name for name in named if not (ROOT / name).is_file()]
 
 
+def test_the_glossary_names_classes_and_messages_of_the_code() -> None:
+    glossary = (DOCS / "design.md").read_text().split("## Words\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| .+ \| (.*) \|$", glossary, re.MULTILINE)
+    named = set(re.findall(r"`([A-Z]\w+)(?:\.\w+)?`", " ".join(rows))) - {"D", "Req"}
+    code = "\n".join(path.read_text() for path in (ROOT / "python" / "sglang_qspec").rglob("*.py"))
+    assert len(rows) > 25
+    assert not {name for name in named if not re.search(rf"^class {name}\b", code, re.MULTILINE)}
+
+
+def test_every_section_of_results_names_the_commit_of_its_figures() -> None:
+    sections = re.split(r"^#{2,3} ", (DOCS / "results.md").read_text(), flags=re.MULTILINE)[1:]
+    assert not [
+        section.splitlines()[0]
+        for section in sections
+        if "\n| " in section and not re.search(r"Recorded at `[0-9a-f]{7}`", section)
+    ]
+
+
 def test_the_page_on_losslessness_names_the_tests_that_hold_it() -> None:
     assert len(set(re.findall(r"test/[\w/]+\.py", (DOCS / "losslessness.md").read_text()))) > 5
