@@ -33,13 +33,12 @@ def test_the_settings_table_matches_the_code() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("page", "others"), [("README.md", set(GUESS_KEYS)), ("docs/request-options.md", set())]
-)
-def test_a_page_lists_each_option_that_a_request_can_set(page: str, others: set[str]) -> None:
-    first_cells = re.findall(rf"^\| (`{PREFIX}[^|]+)\|", (ROOT / page).read_text(), re.MULTILINE)
+def test_the_page_on_requests_lists_each_option_that_a_request_can_set() -> None:
+    page = (DOCS / "request-options.md").read_text()
+    first_cells = re.findall(rf"^\| (`{PREFIX}[^|]+)\|", page, re.MULTILINE)
     listed = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
-    assert listed == {PREFIX + field.name for field in dataclasses.fields(Controls)} | others
+    options = {PREFIX + field.name for field in dataclasses.fields(Controls)}
+    assert listed == options | set(GUESS_KEYS)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/upgrading-sglang.md"])
@@ -76,6 +75,24 @@ def test_the_tests_that_a_page_names_exist(page: str) -> None:
     text = (DOCS / page).read_text()
     named = re.findall(r"(?<![\w/])(?:test|scripts|benchmark)/[\w/]+\.py", text)
     assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_the_glossary_names_classes_and_messages_of_the_code() -> None:
+    glossary = (DOCS / "design.md").read_text().split("## Words\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| .+ \| (.*) \|$", glossary, re.MULTILINE)
+    named = set(re.findall(r"`([A-Z]\w+)(?:\.\w+)?`", " ".join(rows))) - {"D", "Req"}
+    code = "\n".join(path.read_text() for path in (ROOT / "python" / "sglang_qspec").rglob("*.py"))
+    assert len(rows) > 25
+    assert not {name for name in named if not re.search(rf"^class {name}\b", code, re.MULTILINE)}
+
+
+def test_every_section_of_results_names_the_commit_of_its_figures() -> None:
+    sections = re.split(r"^#{2,3} ", (DOCS / "results.md").read_text(), flags=re.MULTILINE)[1:]
+    assert not [
+        section.splitlines()[0]
+        for section in sections
+        if "\n| " in section and not re.search(r"Recorded at `[0-9a-f]{7}`", section)
+    ]
 
 
 def test_the_page_on_losslessness_names_the_tests_that_hold_it() -> None:
