@@ -6,7 +6,7 @@ that accepts is replaced, because it cannot run without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -255,6 +255,12 @@ def active() -> Iterator[Speculator]:
     speculator.deactivate()
 
 
+def without_waits(proposal: Proposal) -> Generator[float, bool, Proposal]:
+    """What a proposer does that needs no wait for its proposal."""
+    yield from ()
+    return proposal
+
+
 def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Costs, Pass]:
     """The costs of a pass of a server with overlap, and the launched pass."""
     speculates: Any = object.__new__(worker.QSpecWorker)
@@ -264,7 +270,7 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
     lead: Any = object.__new__(Lead)
     lead.speculator = active
     lead.accounting = SimpleNamespace(begin=lambda _: None)
-    lead._proposer = SimpleNamespace(propose=lambda *_: Proposal(trees, trees))
+    lead._proposer = SimpleNamespace(propose=lambda *_, **__: without_waits(Proposal(trees, trees)))
     target: Any = Target()
     graphs = PassGraphs(None, QSpecConfig())
     speculates._launcher = Launcher(target, graphs, lead, widest=WIDTH, overlap=True)
