@@ -8,14 +8,10 @@ the rounds. A ratio of drafted to decoded tokens is of one round.
 
     python -m benchmark.bench_sidecar --cores 1
 
-With --load the benchmark measures the drafter's own work with many live requests and little KV, and
-the wait of a light server beside greedy servers (`benchmark.sidecar.load`). The last line is JSON
-with `submissions` and `servers`.
-
-Without --load the last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the
-target's plain decode, with the smallest and largest round in `ratio_8_spread`),
-`drafted_tokens_per_s_8`, `plain_tokens_per_s`, `rows` (for each number of rows `step_ms`,
-`model_ms`, `sample_ms`, `drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms` and the conditions.
+The last line is JSON: `ratio_8` (tokens per second drafted at 8 completions over the target's plain
+decode, with the smallest and largest round in `ratio_8_spread`), `drafted_tokens_per_s_8`,
+`plain_tokens_per_s`, `rows` (for each number of rows `step_ms`, `model_ms`, `sample_ms`,
+`drafter_ms`, `tokens_per_s` and `ratio`), `prefill_ms` and the conditions.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from benchmark.harness.child import Child, draft_model, pin
@@ -32,7 +29,7 @@ from benchmark.harness.options import parser_of, positive
 from benchmark.harness.output import print_record
 from benchmark.harness.report import Table
 from benchmark.harness.statistics import SPREADS, Ratio, ratio_record, rounded
-from benchmark.sidecar.stopwatch import Stopwatch
+from benchmark.harness.stopwatch import Stopwatch
 
 TIMES = ("step_ms", "model_ms", "sample_ms", "drafter_ms", "tokens_per_s")
 
@@ -50,9 +47,6 @@ def main() -> None:
         path = str(demo.draft)
         options.target_path = options.target_path or str(demo.target)
     model = open_model(path, options, rows=64)
-    if options.load:
-        report_load(options, model)
-        return
     target = Child(decoder, options) if options.target_path else None
     bench = Bench(model, options)
     bench.run(4)
@@ -186,7 +180,7 @@ def report(
         medians = {name: statistics.median_low(run[name] for run in runs) for name in runs[0]}
         records.append({"rows": count, **medians, **ratio_record("ratio", ratios[count])})
     columns: dict[str, Callable[[dict[str, Any]], object]] = {
-        **{name: _field(name) for name in ("rows", *TIMES)},
+        **{name: itemgetter(name) for name in ("rows", *TIMES)},
         "ratio": lambda record: ratios[record["rows"]],
     }
     print(Table.of(title, records, columns, f"{note}\n{SPREADS}").text())
@@ -196,50 +190,13 @@ def report(
         "plain_tokens_per_s": plain,
         "rows": records,
         "prefill_ms": prefill_ms,
-        **measured(options, model),
-    }
-    print_record({**ratio_record("ratio_8", ratios.get(8)), **rounded(result)})
-
-
-def report_load(options: argparse.Namespace, model: Any) -> None:
-    """Measure many requests, and several servers; print tables and a line of JSON."""
-    from benchmark.sidecar.load import fair_share, submissions
-
-    sizes = {"size": options.prompt, "tokens": options.tokens}
-    loads = [
-        submissions(model, live, one_prompt=one_prompt, **sizes)
-        for one_prompt in (True, False)
-        for live in options.live
-    ]
-    title = (
-        f"{model.name} on {model.device}, prompts of {options.prompt} tokens, "
-        f"{model.rows.total_slots} tokens of KV"
-    )
-    heads = {name: name for name in ("live", "prompts")}
-    heads |= {"submits/s": "submits_per_s", "bookkeeping ms a pass": "bookkeeping_ms"}
-    print(Table.of(title, loads, {head: _field(name) for head, name in heads.items()}).text())
-    shares = [fair_share(model, count, requests=8, **sizes) for count in options.servers]
-    heads = {"servers": "servers", "light request, ms": "light_ms", "over alone": "slowdown"}
-    columns = {head: _field(name) for head, name in heads.items()}
-    note = "Over alone is of one round and has no spread."
-    print(Table.of("Servers", shares, columns, note).text())
-    result = {"submissions": loads, "servers": shares, **measured(options, model)}
-    print_record(rounded(result))
-
-
-def _field(name: str) -> Callable[[dict[str, Any]], object]:
-    return lambda record: record[name]
-
-
-def measured(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """The conditions, for JSON."""
-    return {
         "prompt_tokens": options.prompt,
         "model": model.name,
         "dtype": model.dtype,
         "clock": "wall time",
         "cores": options.cores,
     }
+    print_record({**ratio_record("ratio_8", ratios.get(8)), **rounded(result)})
 
 
 def _options() -> argparse.Namespace:
@@ -254,9 +211,6 @@ def _options() -> argparse.Namespace:
     add("--tokens", type=positive, default=48, help="tokens of a completion (default: 48)")
     add("--rounds", type=positive, default=3, help="figures are medians (default: 3)")
     add("--rows", type=positive, nargs="+", default=[1, 8, 16, 32, 64])
-    add("--load", action="store_true", help="measure many requests and several servers instead")
-    add("--live", type=positive, nargs="+", default=[1, 100, 10_000], help="requests with --load")
-    add("--servers", type=positive, nargs="+", default=[2, 8], help="servers with --load")
     return parser.parse_args()
 
 

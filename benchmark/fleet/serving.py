@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmark.harness.child import draft_model, pin
-from benchmark.sidecar.stopwatch import Stopwatch
+from benchmark.harness.stopwatch import Stopwatch
 
 FINGERPRINT = "fleet"
 """Stands for the tokenizer that all tenants and the draft model share."""

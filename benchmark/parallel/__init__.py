@@ -1,4 +1,4 @@
 """The parts of `bench_batch_parallel`.
 
-plan ─► harness.session ─► measures ─► comparisons ─► targets ─► report (figures)
+plan ─► harness.session ─► measures ─► comparisons ─► report (figures)
 """

@@ -1,1 +1,1 @@
-"""The parts of `bench_peers`."""
+"""The servers of `bench_peers`, and how each is asked."""

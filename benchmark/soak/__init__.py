@@ -1,1 +1,6 @@
-"""The parts of `bench_soak`: a random load for hours, its disturbances, and its checks."""
+"""The parts of `bench_soak`.
+
+mix (templates) ─► traffic (asking) ─► verdict (answers, references) ─► journal
+disturbance, monitor (processes) ─► leaks, summary (slope) ─► chart
+faults (stream) ─► recovery: with --faults, how throughput recovers
+"""

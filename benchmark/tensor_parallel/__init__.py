@@ -1,1 +1,1 @@
-"""The parts of `bench_tensor_parallel`."""
+"""The plugin of `bench_tensor_parallel`, which counts and delays what ranks exchange."""

@@ -13,7 +13,7 @@ from benchmark import bench_batch_parallel, bench_peers, bench_tensor_parallel
 from benchmark.harness.cells import Cell
 from benchmark.harness.report import Report
 from benchmark.harness.run import Run
-from benchmark.harness.summary import Summary
+from benchmark.harness.summary import Row, Summary
 from benchmark.parallel.comparisons import compare
 from benchmark.parallel.figures import figures
 from benchmark.parallel.measures import Results
@@ -22,7 +22,7 @@ from benchmark.parallel.report import disturbed
 from benchmark.parallel.report import report_of as parallel_report
 from benchmark.peers.servers import NAMES as NAMES_OF_PEERS
 from benchmark.queueing import configurations
-from benchmark.queueing.charts import charts
+from benchmark.queueing.charts import charts, match_rates, request_speedups
 from benchmark.queueing.report import report_of as queue_report
 from benchmark.queueing.summary import Blocks
 from benchmark.worst import summary as worst
@@ -94,6 +94,15 @@ def test_queue_draws_four_charts_of_its_own_configurations() -> None:
     empty = Blocks(round_of(1, ("none",)), ("none",))
     assert [chart.options for chart in charts(empty)] == [None] * 4
     is_whole(queue_report(Blocks({}, ()), charts(empty)))
+
+
+def test_the_speedup_of_a_request_is_per_token_and_leaves_out_queueing_time() -> None:
+    plain = run(answer(10, service=2.0, latency=100.0))
+    sources = {"queue": 4, "prompt": 1}
+    faster = run(answer(20, service=1.0, latency=50.0, proposed=20, accepted=sources))
+    row = Row("lookup", {}, {1: faster}, {1: plain})
+    assert request_speedups(row) == [pytest.approx(4.0)]
+    assert match_rates(row) == [5 / 20]
 
 
 def worst_runs(case: str, in_flight: int, **rates: list[float]) -> dict[Cell, Run]:

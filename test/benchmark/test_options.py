@@ -21,7 +21,10 @@ REFUSED = {
         *("--k 0", "--in-flight 3", "--rounds 0", "--streaming-rounds -1", "--configs thirds"),
         *SERVERS,
     ),
-    "bench_worst_case": ("--levels 33", "--widths 1", "--widths 17", "--cases sunshine", *SERVERS),
+    "bench_worst_case": (
+        *("--levels 33", "--widths 1", "--widths 17", "--rounds 0", "--cases sunshine"),
+        *SERVERS,
+    ),
     "bench_peers": (
         *("--llama-server path", "--configs vllm", "--levels 0", "--prompts 0", "--spread 1.5"),
         *SERVERS,

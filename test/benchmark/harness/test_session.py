@@ -48,9 +48,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     return Measured()
 
 
-def session(folder: Path, **options: bool) -> Session:
+def session(folder: Path, load: str = "prompts", **options: bool) -> Session:
     given = {"resume": False, "report_only": False, **options}
-    return Session("bench", Namespace(output=folder, **given), SETTINGS, {"tokens": 8})
+    return Session("bench", Namespace(output=folder, **given), SETTINGS, {"tokens": 8}, load)
 
 
 def serve(this: Session, measured: Measured) -> None:
@@ -94,6 +94,8 @@ def test_a_folder_with_another_run_ends_with_one_sentence(tmp_path: Path) -> Non
     session(tmp_path)
     with pytest.raises(SystemExit, match=r"bench: error: .*--resume"):
         session(tmp_path)
+    with pytest.raises(SystemExit, match=r"cannot be resumed: its load is"):
+        session(tmp_path, load="other prompts", resume=True)
 
 
 def test_the_last_line_is_json_and_everything_is_written(

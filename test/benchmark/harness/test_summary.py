@@ -106,6 +106,7 @@ def test_acceptance_is_counted_over_all_requests() -> None:
 def test_without_speculation_every_token_takes_a_pass() -> None:
     plain = run(answer(10), answer(4), seconds=2.0)
     found = row(plain)
+    assert (found.speedup, found.identical) == (None, None)
     assert found.figures.tokens_per_s == 7.0
     assert found.figures.accept_len == found.figures.passes_per_token == 1.0
     assert found.figures.proposed_per_pass == 0.0

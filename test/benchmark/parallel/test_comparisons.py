@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from benchmark.harness.statistics import Ratio
 from benchmark.parallel.comparisons import Comparison, auto_speedups, balanced, compare
+from benchmark.parallel.figures import timeline
 from benchmark.parallel.measures import Results
 from test.benchmark.parallel.cells import block_runs, one_run, together
 
@@ -73,3 +76,16 @@ def test_auto_counts_at_the_largest_k_with_its_prompts_and_at_equal_hardware() -
 def test_a_single_request_is_compared_without_halves() -> None:
     runs = together(*(one_run(name, in_flight=1) for name in ("sequential", "ahead")))
     assert [c.pipeline for c in compare(Results(runs)).same_in_flight] == ["ahead"]
+
+
+def test_the_timeline_has_the_drafts_before_their_passes() -> None:
+    results = Results(block_runs())
+    for name in ("sequential", "ahead", "halves"):
+        row = results.row(name, {"in_flight": 4, "k": 4})
+        assert row is not None
+        passes, drafts = timeline(row)
+        for verified, drafted in zip(passes, drafts, strict=True):
+            assert verified.text == drafted.text
+            assert verified.begin >= drafted.begin + drafted.length - 1e-9
+        for before, after in itertools.pairwise(passes):
+            assert after.begin >= before.begin + before.length - 1e-9

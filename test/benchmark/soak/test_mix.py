@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections import Counter
-
-import pytest
 
 from benchmark.soak.answers import Answer, Part
 from benchmark.soak.mix import LONG_RID, Fate, Mix, Request
 from benchmark.soak.templates import CHAT, COMPLETIONS, GENERATE, Template, pool
-from sglang_qspec import controls, guess_tags
-from sglang_qspec.config import QSpecConfig
-from sglang_qspec.errors import GuessError
+from sglang_qspec import guess_tags
 
 TEMPLATES = pool(60)
 REFERENCES = {
@@ -126,22 +121,6 @@ def test_guesses_leave_the_prompt_unchanged_and_are_valid() -> None:
     assert right > 50
 
 
-def test_controls_are_allowed_by_a_server_with_default_settings() -> None:
-    seen = 0
-    for request in drawn():
-        if request.fate is not Fate.BAD:
-            found = controls.read(custom_of(request), QSpecConfig(), 16)
-            seen += found != controls.of_server(QSpecConfig(), 16)
-    assert seen > 100
-
-
-def test_bad_guesses_and_controls_are_bad() -> None:
-    for request in drawn():
-        if "bad: open tag" in request.kinds:
-            with pytest.raises(GuessError):
-                guess_tags.split(text_of(request), guess_tags.GuessLimits())
-
-
 def test_openai_endpoints_get_parameters_under_their_openai_names() -> None:
     sampling = {"temperature": 0, "max_new_tokens": 5, "sampling_seed": 3, "n": 2}
     body = Template(COMPLETIONS, "x", sampling).body("y", {"qspec_enabled": False}, stream=True)
@@ -158,7 +137,3 @@ def test_openai_endpoints_get_parameters_under_their_openai_names() -> None:
     }
     own = Template(GENERATE, "x", sampling).body("y", {}, rid="r")
     assert own == {"text": "y", "sampling_params": sampling, "rid": "r"}
-
-
-def test_every_request_can_be_sent_as_json() -> None:
-    assert all(json.loads(json.dumps(request.body)) == request.body for request in drawn())

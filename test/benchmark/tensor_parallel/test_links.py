@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed
 
+from benchmark.bench_tensor_parallel import NONE, QSPEC, configuration
+from benchmark.harness.configuration import Settings
 from benchmark.tensor_parallel.links import FOLDER, Counts, Links, slowed
 
 
@@ -56,3 +58,14 @@ def test_a_server_finds_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
             if point.name == "qspec_links"
         )
         assert found.load().__module__ == "benchmark.tensor_parallel.links"
+
+
+def test_both_servers_have_the_ranks_and_the_plugin() -> None:
+    settings = Settings(Path("target"), Path("draft"), "float32", 2, 512, False)
+    for name in (NONE, QSPEC):
+        found = configuration(name, settings, 3, {"KEY": "value"})
+        assert found.flags[found.flags.index("--tp-size") + 1] == "3"
+        server = found.server()
+        assert server._environment["KEY"] == "value"
+        assert server._environment["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 2
+        assert found.has_sidecar is (name == QSPEC)

@@ -1,1 +1,0 @@
-"""Parts of `bench_sidecar`: loads of many requests and servers, and a stopwatch."""
