@@ -19,9 +19,8 @@ from benchmark.parallel.measures import Point, Results
 from benchmark.parallel.plan import NAMES
 from benchmark.parallel.report import disturbed, report_of
 from benchmark.parallel.targets import targets
-from sglang_qspec.tools.theory.fit import compare as compare_with_theory
-from sglang_qspec.tools.theory.fit import fit
-from sglang_qspec.tools.theory.rows import read_rows
+from sglang_qspec.tools.theory.fit import fit, predict
+from sglang_qspec.tools.theory.results import read_results
 from test.benchmark.parallel.cells import block_runs, one_run, streamed_run, together
 
 
@@ -148,10 +147,10 @@ def test_the_report_names_cells_that_shared_the_machine(results: Results) -> Non
 def test_the_theory_can_be_compared_with_the_results(results: Results, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps(record(results)))
-    rows = read_rows(path)
+    rows = read_results(path)
     assert {row.pipeline for row in rows} == set(NAMES)
     assert {row.step_tokens for row in rows if row.pipeline == "ahead"} == {3, 9}
-    assert compare_with_theory(fit(rows), rows)
+    assert predict(fit(rows), rows)
 
 
 def test_a_run_with_few_measurements_still_has_a_record() -> None:

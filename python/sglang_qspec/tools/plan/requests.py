@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.policy import Credit
-from sglang_qspec.tools.plan.tables import Agreement
+from sglang_qspec.tools.measure.tables import Agreement
 from sglang_qspec.tools.plan.trace import Arrival
 
 

@@ -9,9 +9,9 @@ from itertools import zip_longest
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.sidecar.batch_scheduler import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
-from sglang_qspec.tools.plan.tables import Tables
 
 MOST_READ_CPU, MOST_READ_GPU = 256, 2048
 """Tokens that a step reads at most (`sidecar.loading.prefill_tokens`)."""
