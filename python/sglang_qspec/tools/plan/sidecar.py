@@ -204,9 +204,10 @@ class Sidecar:
         most = READ_BESIDE_STEPS if few else MOST_READ_GPU if on_gpu else MOST_READ_CPU
         extended, left = [], most
         for server, row in _in_turn(servers, prompts):
-            read = min(max(0, row.unread - 1), left)
-            row.unread -= read
-            left -= read
+            if row.unread > 1:
+                read = min(row.unread - 1, left)
+                row.unread -= read
+                left -= read
             if row.unread <= 1:
                 extended.append((server, row))
             if len(extended) == QSpecConfig.draft_slots:
