@@ -39,9 +39,9 @@ from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES
 from sglang_qspec.tools.complete.client import Client
-from sglang_qspec.tools.plan.measure import Measurement
+from sglang_qspec.tools.measure.server_tables import Measurement
+from sglang_qspec.tools.measure.tables import Tables, save
 from sglang_qspec.tools.plan.simulation import Group, simulate
-from sglang_qspec.tools.plan.tables import Tables, save
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import Arrival
 

@@ -33,9 +33,9 @@ from sglang_qspec.tools.compare import command as compare
 from sglang_qspec.tools.complete import command as complete
 from sglang_qspec.tools.complete.peers import printable
 from sglang_qspec.tools.doctor import command as doctor
+from sglang_qspec.tools.measure import command as measure
 from sglang_qspec.tools.models import command as models_command
 from sglang_qspec.tools.plan import command as plan
-from sglang_qspec.tools.plan import measure_command as measure
 from sglang_qspec.tools.show import command as show
 from sglang_qspec.tools.theory import command as theory
 from sglang_qspec.tools.top import command as top

@@ -27,9 +27,8 @@ from benchmark.queueing.report import report_of as queue_report
 from benchmark.queueing.summary import Blocks
 from benchmark.worst import summary as worst
 from benchmark.worst.cases import ADAPTIVE, BASELINE
-from sglang_qspec.tools.theory.fit import compare as compare_with_theory
-from sglang_qspec.tools.theory.fit import fit
-from sglang_qspec.tools.theory.rows import read_rows
+from sglang_qspec.tools.theory.fit import fit, predict
+from sglang_qspec.tools.theory.results import read_results
 from test.benchmark.parallel.cells import block_runs, one_run, streamed_run, together
 from test.benchmark.runs import answer, round_of, run
 
@@ -217,10 +216,10 @@ def test_batch_parallel_holds_the_compared_figures(results: Results) -> None:
 def test_the_theory_reads_the_rows_of_batch_parallel(results: Results, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps(parallel_record(results)))
-    rows = read_rows(path)
+    rows = read_results(path)
     assert {row.pipeline for row in rows} == set(NAMES)
     assert {row.step_tokens for row in rows if row.pipeline == "ahead"} == {3, 9}
-    assert compare_with_theory(fit(rows), rows)
+    assert predict(fit(rows), rows)
 
 
 def test_batch_parallel_draws_four_figures_that_are_the_same_each_time(results: Results) -> None:

@@ -48,7 +48,7 @@ class _Log:
 
 
 class PipelineSelector:
-    """Compares the pipelines by the formulas of `sglang_qspec.tools.theory`.
+    """Compares the pipelines by the formulas of `policy.pipelines`.
 
     V comes from the target's passes (`PassTimes`), D from the sidecar's passes, and alpha from the
     accepted tokens. The selector changes the pipeline only if another one is clearly better several

@@ -98,7 +98,7 @@ def of_the_planner() -> Case:
     clock, tables = Clock(), flat(1.0, step=0.001)
     sidecar = Sidecar(clock, tables, 0.0, ((1e6, 2e6),))
     server = sidecar.connect(Signal())
-    drafts = SimulatedDrafts(clock, tables, server, np.random.default_rng(1), matches_again=False)
+    drafts = SimulatedDrafts(clock, tables, server, np.random.default_rng(1))
     request = Request(Arrival(0.0, 3, 40), np.ones(40, dtype=np.bool_), "a")
     drafts.admit(request)
     clock.start(sidecar.run())

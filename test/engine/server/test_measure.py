@@ -9,8 +9,8 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.__main__ import main
-from sglang_qspec.tools.plan import measure
-from sglang_qspec.tools.plan.tables import load
+from sglang_qspec.tools.measure import pass_timer, server_tables
+from sglang_qspec.tools.measure.tables import load
 from test.engine.server.running import state
 
 pytestmark = pytest.mark.server
@@ -23,8 +23,8 @@ def test_the_tables_of_a_running_server_make_a_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Repetitions make the times more accurate, and take most of the time.
-    monkeypatch.setattr(measure, "REPEATS", 1)
-    monkeypatch.setattr(measure, "STEP_REPEATS", 1)
+    monkeypatch.setattr(pass_timer, "REPEATS", 1)
+    monkeypatch.setattr(server_tables, "STEP_REPEATS", 1)
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "tables.json"
     texts = ("Name three rivers.", "Explain rain.", "Count to ten.", "Write a poem.")
     prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
@@ -35,7 +35,7 @@ def test_the_tables_of_a_running_server_make_a_plan(
     found = load(output)
     assert (found.source, found.on_gpu) == ("measured", False)
     assert {(row.requests, row.width) for row in found.verify} >= {(1, 1), (2, 1), (1, 2), (2, 2)}
-    assert found.verify_seconds(2, found.widest) > found.verify_seconds(1, 1) > 0
+    assert found.passes(2, found.passes.widest) > found.passes(1, 1) > 0
     assert found.prefill.token > 0
     alone, together = (row.rows for row in found.draft_steps)
     assert 1 <= alone < together <= 2  # some steps lack a request that has ended

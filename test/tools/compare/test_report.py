@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 from sglang_qspec.tools.compare.comparison import short_names
-from sglang_qspec.tools.compare.forecast import Forecast, PassSeconds
-from sglang_qspec.tools.compare.report import Candidate, recommendation, text_of
+from sglang_qspec.tools.compare.report import Candidate, TargetTimes, recommendation, text_of
+from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.theory.forecast import Forecast
 
-PASSES = PassSeconds({1: 0.02, 4: 0.03}, {(b, w): 0.04 for b in (1, 4) for w in (1, 2, 8)})
+TIMES = TargetTimes(
+    {1: 0.02, 4: 0.03}, PassSeconds({(b, w): 0.04 for b in (1, 4) for w in (1, 2, 8)})
+)
 
 
 def candidate(name: str, *speedups: float) -> Candidate:
@@ -52,7 +55,7 @@ def test_that_none_pays_is_said_with_the_best_figure() -> None:
 
 
 def test_the_tables_have_the_figures_of_each_candidate() -> None:
-    text = text_of([candidate("small", 2.0, 1.5), candidate("large", 1.2, 1.1)], PASSES, "heading")
+    text = text_of([candidate("small", 2.0, 1.5), candidate("large", 1.2, 1.1)], TIMES, "heading")
     lines = text.splitlines()
     assert lines[0] == "heading"
     row = next(line for line in lines if line.startswith("small") and "%" in line)

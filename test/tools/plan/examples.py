@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_qspec.tools.plan.tables import Agreement, Draft, Gpus, Prefill, Tables, Verify
+from sglang_qspec.tools.measure.tables import Agreement, Draft, Gpus, Prefill, Tables, Verify
 from sglang_qspec.tools.plan.trace import Arrival
 
 

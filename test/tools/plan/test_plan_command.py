@@ -1,4 +1,4 @@
-"""`qspec plan`, and the reading of traces for `qspec measure`."""
+"""`qspec plan`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import shown
-from sglang_qspec.policy.acceptance import hit_share
-from sglang_qspec.tools.plan.measure import judged, matching_again
-from sglang_qspec.tools.plan.tables import save
+from sglang_qspec.tools.measure.tables import save
 from test.tools.plan.examples import flat
 
 
@@ -124,29 +122,3 @@ def test_a_wrong_value_is_named_with_its_option_and_what_is_allowed(
         main([*plan, option, value])
     assert stop.value.code == 2
     assert f"argument {option}: is {shown(value)}, but must be {allowed}" in capsys.readouterr().err
-
-
-def test_traces_say_which_tokens_the_draft_model_chose() -> None:
-    def passed(parents: list[int], accepted: list[bool]) -> dict[str, object]:
-        return {"tree": {"parents": parents, "accepted": accepted}}
-
-    traces = [
-        [
-            passed([-1, 0, 1], [True, True, False]),  # two right, one wrong
-            passed([], []),  # no draft
-            passed([-1, 0], [True, True]),  # all right: the next token is unknown
-            passed([-1, -1], [False, True]),  # siblings, one is right
-            passed([-1], [False]),
-        ],
-        [passed([], [])],
-    ]
-    answers, share, depth = judged(traces)
-    assert answers == ["110" + "11" + "1" + "0"]
-    assert share == pytest.approx(4 / 5)
-    assert depth == pytest.approx((3 + 2 + 1 + 1) / 4)
-
-
-def test_matching_again_inverts_the_theory() -> None:
-    answers = ["1110"] * 5
-    share = hit_share(0.75, 4, 0.3)
-    assert matching_again(answers, share, 4) == pytest.approx(0.3)

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.limits import chunk_bytes, commits_bytes, drafted_bytes, lines_of
 from sglang_qspec.tools.plan.planner import Plan, Planner, Slo, best
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import parse
 from test.tools.plan.examples import flat

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sglang_qspec.config import MODES
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.requests import Request, agreed_tokens
 from sglang_qspec.tools.plan.simulation import Group, Outcome, quantile, simulate
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import Arrival, parse
 from test.tools.plan.examples import batch, flat

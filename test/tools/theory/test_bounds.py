@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sglang_qspec.tools.theory.bounds import bound, halves_over_sequential, sd_over_psd
+from test.tools.theory.bounds import bound, halves_over_sequential, sd_over_psd
 
 
 def test_hiding_a_time_behind_an_equal_one_doubles_the_throughput() -> None:

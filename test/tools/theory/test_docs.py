@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec.__main__ import main
-from sglang_qspec.tools.theory.bounds import sd_over_psd
+from test.tools.theory.bounds import sd_over_psd
 
 PAGE = Path(__file__).parents[3] / "docs" / "theory.md"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sglang_qspec import config, values
 from sglang_qspec.config import AUTO_CORES
-from sglang_qspec.tools.compare.answers import MOST_IN_FLIGHT, WIDTHS
+from sglang_qspec.tools.compare.widths import MOST_IN_FLIGHT, WIDTHS
 from sglang_qspec.tools.models.prompts import PROMPTS, texts_of
 from sglang_qspec.values import option
 
@@ -103,19 +103,19 @@ def run(options: argparse.Namespace) -> str:
     texts = texts_of(options.prompts, PROMPTS)
     comparison = Comparison(options)
     prompts = comparison.prompt_ids(texts)
-    candidates, passes = comparison.measure(prompts)
+    candidates, times = comparison.measure(prompts)
     if not options.json:
-        heading = f"{options.target}: {len(prompts)} prompts, {comparison.place}"
-        return text_of(candidates, passes, heading)
-    k = passes.widest - 1
-    verify = passes.verify.items()
+        heading = f"{options.target}: {len(prompts)} prompts, {comparison.placement}"
+        return text_of(candidates, times, heading)
+    k = times.beside.widest - 1
+    verify = times.beside.measured.items()
     record = {
         "target": options.target,
-        "place": str(comparison.place),
+        "place": str(comparison.placement),
         "prompts": len(prompts),
         "tokens": options.tokens,
         "temperature": options.temperature,
-        "plain_ms": {str(b): 1e3 * each for b, each in passes.plain.items()},
+        "plain_ms": {str(b): 1e3 * each for b, each in times.plain.items()},
         "verify_ms": [{"requests": b, "width": w, "ms": 1e3 * each} for (b, w), each in verify],
         "candidates": [candidate.record(k) for candidate in candidates],
         "recommendation": recommendation(candidates),

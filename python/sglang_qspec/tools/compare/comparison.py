@@ -10,18 +10,26 @@ from pathlib import Path
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from sglang_qspec.config import MAX_DRAFT_TOKENS
-from sglang_qspec.engine.placement import devices as placement
+from sglang_qspec.config import MAX_DRAFT_TOKENS, visible_gpus
+from sglang_qspec.engine.placement.devices import weight_bytes
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.curve import Curve
-from sglang_qspec.tools.compare import draft_reader, place
-from sglang_qspec.tools.compare.answers import WIDTHS, Answer
-from sglang_qspec.tools.compare.forecast import PassSeconds, forecast
-from sglang_qspec.tools.compare.pass_timer import PASSES
-from sglang_qspec.tools.compare.report import Candidate
+from sglang_qspec.tools.compare.placement import default_device, place_models
+from sglang_qspec.tools.compare.report import Candidate, TargetTimes
 from sglang_qspec.tools.compare.target_server import TargetServer
+from sglang_qspec.tools.compare.widths import WIDTHS
+from sglang_qspec.tools.measure.loaded_model import MOST_PASSES, ROWS
+from sglang_qspec.tools.measure.model_process import Answer, ModelOptions, open_model
+from sglang_qspec.tools.measure.pass_timer import PASSES, REPEATS
+from sglang_qspec.tools.measure.tables import PassSeconds
 from sglang_qspec.tools.models.prompts import chat_ids
+from sglang_qspec.tools.theory.forecast import forecast
+
+STEP_S = 2.0
+"""Time for the measurement of draft steps over one number of requests, in seconds."""
+STEP_PROMPT_TOKENS = 256
+"""Maximum number of prompt tokens before timed steps."""
 
 
 class Comparison:
@@ -32,10 +40,10 @@ class Comparison:
         self._drafts: Sequence[str] = list(dict.fromkeys(options.draft))
         self._names = short_names(self._drafts)
         self._in_flight: Sequence[int] = sorted(set(options.in_flight))
-        self._device: str = options.device or place.default_device()
+        self._device: str = options.device or default_device()
         self._target_vocab = self._check_models()
         given = {"draft_device": options.draft_device, "cores": options.cores}
-        self.place = place.find_place(self._drafts[0], device=self._device, **given)
+        self.placement = place_models(self._drafts[0], device=self._device, **given)
         """Where target and draft models run."""
 
     def _check_models(self) -> int:
@@ -56,23 +64,23 @@ class Comparison:
         )
         return chat_ids(tokenizer, texts)
 
-    def measure(self, prompts: Sequence[list[int]]) -> tuple[list[Candidate], PassSeconds]:
+    def measure(self, prompts: Sequence[list[int]]) -> tuple[list[Candidate], TargetTimes]:
         """The figures of each draft model, and the target's pass times."""
-        answers, passes = self._measure_target(prompts)
-        return [self._measure_draft(path, answers, passes) for path in self._drafts], passes
+        answers, times = self._measure_target(prompts)
+        return [self._measure_draft(path, answers, times) for path in self._drafts], times
 
-    def _measure_target(self, prompts: Sequence[list[int]]) -> tuple[list[Answer], PassSeconds]:
+    def _measure_target(self, prompts: Sequence[list[int]]) -> tuple[list[Answer], TargetTimes]:
         """Answers, greedy ones first, and pass times, from one or two servers.
 
         Without a draft model the target has the CPUs of both.
         """
         widths = WIDTHS[self._device]
-        divided = self.place.target_cpus != self.place.cpus
+        divided = self.placement.target_cpus != self.placement.cpus
         cells = [(b, width) for b in self._in_flight for width in widths]
-        verify: dict[tuple[int, int], float] = {}
-        steps = 2 + len(self._in_flight) * divided + len(cells)
+        first = [cell for cell in cells if cell[1] == 1 or not divided]
+        steps = 2 + REPEATS * (len(first) + len(cells) * divided)
         with tqdm(total=steps, desc="starting the target") as progress:
-            with self._server(prompts, self.place.cpus) as server:
+            with self._server(prompts, self.placement.cpus) as server:
                 server.start(progress.refresh)
                 progress.set_description("writing answers")
                 answers: list[Answer] = []
@@ -80,21 +88,16 @@ class Comparison:
                     answers += server.answers(prompts, self._options.tokens, temperature)
                     progress.update()
                 progress.set_description("timing passes")
-                for b, width in cells:
-                    if width == 1 or not divided:
-                        verify[b, width] = server.pass_seconds(prompts, b, width)
-                        progress.update()
+                verify = server.pass_seconds(prompts, first, progress.update)
                 plain = {b: verify[b, 1] for b in self._in_flight}
             if divided:
                 progress.set_description("starting the target on its CPUs")
-                with self._server(prompts, self.place.target_cpus) as server:
+                with self._server(prompts, self.placement.target_cpus) as server:
                     server.start(progress.refresh)
                     progress.set_description("timing passes")
-                    for b, width in cells:
-                        verify[b, width] = server.pass_seconds(prompts, b, width)
-                        progress.update()
+                    verify = server.pass_seconds(prompts, cells, progress.update)
             progress.set_description("target")
-        return answers, PassSeconds(plain, verify)
+        return answers, TargetTimes(plain, PassSeconds(verify))
 
     def _server(self, prompts: Sequence[list[int]], cpus: frozenset[int]) -> TargetServer:
         flags = ["--dtype", self._options.dtype]
@@ -110,44 +113,77 @@ class Comparison:
             flags=flags,
         )
 
-    def _measure_draft(
-        self, path: str, answers: Sequence[Answer], passes: PassSeconds
-    ) -> Candidate:
-        found = draft_reader.read(
-            draft_reader.Job(
-                path,
-                self.place.draft_device,
-                self.place.draft_cpus,
-                answers,
-                self._options.temperature,
-                self._in_flight,
-                self._target_vocab,
-                self._options.dtype,
-                self._options.draft_quantization,
-                self._options.trust_remote_code,
-            )
-        )
+    def _measure_draft(self, path: str, answers: Sequence[Answer], times: TargetTimes) -> Candidate:
+        name, options = self._names[path], self._model_options(path, answers)
+        agreed: list[list[bool]] = []
+        with (
+            tqdm(total=1 + len(answers) + len(self._in_flight), desc=f"loading {name}") as progress,
+            open_model(f"draft model {name}", options, visible_gpus()) as model,
+        ):
+            facts = model.call("describe")
+            progress.update()
+            progress.set_description(f"reading answers with {name}")
+            given = {"target_vocab": self._target_vocab, "temperature": self._options.temperature}
+            for start in range(0, len(answers), ROWS):
+                part = answers[start : start + ROWS]
+                agreed += model.call("agreed", answers=part, **given)
+                progress.update(len(part))
+            progress.set_description(f"timing steps of {name}")
+            step_seconds: dict[int, float] = {}
+            for requests in self._in_flight:
+                step_seconds[requests] = model.call("pass_seconds", rows=requests, seconds=STEP_S)
+                progress.update()
+            memory_bytes = model.call("memory_bytes")
+            progress.set_description(name)
         half = len(answers) // 2
-        greedy, sampled = found.agreed[:half], found.agreed[half:]
-        step = Curve.through(found.step_seconds.items())
+        greedy, sampled = agreed[:half], agreed[half:]
+        step = Curve.through(step_seconds.items())
         forecasts = [
             [
-                forecast(agreed, b, passes, step, overlaps=self.place.overlaps)
+                forecast(
+                    each,
+                    b,
+                    times.plain[b],
+                    times.beside,
+                    step,
+                    overlaps=self.placement.overlaps,
+                )
                 for b in self._in_flight
             ]
-            for agreed in (greedy, sampled)
+            for each in (greedy, sampled)
         ]
         return Candidate(
-            self._names[path],
+            name,
             path,
             greedy,
             sampled,
-            found.step_seconds,
-            placement.weight_bytes(path),
-            found.memory_bytes,
-            found.dtype,
-            found.quantization,
+            step_seconds,
+            weight_bytes(path),
+            memory_bytes,
+            facts["dtype"],
+            facts["quantization"],
             *forecasts,
+        )
+
+    def _model_options(self, path: str, answers: Sequence[Answer]) -> ModelOptions:
+        """How to load a draft model: as a sidecar would, with KV for the answers only."""
+        longest = max(len(each.prompt_ids) + len(each.token_ids) for each in answers)
+        rows, room = max(ROWS, *self._in_flight), longest + MOST_PASSES + 2
+        on_cpu = self.placement.draft_device == "cpu"
+        return ModelOptions(
+            path=path,
+            device=self.placement.draft_device,
+            cores=self.placement.draft_cores,
+            halves_threads=on_cpu and not self.placement.draft_cpus,
+            dtype=self._options.dtype,
+            quantization=self._options.draft_quantization,
+            trust_remote_code=self._options.trust_remote_code,
+            tokens=rows * room,
+            context_len=room,
+            rows=rows,
+            contexts=[
+                each.prompt_ids[:STEP_PROMPT_TOKENS] for each in answers[: len(answers) // 2]
+            ],
         )
 
 

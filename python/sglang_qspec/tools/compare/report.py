@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_qspec.tools.compare.agreement import share, tokens_per_pass
-from sglang_qspec.tools.compare.forecast import PAYS, Forecast, PassSeconds
-from sglang_qspec.tools.theory.table import aligned
+from sglang_qspec.tools.measure.agreement import share, tokens_per_pass
+from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.table import aligned
+from sglang_qspec.tools.theory.forecast import PAYS, Forecast
 
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class TargetTimes:
+    """Seconds of the target's passes."""
+
+    plain: Mapping[int, float]
+    """Of a decode pass without a draft model, by the number of requests."""
+    beside: PassSeconds
+    """Of passes beside a draft model."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +67,9 @@ class Candidate:
         }
 
 
-def text_of(candidates: Sequence[Candidate], passes: PassSeconds, heading: str) -> str:
+def text_of(candidates: Sequence[Candidate], times: TargetTimes, heading: str) -> str:
     """The comparison as text."""
-    parts = [heading, _passes(passes), _figures(candidates, passes), _forecasts(candidates)]
+    parts = [heading, _passes(times), _figures(candidates, times), _forecasts(candidates)]
     return "\n\n".join([*parts, recommendation(candidates)])
 
 
@@ -82,29 +93,29 @@ def recommendation(candidates: Sequence[Candidate]) -> str:
     return f"Recommendation: take {', and '.join(parts)}."
 
 
-def _passes(passes: PassSeconds) -> str:
-    widths = sorted({width for _, width in passes.verify})
+def _passes(times: TargetTimes) -> str:
+    widths = sorted({width for _, width in times.beside.measured})
     head = ("target's passes, ms", "no draft model", *(f"width {width}" for width in widths))
     rows = [
         (
             f"{requests} in flight",
             _ms(seconds),
-            *(_ms(passes.verify[requests, width]) for width in widths),
+            *(_ms(times.beside.measured[requests, width]) for width in widths),
         )
-        for requests, seconds in passes.plain.items()
+        for requests, seconds in times.plain.items()
     ]
     return aligned([head, *rows])
 
 
-def _figures(candidates: Sequence[Candidate], passes: PassSeconds) -> str:
-    k = passes.widest - 1
+def _figures(candidates: Sequence[Candidate], times: TargetTimes) -> str:
+    k = times.beside.widest - 1
     head = (
         "draft model",
         "agrees, greedy",
         "sampled",
         f"accepted of {k}",
         "sampled",
-        *(f"step ms, {requests}" for requests in passes.plain),
+        *(f"step ms, {requests}" for requests in times.plain),
         "weights MiB",
         "memory MiB",
     )
@@ -115,7 +126,7 @@ def _figures(candidates: Sequence[Candidate], passes: PassSeconds) -> str:
             f"{100 * share(each.sampled):.1f} %",
             f"{tokens_per_pass(each.greedy, k) - 1:.2f}",
             f"{tokens_per_pass(each.sampled, k) - 1:.2f}",
-            *(_ms(each.step_seconds[requests]) for requests in passes.plain),
+            *(_ms(each.step_seconds[requests]) for requests in times.plain),
             "" if each.weight_bytes is None else f"{each.weight_bytes / MIB:.0f}",
             f"{each.memory_bytes / MIB:.0f}",
         )

@@ -14,9 +14,9 @@ from typing import Self
 
 from sglang_qspec.config import server_environment
 from sglang_qspec.errors import ClientError, QSpecError
-from sglang_qspec.tools.compare.pass_timer import PassTimer
 from sglang_qspec.tools.complete.client import Client
 from sglang_qspec.tools.local_server import START_S, LocalServer
+from sglang_qspec.tools.measure.pass_timer import PassTimer
 
 
 class TargetServer(PassTimer):

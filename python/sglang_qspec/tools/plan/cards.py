@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.plan.tables import VERSION, Draft, Gpus, Prefill, Tables, Verify
+from sglang_qspec.tools.measure.tables import VERSION, Draft, Gpus, Prefill, Tables, Verify
 
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.8, 0.6
 """Assumed shares of a data sheet's peaks that a pass reaches."""

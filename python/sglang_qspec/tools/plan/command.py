@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from sglang_qspec import values
 from sglang_qspec.config import MODES
-from sglang_qspec.errors import ConfigError, shown
+from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.plan import trace as traces
 from sglang_qspec.values import option
 
 if TYPE_CHECKING:
-    from sglang_qspec.tools.plan.tables import Tables
+    from sglang_qspec.tools.measure.tables import Tables
 
 MOST_GPUS = 1_000_000
 
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--output-tokens", type=outputs, default=256, metavar="N", help="(default: %(default)s)")
     add(
         "--slo",
-        type=_slo,
+        type=option(_slo),
         metavar="NAME=SECONDS",
         help="limit of the latency: mean, p50, p95 or p99, or ttft, the 95th percentile of the "
         "time to the first token; for example p95=8",
@@ -95,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--outage",
-        type=_outage,
+        type=option(_outage),
         action="append",
         default=[],
         metavar="BEGIN:END",
@@ -108,6 +108,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _slo(text: str) -> tuple[str, float]:
+    """Parse a limit of the latency. Raises ValueError."""
     from sglang_qspec.tools.plan.planner import OBJECTIVES
 
     name, _, seconds = text.partition("=")
@@ -116,37 +117,34 @@ def _slo(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0.0
     if name not in OBJECTIVES or not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"is {shown(text)}, but must be NAME=SECONDS with a name of "
-            f"{', '.join(OBJECTIVES)} and seconds above 0"
-        )
+        raise ValueError(f"NAME=SECONDS with a name of {', '.join(OBJECTIVES)} and seconds above 0")
     return name, value
 
 
 def _outage(text: str) -> tuple[float, float]:
+    """Parse the time of an outage. Raises ValueError."""
     try:
         begin, end = map(float, text.split(":"))
     except ValueError:
         begin, end = 0.0, 0.0
     if not 0.0 <= begin < end < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"is {shown(text)}, but must be BEGIN:END in seconds, with 0 <= BEGIN < END"
-        )
+        raise ValueError("BEGIN:END in seconds, with 0 <= BEGIN < END")
     return begin, end
 
 
 def run(options: argparse.Namespace) -> str:
     """Simulate, and return the text to print. Raises ConfigError for input that is not allowed."""
-    from sglang_qspec.tools.plan import picture
+    from sglang_qspec.tools import picture
+    from sglang_qspec.tools.plan import sweep
     from sglang_qspec.tools.plan.planner import Planner, Slo, best
     from sglang_qspec.tools.plan.report import DRAFTED, PLAIN, Report
     from sglang_qspec.tools.plan.target import NONE
 
-    if options.sweep is not None and options.sweep.suffix not in picture.SUFFIXES:
-        raise ConfigError(f"--sweep is {options.sweep}, but must end in .svg or .png")
+    if options.sweep is not None:
+        picture.check_suffix("--sweep", options.sweep)
     trace = traces.parse(options.trace, options.prompt_tokens, options.output_tokens)
     found = _tables(options.tables, options.alpha, trace.context)
-    slots = _slots(options.slots, found.most_requests)
+    slots = _slots(options.slots, found.passes.most_requests)
     slo = None if options.slo is None else Slo(*options.slo)
     if options.gpus < found.gpus.target:
         raise ConfigError(
@@ -168,7 +166,7 @@ def run(options: argparse.Namespace) -> str:
     if options.sweep is not None:
         lines = {name: planner.sweep(options.gpus, each.group) for name, each in chosen.items()}
         title = f"Predicted: {options.gpus} GPUs, {found.machine} ({found.source})"
-        picture.write(lines, options.sweep, title)
+        sweep.write(lines, options.sweep, title)
     price, gbit = options.gpu_hour_price, options.link_gbit
     report = Report(options.gpus, found, trace, chosen, fewest, slo, price, gbit)
     return json.dumps(report.record()) if options.json else report.text()
@@ -179,7 +177,7 @@ def _tables(text: str, alpha: float | None, context: int) -> Tables:
 
     Raises ConfigError.
     """
-    from sglang_qspec.tools.plan import tables
+    from sglang_qspec.tools.measure import tables
     from sglang_qspec.tools.plan.cards import computed
 
     if (":" in text) == (alpha is None):

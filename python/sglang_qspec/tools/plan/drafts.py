@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from sglang_qspec.policy import FirstTokens, Sources
 from sglang_qspec.policy.totals import Totals
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
 from sglang_qspec.tools.plan.requests import Request
 from sglang_qspec.tools.plan.sidecar import Server
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.trie import DraftTrees, Source
 
 RIGHT, WRONG = 1, 2
@@ -33,13 +33,18 @@ class SimulatedDrafts:
         sidecar: Server,
         rng: np.random.Generator,
         *,
-        matches_again: bool,
+        reports: bool = True,
+        matches_again: bool = False,
     ) -> None:
-        """With `matches_again` a text that has left its draft may return to it (`tables.again`)."""
+        """With `reports` the target reports its tokens to the sidecar.
+
+        With `matches_again` a text that has left its draft may return to it (`tables.again`).
+        """
         self.totals = Totals()
         self.sources = Sources(clock.time)
         self.sidecar = sidecar
         self._clock, self._rng = clock, rng
+        self._reports = reports
         self._again = tables.again if matches_again else 0.0
         self._requests: dict[str, Request] = {}
 
@@ -142,7 +147,10 @@ class SimulatedDrafts:
             request.finished = self._clock.now
             del self._requests[request.rid]
             self.sidecar.close(request)
-            return
+        elif self._reports:
+            self._report(request)
+
+    def _report(self, request: Request) -> None:
         left = request.next_wrong[request.seen_begin] < request.done
         if self._again and left and self._rng.random() < self._again:
             # The text has left the queue draft, and matches a later place of it.

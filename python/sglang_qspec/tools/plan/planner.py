@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.simulation import Group, Outcome, quantile, simulate
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import Trace
 
@@ -214,7 +214,7 @@ class Planner:
             seed=self._seed,
         )
         slots = itertools.takewhile(
-            lambda n: n <= self._tables.most_requests, (4**n for n in itertools.count())
+            lambda n: n <= self._tables.passes.most_requests, (4**n for n in itertools.count())
         )
         return [planner.plan(gpus, group.pipeline, number, group.targets) for number in slots]
 

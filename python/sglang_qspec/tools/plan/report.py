@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.limits import lines_of
 from sglang_qspec.tools.plan.planner import OBJECTIVES, Plan, Slo
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.tools.plan.trace import Trace
-from sglang_qspec.tools.theory.table import aligned
+from sglang_qspec.tools.table import aligned
 
 DRAFTED, PLAIN = "QSPEC", "no speculation"
 """Names of the plans."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.policy import Credit
-from sglang_qspec.tools.plan.tables import Agreement
+from sglang_qspec.tools.measure.tables import Agreement
 from sglang_qspec.tools.plan.trace import Arrival
 
 
@@ -25,7 +25,8 @@ class Request:
         """
         self.arrival = arrival
         self.rid = rid
-        size = len(agreed)
+        self.size = size = len(agreed)
+        """Output tokens of the whole answer."""
         wrong = np.where(agreed, size, np.arange(size))
         nearest = np.minimum.accumulate(wrong[::-1])[::-1]
         self.next_wrong: list[int] = [*nearest.tolist(), size]
@@ -47,11 +48,6 @@ class Request:
         """The draft at the sidecar."""
         self.seen_begin = self.seen_end = 0
         """The draft as far as it has arrived at the target."""
-
-    @property
-    def size(self) -> int:
-        """Output tokens of the whole answer."""
-        return self.arrival.output
 
     @property
     def available(self) -> int:

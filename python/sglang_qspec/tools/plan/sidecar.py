@@ -9,9 +9,9 @@ from itertools import zip_longest
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.sidecar.batch_scheduler import BESIDE_STEPS, READ_BESIDE_STEPS
 from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
-from sglang_qspec.tools.plan.tables import Tables
 
 MOST_READ_CPU, MOST_READ_GPU = 256, 2048
 """Tokens that a step reads at most (`sidecar.loading.prefill_tokens`)."""
@@ -204,9 +204,10 @@ class Sidecar:
         most = READ_BESIDE_STEPS if few else MOST_READ_GPU if on_gpu else MOST_READ_CPU
         extended, left = [], most
         for server, row in _in_turn(servers, prompts):
-            read = min(max(0, row.unread - 1), left)
-            row.unread -= read
-            left -= read
+            if row.unread > 1:
+                read = min(row.unread - 1, left)
+                row.unread -= read
+                left -= read
             if row.unread <= 1:
                 extended.append((server, row))
             if len(extended) == QSpecConfig.draft_slots:

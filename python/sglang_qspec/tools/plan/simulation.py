@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
 from sglang_qspec.tools.plan.requests import Request, agreed_tokens
 from sglang_qspec.tools.plan.sidecar import Sidecar
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.tools.plan.target import NONE, Counts, Target
 from sglang_qspec.tools.plan.trace import Arrival
 

@@ -19,11 +19,11 @@ from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.engine.passes.decide.rounds import Rounds
 from sglang_qspec.policy import GPU_COST, PassCost, PassTimes, PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.drafts import RIGHT, SimulatedDrafts
 from sglang_qspec.tools.plan.requests import Request
 from sglang_qspec.tools.plan.sidecar import Sidecar
-from sglang_qspec.tools.plan.tables import Tables
 from sglang_qspec.trie import Source
 
 PREFILL_TOKENS = 8192
@@ -65,7 +65,7 @@ class Captured:
     tiers: Sequence[int] = ()
 
     def __init__(self, tables: Tables) -> None:
-        widest = tables.widest
+        widest = tables.passes.widest
         captured = sorted({1, widest} | {widest >> n for n in (1, 2, 3) if widest >> n})
         self._widths = captured if tables.on_gpu else None
 
@@ -93,7 +93,7 @@ class Target:
         runtime = RuntimeSettings(
             mode,
             QSpecConfig.step_tokens,
-            tables.widest,
+            tables.passes.widest,
             fixed_width=False,
             ragged=not tables.on_gpu,
             enabled=enabled,
@@ -102,7 +102,12 @@ class Target:
         self._arrived, self._came = Signal(), Signal()
         self._server = sidecar.connect(self._came)
         self._drafts = SimulatedDrafts(
-            clock, tables, self._server, rng, matches_again=pipeline == "queue"
+            clock,
+            tables,
+            self._server,
+            rng,
+            reports=enabled,
+            matches_again=pipeline == "queue",
         )
         self._proposer = Proposer(
             self._drafts, runtime, times, shapes=Captured(tables), clock=clock.time
@@ -174,7 +179,7 @@ class Target:
         except StopIteration as end:
             proposal = end.value
         trees = proposal.trees
-        seconds = self._tables.verify_seconds(len(rids), trees.rows / len(rids))
+        seconds = self._tables.passes(len(rids), trees.rows / len(rids))
         if self._sidecar.busy:
             seconds *= self._tables.slowdown
         yield seconds

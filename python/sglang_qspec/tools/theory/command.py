@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_qspec.errors import TheoryError, shown
+from sglang_qspec import values
+from sglang_qspec.errors import TheoryError
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pipelines import estimates
+from sglang_qspec.tools.table import aligned
 from sglang_qspec.tools.theory import plot
-from sglang_qspec.tools.theory.fit import Comparison, Fit, compare, fit
-from sglang_qspec.tools.theory.rows import read_rows
-from sglang_qspec.tools.theory.table import aligned
+from sglang_qspec.tools.theory.fit import Fit, Prediction, fit, predict
+from sglang_qspec.tools.theory.results import read_results
+from sglang_qspec.values import option
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
 """Options that the table of the pipelines requires."""
@@ -32,41 +34,47 @@ with linear interpolation between."""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
+    time = option(_milliseconds)
     add(
         "--alpha",
-        type=_number(0.0, 1.0),
+        type=option(values.number(0.0, 1.0)),
         metavar="A",
         help="probability that target and drafter agree on a token, 0 to 1",
     )
     add(
         "--k",
-        type=_count,
+        type=option(values.positive),
         metavar="N",
         help="number of draft tokens that a pass verifies for each request",
     )
-    add("--verify-ms", type=_milliseconds, metavar="MS", help="time of a pass of width k + 1")
+    add(
+        "--verify-ms",
+        type=time,
+        metavar="MS",
+        help="time of a pass of width k + 1",
+    )
     add(
         "--plain-ms",
-        type=_milliseconds,
+        type=time,
         metavar="MS",
         help="time of a plain decode pass, width 1 (default: the time of --verify-ms)",
     )
-    add("--draft-ms", type=_milliseconds, metavar="MS", help="time of drafting k tokens")
+    add("--draft-ms", type=time, metavar="MS", help="time of drafting k tokens")
     add(
         "--in-flight",
-        type=_count,
+        type=option(values.positive),
         metavar="N",
         help="number of requests that are served at once",
     )
     add(
         "--lookahead",
-        type=_count,
+        type=option(values.positive),
         metavar="N",
         help="maximum length of a draft of ahead after the committed tokens (default: 2k + 1)",
     )
     add(
         "--again",
-        type=_number(0.0, 1.0),
+        type=option(values.number(0.0, 1.0)),
         metavar="P",
         help="probability that a text without a matching queue draft matches one at the next pass, "
         f"for queue (default: {AGAIN})",
@@ -125,14 +133,14 @@ def _pipelines(options: argparse.Namespace) -> str:
 
 
 def _fitted(options: argparse.Namespace) -> str:
-    rows = read_rows(options.fit)
-    model = fit(rows)
-    compared = compare(model, rows)
+    results = read_results(options.fit)
+    model = fit(results)
+    predicted = predict(model, results)
     if options.plot is not None:
-        plot.write(compared, options.plot)
-    parts = [_figures(model), aligned(_comparisons(compared)), _errors(compared)]
-    if len(compared) < len(rows):
-        parts.append(f"The model does not predict {len(rows) - len(compared)} rows.")
+        plot.write(predicted, options.plot)
+    parts = [_figures(model), aligned(_table(predicted)), _errors(predicted)]
+    if len(predicted) < len(results):
+        parts.append(f"The model does not predict {len(results) - len(predicted)} rows.")
     return "\n\n".join(parts)
 
 
@@ -151,43 +159,43 @@ def _points(curve: Curve) -> str:
     return ", ".join(f"{1e3 * seconds:.1f} ms (b={requests})" for requests, seconds in points)
 
 
-def _comparisons(compared: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
+def _table(predicted: Sequence[Prediction]) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = [
         ("pipeline", "k", "in flight", "accept", "model", "tokens/s", "model", "error", "")
     ]
-    for each in compared:
-        row = each.row
-        rows.append(
+    for each in predicted:
+        result = each.result
+        lines.append(
             (
-                row.pipeline,
-                str(row.k),
-                str(row.in_flight),
-                "" if row.accept_len is None else f"{row.accept_len:.2f}",
+                result.pipeline,
+                str(result.draft_tokens),
+                str(result.in_flight),
+                f"{result.accept_len:.2f}" if result.accept_len else "",
                 f"{each.estimate.tokens:.2f}",
-                f"{row.tokens_per_s:.1f}",
+                f"{result.tokens_per_s:.1f}",
                 f"{each.estimate.rate:.1f}",
                 f"{100 * each.error:+.1f} %",
                 "fitted" if each.fitted else "",
             )
         )
-    return rows
+    return lines
 
 
-def _errors(compared: Sequence[Comparison]) -> str:
+def _errors(predicted: Sequence[Prediction]) -> str:
     """The errors of all predicted rows, then of each pipeline, one line each."""
-    predicted = [each for each in compared if not each.fitted]
-    if not predicted:
+    unseen = [each for each in predicted if not each.fitted]
+    if not unseen:
         return "No row is predicted: the model is fitted to all rows."
-    lines = [f"Error of {len(predicted)} predicted rows: {_spread(predicted)}."]
-    for pipeline in dict.fromkeys(each.row.pipeline for each in predicted):
-        own = [each for each in predicted if each.row.pipeline == pipeline]
+    lines = [f"Error of {len(unseen)} predicted rows: {_spread(unseen)}."]
+    for pipeline in dict.fromkeys(each.result.pipeline for each in unseen):
+        own = [each for each in unseen if each.result.pipeline == pipeline]
         near = sum(abs(each.error) <= plot.BAND for each in own)
         within = f"{near} of {len(own)} within {100 * plot.BAND:.0f} %"
         lines.append(f"{pipeline}: {_spread(own)}; {within}.")
     return "\n".join(lines)
 
 
-def _spread(predicted: Sequence[Comparison]) -> str:
+def _spread(predicted: Sequence[Prediction]) -> str:
     errors = [100 * abs(each.error) for each in predicted]
     return f"median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
 
@@ -196,40 +204,15 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = low - 1.0
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"{shown(text)} must be a number from {low:g} to {high:g}"
-            )
-        return value
-
-    return parse
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{shown(text)} must be an integer from 1 up to 999999999")
-    return int(text)
-
-
 def _milliseconds(text: str) -> Curve:
-    """Parse `40` or `1:30,8:45` as a curve over the number of requests."""
+    """Parse `40` or `1:30,8:45` as a curve over the number of requests. Raises ValueError."""
+    points: dict[float, float] = {}
     try:
-        if ":" not in text:
-            points = {1: float(text)}
-        else:
-            pairs = (part.split(":") for part in text.split(","))
-            points = {_count(requests): float(value) for requests, value in pairs}
-    except (ValueError, argparse.ArgumentTypeError):
+        for part in text.split(","):
+            requests, _, milliseconds = part.rpartition(":")
+            points[values.positive(requests) if ":" in text else 1] = float(milliseconds)
+    except ValueError:
         points = {1: 0.0}
     if not all(0.0 < value < math.inf for value in points.values()):
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} must be milliseconds above 0, or requests:milliseconds pairs such as "
-            "1:30,8:45"
-        )
+        raise ValueError("milliseconds above 0, or requests:milliseconds pairs such as 1:30,8:45")
     return Curve.through(points.items())

@@ -1,7 +1,7 @@
-"""Fits the model to rows (measurements) of a benchmark, and predicts the other rows.
+"""Fits the model to results of a benchmark, and predicts the other results.
 
-Only rows of `sequential` and `none` are fitted. In the other pipelines drafting and verifying
-overlap; their rows are predicted, so their errors are errors of the model.
+Only results of `sequential` and `none` are fitted. In the other pipelines drafting and verifying
+overlap; their results are predicted, so their errors are errors of the model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sglang_qspec.errors import TheoryError
 from sglang_qspec.policy.acceptance import agreement
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pipelines import Estimate, estimates
-from sglang_qspec.tools.theory.rows import PLAIN, Row
+from sglang_qspec.tools.theory.results import PLAIN, Result
 
 FITTED = ("sequential", *PLAIN)
-"""Pipelines with rows that are fitted."""
+"""Pipelines with results that are fitted."""
 
 
 @dataclass(frozen=True)
@@ -53,61 +53,62 @@ class Fit:
         """D(b) for k draft tokens, in seconds."""
         return k * (self.step_base + self.step_request * requests)
 
-    def estimate(self, row: Row) -> Estimate | None:
-        """The prediction for a row; None for a pipeline that the model does not know.
+    def estimate(self, result: Result) -> Estimate | None:
+        """The prediction for a result; None for a pipeline that the model does not know.
 
         For `queue` it predicts only the time and takes the measured tokens per pass, because the
         two models do not determine how often the tries have a draft.
         """
+        k, pipeline = result.draft_tokens, result.pipeline
         again = None
-        if row.pipeline == "queue":
-            if row.accept_len is None:
+        if pipeline == "queue":
+            if not result.accept_len:
                 return None
             again = 1.0
         found = estimates(
-            self.alpha(row.k),
-            row.k,
-            row.in_flight,
+            self.alpha(k),
+            k,
+            result.in_flight,
             self.verify_seconds,
-            lambda requests: self.draft_seconds(requests, row.k),
-            lookahead=max(row.step_tokens, row.k) if row.step_tokens else None,
+            lambda requests: self.draft_seconds(requests, k),
+            lookahead=max(result.step_tokens, k) if result.step_tokens else None,
             again=again,
-            overhead=self.overhead(row.in_flight),
+            overhead=self.overhead(result.in_flight),
         )
-        if row.pipeline == "auto":
+        if pipeline == "auto":
             return max((found[name] for name in PIPELINES), key=lambda estimate: estimate.rate)
-        if row.pipeline == "queue" and row.accept_len is not None:
-            return Estimate(row.in_flight, row.accept_len, found["queue"].seconds)
-        return found.get("none" if row.pipeline in PLAIN else row.pipeline)
+        if pipeline == "queue" and result.accept_len:
+            return Estimate(result.in_flight, result.accept_len, found["queue"].seconds)
+        return found.get("none" if pipeline in PLAIN else pipeline)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A measured row and its prediction."""
+class Prediction:
+    """A measured result and its prediction."""
 
-    row: Row
+    result: Result
     estimate: Estimate
 
     @property
     def fitted(self) -> bool:
-        """Whether the model was fitted to the row."""
-        return self.row.pipeline in FITTED
+        """Whether the model was fitted to the result."""
+        return self.result.pipeline in FITTED
 
     @property
     def error(self) -> float:
         """Relative error of the predicted throughput; above 0 if the prediction is too high."""
-        return self.estimate.rate / self.row.tokens_per_s - 1.0
+        return self.estimate.rate / self.result.tokens_per_s - 1.0
 
 
-def compare(model: Fit, rows: Iterable[Row]) -> list[Comparison]:
-    """Measurement and prediction of every row that the model can predict."""
-    found = [(row, model.estimate(row)) for row in rows]
-    return [Comparison(row, estimate) for row, estimate in found if estimate is not None]
+def predict(model: Fit, results: Iterable[Result]) -> list[Prediction]:
+    """Measurement and prediction of every result that the model can predict."""
+    found = [(result, model.estimate(result)) for result in results]
+    return [Prediction(result, estimate) for result, estimate in found if estimate is not None]
 
 
-def fit(rows: Sequence[Row]) -> Fit:
-    """Fit alpha, V, D and the overhead of a round to the rows of `sequential` and `none`."""
-    rounds = [found for row in rows if (found := _Round.of(row)) is not None]
+def fit(results: Sequence[Result]) -> Fit:
+    """Fit alpha, V, D and the overhead of a round to the results of `sequential` and `none`."""
+    rounds = [found for result in results if (found := _Round.of(result)) is not None]
     if not rounds:
         raise TheoryError(
             "no row of the pipeline 'sequential' has accept_len, verify_s and draft_s, "
@@ -115,10 +116,10 @@ def fit(rows: Sequence[Row]) -> Fit:
         )
     overhead = Curve.through(_medians((seen.b, seen.overhead) for seen in rounds).items())
     passes = [(seen.b, seen.k + 1, seen.verify) for seen in rounds]
-    for row in rows:
-        if row.pipeline in PLAIN:
-            seconds = row.in_flight / row.tokens_per_s
-            passes.append((row.in_flight, 1, max(seconds - overhead(row.in_flight), seconds / 2)))
+    for result in results:
+        if result.pipeline in PLAIN:
+            b, seconds = result.in_flight, result.in_flight / result.tokens_per_s
+            passes.append((b, 1, max(seconds - overhead(b), seconds / 2)))
     base, request = _line([(seen.b, seen.draft / seen.k) for seen in rounds])
     return Fit(
         alphas={
@@ -137,7 +138,7 @@ def fit(rows: Sequence[Row]) -> Fit:
 
 
 class _Round(NamedTuple):
-    """A row of `sequential` that has all fields that the fit needs."""
+    """A result of `sequential` that has all fields that the fit needs."""
 
     b: int
     k: int
@@ -147,13 +148,18 @@ class _Round(NamedTuple):
     draft: float
 
     @staticmethod
-    def of(row: Row) -> _Round | None:
-        if row.pipeline != "sequential":
+    def of(result: Result) -> _Round | None:
+        if result.pipeline != "sequential":
             return None
-        if row.accept_len is None or row.verify_s is None or row.draft_s is None:
+        if not (result.accept_len and result.verify_s and result.draft_s):
             return None
         return _Round(
-            row.in_flight, row.k, row.tokens_per_s, row.accept_len, row.verify_s, row.draft_s
+            result.in_flight,
+            result.draft_tokens,
+            result.tokens_per_s,
+            result.accept_len,
+            result.verify_s,
+            result.draft_s,
         )
 
     @property

@@ -15,8 +15,8 @@ def measure(case: Case) -> Verdict:
     from rich.progress import Progress
 
     from sglang_qspec.engine.start.arguments import DRAFT_TOKENS
-    from sglang_qspec.tools.compare.forecast import PAYS
     from sglang_qspec.tools.doctor.measure import expectation, times
+    from sglang_qspec.tools.theory.forecast import PAYS
 
     assert case.kind is not None
     with Progress(console=Console(file=sys.stderr), transient=True) as progress:

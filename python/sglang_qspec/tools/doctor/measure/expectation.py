@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_qspec.tools.compare.forecast import PAYS, Forecast, PassSeconds, forecast
 from sglang_qspec.tools.doctor.measure.times import Measured
+from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.theory.forecast import PAYS, Forecast, forecast
 
 IN_FLIGHT = (1, 2, 4, 8, 16)
 """Numbers of requests in flight of the prediction."""
@@ -18,17 +19,16 @@ SHOWN_ROWS = (1, 4, 16)
 def predict(measured: Measured, most_draft_tokens: int) -> list[Forecast]:
     """The best pipeline for each of IN_FLIGHT, with at most `most_draft_tokens` in a pass."""
     passes = PassSeconds(
-        plain={b: measured.plain(b) for b in IN_FLIGHT},
-        verify={
+        {
             (b, width): measured.verify(b * width)
             for b in IN_FLIGHT
             for width in range(1, most_draft_tokens + 2)
             if b * width <= MOST_ROWS
-        },
+        }
     )
+    agreed, step, slowdown = measured.agreed, measured.draft, measured.slowdown
     return [
-        forecast(measured.agreed, b, passes, measured.draft, slowdown=measured.slowdown)
-        for b in IN_FLIGHT
+        forecast(agreed, b, measured.plain(b), passes, step, slowdown=slowdown) for b in IN_FLIGHT
     ]
 
 

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sglang_qspec.config import PIPELINES, QSpecConfig
 from sglang_qspec.policy.acceptance import agreement
-from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pipelines import estimates
-from sglang_qspec.tools.compare.agreement import tokens_per_pass
+from sglang_qspec.tools.measure.agreement import tokens_per_pass
+from sglang_qspec.tools.measure.tables import PassSeconds
 
 PAYS = 1.05
 """Predicted speedup from which drafting is recommended; the model's errors exceed a smaller one."""
-
-
-@dataclass(frozen=True)
-class PassSeconds:
-    """Measured seconds of the target's passes."""
-
-    plain: Mapping[int, float]
-    """Seconds of a plain decode pass without a draft model, by the number of requests."""
-    verify: Mapping[tuple[int, int], float]
-    """Seconds of a pass beside a draft model, by the number of requests and the width."""
-
-    @property
-    def widest(self) -> int:
-        """The largest measured width."""
-        return max(width for _, width in self.verify)
-
-    def widths(self, requests: int) -> list[int]:
-        """Widths of the measured passes of `requests` with draft tokens."""
-        return sorted(width for b, width in self.verify if b == requests and width > 1)
-
-    def at(self, requests: int, width: int) -> float:
-        """Seconds of a pass; between measured numbers of requests they are interpolated."""
-        points = [(b, seconds) for (b, w), seconds in self.verify.items() if w == width]
-        return Curve.through(points)(requests)
 
 
 class Slowdown(NamedTuple):
@@ -77,6 +53,7 @@ class Forecast:
 def forecast(
     agreed: Sequence[Sequence[bool]],
     in_flight: int,
+    plain: float,
     passes: PassSeconds,
     step: Callable[[float], float],
     *,
@@ -85,6 +62,7 @@ def forecast(
 ) -> Forecast:
     """The best pipeline and width for `in_flight` requests.
 
+    `plain` are the seconds of a decode pass without a draft model, and `passes` those beside one.
     `step` gives the seconds of a draft step by the number of requests. Unless target and draft
     model `overlaps`, they take turns in every pipeline. `slowdown` counts in the pipelines in which
     both run at once.
@@ -96,7 +74,7 @@ def forecast(
             agreement(tokens_per_pass(agreed, k), k),
             k,
             in_flight,
-            lambda requests, width: slower.verify * passes.at(requests, width),
+            lambda requests, width: slower.verify * passes(requests, width),
             lambda requests: slower.draft * k * step(requests),
             lookahead=max(k, QSpecConfig.step_tokens),
         )[pipeline].rate
@@ -107,4 +85,4 @@ def forecast(
         for pipeline in (PIPELINES if overlaps else ("sequential",))
     ]
     best, pipeline, k = max(found)
-    return Forecast(in_flight, pipeline, k, best, in_flight / passes.plain[in_flight])
+    return Forecast(in_flight, pipeline, k, best, in_flight / plain)

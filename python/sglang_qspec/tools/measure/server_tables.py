@@ -14,16 +14,24 @@ from sglang_qspec import __version__
 from sglang_qspec.config import MODES
 from sglang_qspec.controls import SOURCES
 from sglang_qspec.errors import ClientError, shown
-from sglang_qspec.tools.compare.pass_timer import PassTimer
 from sglang_qspec.tools.complete.client import Client
-from sglang_qspec.tools.plan.tables import VERSION, Agreement, Draft, Gpus, Prefill, Tables, Verify
+from sglang_qspec.tools.measure import pass_timer
+from sglang_qspec.tools.measure.agreement import judged, matching_again
+from sglang_qspec.tools.measure.pass_timer import PassTimer, in_turn
+from sglang_qspec.tools.measure.tables import (
+    VERSION,
+    Agreement,
+    Draft,
+    Gpus,
+    Prefill,
+    Tables,
+    Verify,
+)
 
 HEARTBEAT_S = 1.5
 """Wait for the sidecar's counters, which it sends about once a second."""
 PROMPT_TOKENS = (16, 512)
 """Lengths of the prompts whose times give the time of a prompt token."""
-REPEATS = 3
-"""Measurements of each pass and each prefill."""
 STEP_REPEATS = 2
 """Measurements of draft steps."""
 FEW_TOKENS, STEP_TOKENS = 8, 56
@@ -85,7 +93,7 @@ class Measurement(PassTimer):
             # A step pipeline keeps the CPUs of the sidecar its own.
             self._prepare(state["settings"], mode="ahead", sources=())
             self._check_batch(prompts, max(requests))
-            verify = self._verify(prompts, list(itertools.product(requests, widths)))
+            verify = self.pass_seconds(prompts, list(itertools.product(requests, widths)))
             prefill = self._prefill(prompts)
             self._prepare(state["settings"], mode="ahead", sources=("step",))
             self.set(draft_token_num=widest, fixed_width=1)
@@ -96,8 +104,8 @@ class Measurement(PassTimer):
                 raise ClientError("the sidecar drafted nothing for the prompts")
             self._prepare(state["settings"], mode="queue", sources=("queue",))
             # Enough prompts that some wait.
-            many = itertools.islice(itertools.cycle(prompts), 3 * max(requests) + len(prompts))
-            answers, drafted, wide = judged(self._passes(list(many), "queue"))
+            many = in_turn(prompts, 3 * max(requests) + len(prompts))
+            answers, drafted, wide = judged(self._passes(many, "queue"))
         again = 0.5
         if sum(map(len, answers)) >= FEWEST:
             agreement["queue"] = answers
@@ -151,7 +159,7 @@ class Measurement(PassTimer):
             return sum(p["passes"] for p in pipelines), sum(p["requests"] for p in pipelines)
 
         before = totals()
-        self._generate(list(itertools.islice(itertools.cycle(prompts), requests)), 8)
+        self.generate(in_turn(prompts, requests), 8)
         passes, served = (now - then for now, then in zip(totals(), before, strict=True))
         batch = served / max(1.0, passes)
         if batch < FULL * requests:
@@ -159,19 +167,6 @@ class Measurement(PassTimer):
                 f"--requests is {requests}, but the server runs {batch:.1f} requests at once; it "
                 "must run all of them, so start it with more --max-running-requests"
             )
-
-    def _verify(
-        self, prompts: Sequence[list[int]], cells: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int], float]:
-        """The time of a pass by requests and width: the fastest, as the least disturbed one.
-
-        The cells take turns, so that a load peak does not hit all measurements of a cell.
-        """
-        found: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
-        for _ in range(REPEATS):
-            for cell, seconds in found.items():
-                seconds.append(self._mean_pass(self._warm(prompts, *cell)))
-        return {cell: min(seconds) for cell, seconds in found.items()}
 
     def _prefill(self, prompts: Sequence[list[int]]) -> Prefill:
         """The time of a pass over a prompt, from two lengths."""
@@ -181,11 +176,11 @@ class Measurement(PassTimer):
         for length in PROMPT_TOKENS:
             ids = list(itertools.islice(text, length))
             seconds = []
-            for _ in range(REPEATS):
+            for _ in range(pass_timer.REPEATS):
                 with contextlib.suppress(ClientError):  # the answer is a text, not JSON
                     self._client.post("/flush_cache", {})
                 began = time.monotonic()
-                self._generate([ids], 1)
+                self.generate([ids], 1)
                 seconds.append(time.monotonic() - began)
             times.append(statistics.median(seconds))
         short, long = PROMPT_TOKENS
@@ -205,13 +200,13 @@ class Measurement(PassTimer):
         Short answers take as much reading as long ones. So the difference of both has the steps
         alone, and the rest of the short ones is the reading.
         """
-        texts = list(itertools.islice(itertools.cycle(prompts), requests))
-        self._generate(texts, FEW_TOKENS)
+        texts = in_turn(prompts, requests)
+        self.generate(texts, FEW_TOKENS)
         before = self._step_counts()
-        self._generate(texts, FEW_TOKENS)
+        self.generate(texts, FEW_TOKENS)
         middle = self._step_counts()
         passes = self.counters()
-        self._generate(texts, STEP_TOKENS)
+        self.generate(texts, STEP_TOKENS)
         later = self.counters()
         after = self._step_counts()
         short = [now - then for now, then in zip(middle, before, strict=True)]
@@ -241,50 +236,3 @@ class Measurement(PassTimer):
         body = {"input_ids": list(prompts), "sampling_params": params}
         answers = self._client.post("/generate", body)
         return [answer["meta_info"]["qspec_trace"]["passes"] for answer in answers]
-
-
-def judged(traces: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[str], float, float]:
-    """For each answer, which tokens the draft model chose too, as `tables.Agreed`.
-
-    Also the share of passes with drafts, and the mean depth of a tree, in these answers. Where a
-    pass has accepted a whole draft, the draft does not show whether the next token would have been
-    right. This token is left out. Answers without drafts are left out too.
-    """
-    answers: list[str] = []
-    drafted = depth = passes = 0
-    for trace in traces:
-        found = ""
-        if not any(each["tree"]["parents"] for each in trace):
-            continue
-        for each in trace:
-            passes += 1
-            parents = each["tree"]["parents"]
-            if not parents:
-                continue
-            right = [place for place, good in enumerate(each["tree"]["accepted"]) if good]
-            drafted += 1
-            depth += _depth(parents)
-            found += "1" * len(right)
-            found += "0" * ((right[-1] if right else -1) in parents)
-        answers.append(found)
-    return answers, drafted / max(1, passes), depth / max(1, drafted)
-
-
-def _depth(parents: Sequence[int]) -> int:
-    """Number of tokens on the longest path of a tree."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths)
-
-
-def matching_again(answers: Sequence[str], share: float, depth: float) -> float:
-    """The probability `again` at which theory's share of passes with a draft is `share`.
-
-    It solves docs/theory.md's s = r / (r + (1 - a^(k+1)) (1 - r)) for r.
-    """
-    text = "".join(answers)
-    alpha = text.count("1") / len(text)
-    leaves = 1.0 - alpha ** (depth + 1)
-    again = share * leaves / max(1e-9, 1.0 - share + share * leaves)
-    return min(1.0, max(0.0, again))

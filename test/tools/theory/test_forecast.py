@@ -7,18 +7,17 @@ import random
 import pytest
 
 from sglang_qspec.policy.pipelines import estimates
-from sglang_qspec.tools.compare.forecast import PassSeconds, forecast
+from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.theory.forecast import forecast
 
-FLAT = PassSeconds(
-    plain={1: 0.02, 4: 0.02},
-    verify={(b, width): 0.04 for b in (1, 4) for width in (1, 2, 4, 8)},
-)
+PLAIN = 0.02
+FLAT = PassSeconds({(b, width): 0.04 for b in (1, 4) for width in (1, 2, 4, 8)})
 ALWAYS = [[True] * 512]
 NEVER = [[False] * 512]
 
 
 def test_a_perfect_draft_that_takes_no_time_gains_the_widest_pass() -> None:
-    found = forecast(ALWAYS, 1, FLAT, lambda _: 1e-6)
+    found = forecast(ALWAYS, 1, PLAIN, FLAT, lambda _: 1e-6)
     assert found.draft_tokens == 7
     assert found.plain_tokens_per_s == 50.0
     assert found.tokens_per_s == pytest.approx(8 / 0.04, rel=0.01)
@@ -26,27 +25,21 @@ def test_a_perfect_draft_that_takes_no_time_gains_the_widest_pass() -> None:
 
 
 def test_a_draft_that_never_agrees_cannot_gain_what_the_target_loses() -> None:
-    assert forecast(NEVER, 1, FLAT, lambda _: 1e-6).speedup <= 0.5
+    assert forecast(NEVER, 1, PLAIN, FLAT, lambda _: 1e-6).speedup <= 0.5
 
 
 def test_models_that_share_a_device_take_turns() -> None:
-    apart = forecast(ALWAYS, 4, FLAT, lambda _: 0.005)
-    shared = forecast(ALWAYS, 4, FLAT, lambda _: 0.005, overlaps=False)
+    apart = forecast(ALWAYS, 4, PLAIN, FLAT, lambda _: 0.005)
+    shared = forecast(ALWAYS, 4, PLAIN, FLAT, lambda _: 0.005, overlaps=False)
     assert apart.pipeline == "ahead"
     assert shared.pipeline == "sequential"
-    rates = estimates(1.0, 7, 4, FLAT.at, lambda _: 7 * 0.005)
+    rates = estimates(1.0, 7, 4, FLAT, lambda _: 7 * 0.005)
     assert shared.tokens_per_s == pytest.approx(rates["sequential"].rate)
 
 
 def test_a_slow_draft_model_is_used_for_fewer_tokens() -> None:
     rng = random.Random(0)
     agreed = [[rng.random() < 0.8 for _ in range(5000)]]
-    fast = forecast(agreed, 1, FLAT, lambda _: 1e-4, overlaps=False)
-    slow = forecast(agreed, 1, FLAT, lambda _: 0.02, overlaps=False)
+    fast = forecast(agreed, 1, PLAIN, FLAT, lambda _: 1e-4, overlaps=False)
+    slow = forecast(agreed, 1, PLAIN, FLAT, lambda _: 0.02, overlaps=False)
     assert slow.draft_tokens < fast.draft_tokens
-
-
-def test_times_between_measured_numbers_of_requests_are_interpolated() -> None:
-    passes = PassSeconds({4: 0.1}, {(1, 2): 0.1, (3, 2): 0.3})
-    assert passes.at(2, 2) == pytest.approx(0.2)
-    assert (passes.widths(1), passes.widths(2), passes.widest) == ([2], [], 2)

@@ -1,4 +1,7 @@
-"""Upper bounds on the gain of overlapping drafting with verification, for any acceptance rate."""
+"""Upper bounds on the gain of overlapping drafting with verification, for any acceptance rate.
+
+Formulas of docs/theory.md that no command needs.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -23,6 +23,41 @@ Agreement = (
     Annotated[float, msgspec.Meta(ge=0, le=1)] | Annotated[list[Agreed], msgspec.Meta(min_length=1)]
 )
 """A probability, or measured answers."""
+
+
+class PassSeconds:
+    """V(b, w): seconds of a target pass, interpolated between measured ones."""
+
+    def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
+        """`measured` are seconds by number of requests and width."""
+        self.measured = measured
+        self._by_width = {
+            width: Curve.through((b, each) for (b, w), each in measured.items() if w == width)
+            for width in sorted({width for _, width in measured})
+        }
+        self._at: dict[int, Curve] = {}
+        """Seconds by width, by number of requests."""
+
+    @property
+    def widest(self) -> int:
+        """Largest measured width."""
+        return max(self._by_width)
+
+    @property
+    def most_requests(self) -> int:
+        """Largest measured number of requests."""
+        return max(requests for requests, _ in self.measured)
+
+    def widths(self, requests: int) -> list[int]:
+        """Measured widths of passes of `requests` with draft tokens."""
+        return sorted(width for b, width in self.measured if b == requests and width > 1)
+
+    def __call__(self, requests: int, width: float) -> float:
+        """Seconds of a pass: interpolated over the requests, then over the average width."""
+        if requests not in self._at:
+            points = ((each, curve(requests)) for each, curve in self._by_width.items())
+            self._at[requests] = Curve.through(points)
+        return self._at[requests](width)
 
 
 class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,37 +131,13 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
             )
 
     @cached_property
-    def widest(self) -> int:
-        """Largest width in the tables, the maximum of a pass."""
-        return max(row.width for row in self.verify)
-
-    @cached_property
-    def most_requests(self) -> int:
-        """Largest number of requests in the tables."""
-        return max(row.requests for row in self.verify)
-
-    @cached_property
-    def _by_width(self) -> list[tuple[int, Curve]]:
-        points: dict[int, dict[float, float]] = defaultdict(dict)
-        for row in self.verify:
-            points[row.width][row.requests] = row.seconds
-        return [(width, Curve.through(points[width].items())) for width in sorted(points)]
-
-    @cached_property
-    def _at(self) -> dict[int, Curve]:
-        """Time by width, by number of requests."""
-        return {}
+    def passes(self) -> PassSeconds:
+        """The times of target passes."""
+        return PassSeconds({(row.requests, row.width): row.seconds for row in self.verify})
 
     @cached_property
     def _step(self) -> Curve:
         return Curve.through((row.rows, row.seconds) for row in self.draft_steps)
-
-    def verify_seconds(self, requests: int, width: float) -> float:
-        """Time of a target pass, interpolated over requests, then over the average width."""
-        if requests not in self._at:
-            points = ((each, curve(requests)) for each, curve in self._by_width)
-            self._at[requests] = Curve.through(points)
-        return self._at[requests](width)
 
     def step_seconds(self, rows: int) -> float:
         """Time of a draft step over this number of drafts."""

@@ -7,16 +7,16 @@ those of real verify passes, host work included.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_qspec.errors import QSpecError
-from sglang_qspec.tools.compare.answers import Answer
 from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.measure.model_process import Answer
 
 PASSES = 12
 """Number of passes of a measurement that are timed."""
-REPEATS = 2
+REPEATS = 3
 """Measurements of each kind of pass; the fastest counts, as the least disturbed one."""
 SAMPLING_SEED = 1000
 """Sampling seed of the first sampled answer; the next ones follow."""
@@ -47,28 +47,38 @@ class PassTimer:
             for prompt, each, seed in zip(prompts, found, seeds, strict=True)
         ]
 
-    def pass_seconds(self, prompts: Sequence[list[int]], requests: int, width: int) -> float:
-        """Seconds of a pass over `requests` with `width` tokens of each, host work included."""
-        texts = self._warm(prompts, requests, width)
-        return min(self._mean_pass(texts) for _ in range(REPEATS))
+    def pass_seconds(
+        self,
+        prompts: Sequence[list[int]],
+        cells: Sequence[tuple[int, int]],
+        tick: Callable[[], object] = lambda: None,
+    ) -> dict[tuple[int, int], float]:
+        """Seconds of a pass over a number of requests with a width, by both, host work included.
 
-    def _warm(self, prompts: Sequence[list[int]], requests: int, width: int) -> list[list[int]]:
-        """Set the width, and serve that many prompts, which are returned, for a moment."""
+        The `cells` take turns, so that a load peak does not hit all measurements of a cell. `tick`
+        is called after each measurement, REPEATS times for each cell.
+        """
+        found: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
+        for _ in range(REPEATS):
+            for cell, seconds in found.items():
+                seconds.append(self._mean_pass(prompts, *cell))
+                tick()
+        return {cell: min(seconds) for cell, seconds in found.items()}
+
+    def _mean_pass(self, prompts: Sequence[list[int]], requests: int, width: int) -> float:
+        """Mean seconds of the passes that serve a number of prompts, after a moment of them."""
         self.set(draft_token_num=width, fixed_width=1)
-        texts = list(itertools.islice(itertools.cycle(prompts), requests))
-        self._generate(texts, 2)
-        return texts
-
-    def _mean_pass(self, texts: list[list[int]]) -> float:
-        """Mean seconds of the passes that serve the texts."""
+        texts = in_turn(prompts, requests)
+        self.generate(texts, 2)
         before = self.counters()
-        self._generate(texts, PASSES)
+        self.generate(texts, PASSES)
         passes, seconds = (now - then for now, then in zip(self.counters(), before, strict=True))
         return seconds / max(1.0, passes)
 
-    def _generate(self, texts: list[list[int]], tokens: int) -> None:
+    def generate(self, texts: Sequence[list[int]], tokens: int) -> None:
+        """Serve the texts at once, each with an answer of this number of tokens."""
         params = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": tokens}
-        self._client.post("/generate", {"input_ids": texts, "sampling_params": params})
+        self._client.post("/generate", {"input_ids": list(texts), "sampling_params": params})
 
     def counters(self) -> tuple[float, float]:
         """Number and seconds of all decode passes so far."""
@@ -81,3 +91,8 @@ class PassTimer:
         body = {f"qspec_{name}": value for name, value in settings.items()}
         if self._client.post("/set_internal_state", {"server_args": body}) != [True]:
             raise QSpecError(f"the target's server refused {body}")
+
+
+def in_turn(prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+    """This number of prompts, one after another and then again from the first."""
+    return list(itertools.islice(itertools.cycle(prompts), count))

@@ -14,8 +14,8 @@ import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ClientError, QSpecError
-from sglang_qspec.tools.plan import measure
-from sglang_qspec.tools.plan.measure import Measurement
+from sglang_qspec.tools.measure import server_tables
+from sglang_qspec.tools.measure.server_tables import Measurement
 
 SETTINGS: dict[str, Any] = {
     "mode": "auto",
@@ -91,8 +91,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
 
 def use(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    monkeypatch.setattr(measure, "Client", lambda _: client)
-    monkeypatch.setattr(measure, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(server_tables, "Client", lambda _: client)
+    monkeypatch.setattr(server_tables, "HEARTBEAT_S", 0.0)
     return client
 
 

@@ -6,14 +6,13 @@ import os
 from dataclasses import dataclass
 
 from sglang_qspec.config import AUTO_CORES, QSpecConfig
-from sglang_qspec.engine.placement import core_division
-from sglang_qspec.engine.placement import devices as placement
+from sglang_qspec.engine.placement import core_division, devices
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelPlacement:
     """Devices and CPUs of target and draft model."""
 
     device: str
@@ -24,6 +23,11 @@ class Place:
     """CPUs of both together."""
     draft_cpus: frozenset[int] = frozenset()
     """CPUs of the draft model alone; empty if it shares all."""
+
+    @property
+    def draft_cores(self) -> str:
+        """CPUs of the draft model alone, as a setting names them; empty if it shares all."""
+        return _listed(self.draft_cpus)
 
     @property
     def target_cpus(self) -> frozenset[int]:
@@ -39,33 +43,31 @@ class Place:
 
     def __str__(self) -> str:
         if self.draft_cpus:
-            return (
-                f"target on CPUs {_listed(self.target_cpus)}, draft on {_listed(self.draft_cpus)}"
-            )
+            return f"target on CPUs {_listed(self.target_cpus)}, draft on {self.draft_cores}"
         shared = "" if self.overlaps else ", which they share"
         return f"target on {self.device}, draft model on {self.draft_device}{shared}"
 
 
-def find_place(
+def place_models(
     draft: str, *, device: str, draft_device: str = "", cores: str = AUTO_CORES
-) -> Place:
-    """The place of a target on `device` and of the model `draft`.
+) -> ModelPlacement:
+    """Place a target on `device` and the model `draft`.
 
     `cores` are the draft model's CPUs; `auto` divides the CPUs as the setting of that name does. An
     empty text lets both use all. Raises ConfigError for CPUs that this process does not have.
     """
     cpus = frozenset(os.sched_getaffinity(0))
-    decision = placement.decide(
+    decision = devices.decide(
         QSpecConfig(draft_device=draft_device, cores=cores),
         on_cpu=device == "cpu",
         held=frozenset() if device == "cpu" else frozenset({0}),
-        gpus=placement.visible_gpus(),
-        weights=placement.weight_bytes(draft),
+        gpus=devices.visible_gpus(),
+        weights=devices.weight_bytes(draft),
         claim=lambda _gpu: True,
     )
     found = decision.placement.device
     if device != "cpu" or found != "cpu":
-        return Place(device, found, cpus)
+        return ModelPlacement(device, found, cpus)
     asked = QSpecConfig(cores=cores)
     divides = cores == AUTO_CORES
     own = parse_cores((core_division.sidecar_cpus if divides else core_division.pinned_cpus)(asked))
@@ -74,7 +76,7 @@ def find_place(
             f"--cores is {cores!r}, but must be some of this process's CPUs, {_listed(cpus)}, "
             "and leave one for the target"
         )
-    return Place(device, found, cpus, own)
+    return ModelPlacement(device, found, cpus, own)
 
 
 def default_device() -> str:

@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> str:
     Raises ClientError if the server cannot be measured, and ConfigError for a file that cannot be
     used.
     """
+    from sglang_qspec.tools.measure.server_tables import Measurement
+    from sglang_qspec.tools.measure.tables import save
     from sglang_qspec.tools.models.prompts import PROMPTS, texts_of
-    from sglang_qspec.tools.plan.measure import Measurement
-    from sglang_qspec.tools.plan.tables import save
 
     if not options.output.parent.is_dir():  # known before the minutes of the measurement
         raise ConfigError(f"--output is {options.output}, but its folder does not exist")

@@ -1,0 +1,10 @@
+"""Measures target and draft model: the only code that times passes and draft steps.
+
+- `pass_timer` times the passes of a running server, and `server_tables` makes the file of tables of
+  `qspec measure` from them.
+- `loaded_model` times passes of a model in a process of its own, and reads answers with it; for
+  `qspec doctor --measure` and the draft models of `qspec models compare`.
+- `agreement` judges what was read.
+
+`tools.theory` and `tools.plan` predict from these figures.
+"""
