@@ -124,7 +124,7 @@ class Bench:
                 drafter.step()
                 elapsed = time.perf_counter() - began
                 drafter.take()
-                if drafter.rows == rows and model_s.calls and sample_s.calls == 1:
+                if drafter.advanced == rows and model_s.calls and sample_s.calls == 1:
                     times.append((elapsed, model_s.seconds, sample_s.seconds))
         drafter.drop(peer)
         drafter.check_integrity()

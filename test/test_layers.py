@@ -16,7 +16,7 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 
 # A part imports only from its own layer and those before it.
 LAYERS = (
-    {"config", "controls", "errors", "guess_tags", "messages", "seeds", "values"},
+    {"config", "controls", "draft_source", "errors", "guess_tags", "messages", "seeds", "values"},
     {"trie", "link", "verify"},
     {"policy", "cpu"},
     {"sidecar"},

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.speculator import Speculator
@@ -63,9 +64,17 @@ def test_the_documented_fields_match_the_server_info(
     assert fields == shown(monkeypatch).keys() - {"settings"}
 
 
+def test_the_documented_draft_sources_match_the_code() -> None:
+    page = DOCUMENT.with_name("request-options.md").read_text()
+    table = page.split("## Draft sources\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(SOURCES)
+
+
 def test_the_documented_settings_match_the_runtime_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = first_column("| setting | in `server_args` | allowed |")
+    listed = first_column("| setting | in `server_args` | allowed |") - {"source_NAME"}
+    assert {"source_queue"} <= listed  # as an example
+    settings = listed | {f"source_{source}" for source in SOURCES}
     assert settings == shown(monkeypatch)["settings"].keys()
     assert {"qspec_" + name for name in settings} == set(runtime_settings.NAMES)

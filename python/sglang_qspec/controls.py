@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.errors import RequestError, shown
 from sglang_qspec.guess_tags import GUESS_KEYS
 
 PREFIX = "qspec_"
-SOURCES = ("queue", "guess", "prompt", "output", "step")
-"""Sources of draft tokens."""
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,15 @@ class SidecarEnd:
         share: bool = False,
         apart: bool = False,
         tokens: int = 160,
+        rows: int = 10,
+        slots: int = 6,
+        prefill_tokens: int = 24,
         check_every: int = 1,
     ) -> None:
-        """Create a model with `tokens` KV slots. Check all invariants after every `check_every`
-        rounds, and at the end of each run."""
+        """Create a model with `tokens` KV slots in `rows` rows.
+
+        Check all invariants after every `check_every` rounds, and at the end of each run.
+        """
         self.frames = 0
         """Number of frames read so far."""
         self.malformed = 0
@@ -114,14 +119,14 @@ class SidecarEnd:
             vocab_size=VOCAB,
             context_len=CONTEXT,
             tokens=tokens,
-            rows=10,
+            rows=rows,
             eos_token_ids=[VOCAB - 1],
         )
         self.drafter = WatchedDrafter(
             self._model,
-            slots=6,
+            slots=slots,
             max_completion_tokens=12,
-            prefill_tokens=24,
+            prefill_tokens=prefill_tokens,
             apart=apart,
             share=share,
             max_server_tokens=MOST_TOKENS,

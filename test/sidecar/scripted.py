@@ -59,11 +59,18 @@ class ScriptedModel:
         self.passes: list[tuple[str, int, int]] = []
         self.certainty = 1000.0
         """The logit of the script's token; all other logits are 0."""
+        self.on_pass: Callable[[int], object] = lambda _tokens: None
+        """Called at the start of each pass with its number of tokens, to let a test's clock run."""
         self.failures: list[Exception] = []
         """Exceptions that the next passes raise, one each."""
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
         self.rows = KVRows(table, context_len, SlotList(tokens))
         self._told: dict[int, int] = {}  # the token id in each slot
+
+    @property
+    def read_tokens(self) -> int:
+        """Number of tokens prefilled so far."""
+        return sum(tokens for verb, _, tokens in self.passes if verb == "extend")
 
     def sequence(self, row: int) -> tuple[int, ...]:
         """The token ids in the row's KV."""
@@ -86,6 +93,7 @@ class ScriptedModel:
         if len(set(rows)) != len(rows):
             raise DraftModelError(f"rows {list(rows)} are not all different")
         self.passes.append((verb, len(rows), tokens))
+        self.on_pass(tokens)
 
     def _say(
         self, rows: Sequence[int], slots: torch.Tensor, token_ids: Sequence[int]

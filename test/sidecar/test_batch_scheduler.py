@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
+from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, DraftBatch
 from sglang_qspec.sidecar.text import Completion, Text
 from test.sidecar.drafter_driver import DrafterDriver
 from test.sidecar.scripted import ScriptedModel
@@ -21,12 +21,12 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = 0
     plan, fill = BatchScheduler.plan, BatchScheduler._fill
 
-    def counting_plan(self: BatchScheduler, alone: Text | None = None) -> Plan | None:
+    def counting_plan(self: BatchScheduler, alone: Text | None = None) -> DraftBatch | None:
         nonlocal trials
         trials = 0
         return plan(self, alone)
 
-    def counting_fill(self: BatchScheduler, candidates: Iterable[Completion]) -> Plan:
+    def counting_fill(self: BatchScheduler, candidates: Iterable[Completion]) -> DraftBatch:
         nonlocal trials
         trials += 1
         assert trials <= ROWS + 1, "the plan never becomes one that fits"

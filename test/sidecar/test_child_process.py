@@ -8,25 +8,18 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import psutil
 import pytest
-import transformers
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
-from sglang_qspec.messages import PROTOCOL, Close, Declined, Drafted, Hello, Submit
-from sglang_qspec.sidecar.child_process import SidecarProcess
+from sglang_qspec.link import LinkState, SidecarLink
+from sglang_qspec.messages import PROTOCOL, Close, Hello, Submit
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.ports import free_port
 from test.sidecar.resident import check_memory
-
-START_S = 240.0
-"""Time limit in seconds; loading the model is slow on a busy machine."""
-CORE = max(os.sched_getaffinity(0))
-"""The sidecar's core; servers of other tests use the first one."""
+from test.sidecar.running import CORE, IDS, START_S, Connection, hello_of, running
 
 
 def until(happened: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
@@ -36,35 +29,6 @@ def until(happened: Callable[[], bool], what: str, seconds: float = 300.0) -> No
         time.sleep(0.02)
 
 
-@dataclass
-class Served:
-    """A running sidecar, the link to it, and its output."""
-
-    process: SidecarProcess
-    endpoint: PrivateEndpoint
-    hello: Hello
-    link: SidecarLink
-    metrics_port: int
-    told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    finished: set[tuple[int, int]] = field(default_factory=set)
-    declined: dict[int, str] = field(default_factory=dict)
-
-    def until(self, happened: Callable[[], bool], seconds: float = 300.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not happened():
-            assert time.monotonic() < deadline, "nothing came"
-            assert self.process.alive, f"the sidecar ended with {self.process.exit_code}"
-            for message in self.link.receive():
-                if isinstance(message, Drafted):
-                    name = (message.submission, message.completion)
-                    self.told.setdefault(name, []).extend(message.token_ids)
-                    if message.finished:
-                        self.finished.add(name)
-                elif isinstance(message, Declined):
-                    self.declined[message.submission] = message.reason
-            time.sleep(0.005)
-
-
 def thread_nice(pid: int, thread: int) -> int:
     """Niceness of a thread of a process."""
     with open(f"/proc/{pid}/task/{thread}/stat") as file:
@@ -72,31 +36,22 @@ def thread_nice(pid: int, thread: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def served(models: DemoModels) -> Iterator[Served]:
-    with PrivateEndpoint() as endpoint:
-        process = SidecarProcess(
-            QSpecConfig(dtype="float32", mem_fraction=0.05, draft_slots=8),
-            model_path=str(models.target),
-            quantization=None,
-            endpoint=endpoint.address,
-            device="cpu",
-            cores=str(CORE),
-        )
-        port = free_port()
-        process.command.append(f"--metrics-port={port}")
-        process.start()
-        vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
-        hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
-        served = Served(process, endpoint, hello, SidecarLink(endpoint.address, hello), port)
-        try:
-            served.until(lambda: served.link.state is LinkState.READY, START_S)
-            yield served
-        finally:
-            served.link.close()
-            process.stop()
+def metrics_port() -> int:
+    return free_port()
 
 
-def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Served) -> None:
+@pytest.fixture(scope="module")
+def served(models: DemoModels, metrics_port: int) -> Iterator[Connection]:
+    settings = QSpecConfig(dtype="float32", mem_fraction=0.05, draft_slots=8)
+    metrics = f"--metrics-port={metrics_port}"
+    with (
+        running(settings, str(models.target), metrics) as sidecar,
+        Connection(*sidecar, hello_of(models.target)) as server,
+    ):
+        yield server
+
+
+def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Connection) -> None:
     prompt = [504, 3575, 282, 4649, 314]
     served.link.send(Submit(1, prompt, 0, 12, 3, 0.8, ignore_eos=True))
     served.link.send(Submit(2, prompt, 0, 12, 3, 0.8, ignore_eos=True))
@@ -109,14 +64,14 @@ def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Serve
         served.link.send(Close(submission))
 
 
-def test_the_sidecar_takes_the_memory_that_is_announced_and_no_more(served: Served) -> None:
+def test_the_sidecar_takes_the_memory_that_is_announced_and_no_more(served: Connection) -> None:
     served.link.send(Submit(9, [504, 3575, 282], 0, 12, 1, 0.8, ignore_eos=True))
     served.until(lambda: (9, 0) in served.finished)
     served.link.send(Close(9))
     check_memory(served.process.pid, 0.05)
 
 
-def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) -> None:
+def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Connection) -> None:
     process = psutil.Process(served.process.pid)
     assert process.cpu_affinity() == [CORE]
     assert process.nice() == 0
@@ -126,8 +81,10 @@ def test_the_sidecar_runs_on_its_own_cores_and_sleeps_when_idle(served: Served) 
     assert sum(process.cpu_times()[:2]) - before < 0.2
 
 
-def test_prometheus_reads_the_figures_of_a_running_sidecar(served: Served) -> None:
-    url = f"http://127.0.0.1:{served.metrics_port}"
+def test_prometheus_reads_the_figures_of_a_running_sidecar(
+    served: Connection, metrics_port: int
+) -> None:
+    url = f"http://127.0.0.1:{metrics_port}"
 
     def series() -> dict[str, float]:
         text = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
@@ -146,8 +103,8 @@ def test_prometheus_reads_the_figures_of_a_running_sidecar(served: Served) -> No
     served.link.send(Close(3))
 
 
-def test_a_server_with_another_tokenizer_is_refused_with_the_reason(served: Served) -> None:
-    other = SidecarLink(served.endpoint.address, Hello(PROTOCOL, 49152, "another"))
+def test_a_server_with_another_tokenizer_is_refused_with_the_reason(served: Connection) -> None:
+    other = SidecarLink(served.endpoint.address, Hello(PROTOCOL, IDS, "another"))
 
     def refused() -> bool:
         other.receive()
@@ -158,7 +115,7 @@ def test_a_server_with_another_tokenizer_is_refused_with_the_reason(served: Serv
     other.close()
 
 
-def test_invalid_bytes_and_an_overlong_prompt_do_not_end_the_sidecar(served: Served) -> None:
+def test_invalid_bytes_and_an_overlong_prompt_do_not_end_the_sidecar(served: Connection) -> None:
     served.link.send(Submit(7, [5] * 9000, 0, 10, 2, 0.5))
     served.until(lambda: 7 in served.declined)
     assert "9000 tokens" in served.declined[7]
@@ -167,7 +124,7 @@ def test_invalid_bytes_and_an_overlong_prompt_do_not_end_the_sidecar(served: Ser
     assert len(served.told[8, 0]) == 4
 
 
-def test_sigterm_ends_a_busy_sidecar_cleanly(served: Served) -> None:
+def test_sigterm_ends_a_busy_sidecar_cleanly(served: Connection) -> None:
     served.link.send(Submit(9, [5, 6, 7], 0, 400, 8, 0.9, ignore_eos=True))
     served.until(lambda: (9, 0) in served.told)
     pid = served.process.pid
@@ -219,19 +176,9 @@ def test_a_background_sidecar_gets_ready_beside_work_that_takes_its_core(
 ) -> None:
     work = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     os.sched_setaffinity(work.pid, {CORE})
-    with PrivateEndpoint() as endpoint:
-        process = SidecarProcess(
-            QSpecConfig(mem_fraction=0.02),
-            model_path=str(models.draft),
-            quantization=None,
-            endpoint=endpoint.address,
-            device="cpu",
-            cores=str(CORE),
-            background=True,
-        )
-        process.start()
-        vocabulary = transformers.AutoTokenizer.from_pretrained(models.draft).get_vocab()
-        link = SidecarLink(endpoint.address, Hello(PROTOCOL, 49152, fingerprint(vocabulary)))
+    settings = QSpecConfig(mem_fraction=0.02)
+    with running(settings, str(models.draft), background=True) as (process, endpoint):
+        link = SidecarLink(endpoint.address, hello_of(models.draft))
         try:
             # The loop sends the answer when it runs, which takes long in the idle class.
             until(lambda: idle_threads(process.pid), "the sidecar did not load", START_S)
@@ -241,7 +188,6 @@ def test_a_background_sidecar_gets_ready_beside_work_that_takes_its_core(
         finally:
             work.kill()
             link.close()
-            process.stop()
 
 
 def idle_threads(pid: int | None) -> bool:

@@ -1,8 +1,13 @@
-"""The real drafter and its loop under any messages of three servers, departures and failures."""
+"""The real drafter and its loop under any messages of three servers, departures and failures.
+
+The drafts are the model's continuations of the texts that the server submitted and committed, and
+nothing is kept of departed servers (`SidecarEnd`).
+"""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,24 +17,34 @@ from test.fuzz.frames import Frames, Record, records
 from test.fuzz.sidecar_end import CONTEXT, VOCAB, SidecarEnd
 
 runs = records(VOCAB, CONTEXT - 10, to_sidecar=True)
+options = st.fixed_dictionaries(
+    {
+        "share": st.booleans(),
+        "apart": st.booleans(),
+        "tokens": st.sampled_from((40, 70, 160, 2000)),
+        "rows": st.sampled_from((10, 3, 64)),
+        "slots": st.sampled_from((6, 1, 64)),
+        "prefill_tokens": st.sampled_from((24, 4, 256)),
+    }
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
+@given(runs, options)
 def test_a_sidecar_survives_any_messages_and_keeps_nothing_of_departed_servers(
-    run: list[Record], share: bool, apart: bool, tokens: int
+    run: list[Record], limits: dict[str, Any]
 ) -> None:
-    SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
+    SidecarEnd(**limits).run(run)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 @settings(max_examples=10_000, deadline=None)
-@given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
+@given(runs, options)
 def test_a_sidecar_survives_any_messages_at_length(
-    run: list[Record], share: bool, apart: bool, tokens: int
+    run: list[Record], limits: dict[str, Any]
 ) -> None:
-    SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
+    SidecarEnd(**limits).run(run)
 
 
 def test_the_runs_reach_drafts_failures_and_refusals() -> None:
@@ -42,4 +57,5 @@ def test_the_runs_reach_drafts_failures_and_refusals() -> None:
     assert end.malformed > end.frames / 10
     assert end.answers > end.frames / 4
     assert end.drafter.statistics.drafted_tokens > end.frames / 4
+    assert end.drafter.statistics.step_tokens > end.frames / 200
     assert end.processes_ended > 0

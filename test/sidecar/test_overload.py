@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,15 +30,10 @@ class Busy(DrafterDriver):
         self.ended: dict[tuple[Peer, str, int], int] = {}
         """Length of each finished completion."""
         monkeypatch.setattr("sglang_qspec.sidecar.pass_runner.time.monotonic", lambda: self.now)
-        for verb in ("step", "extend"):
-            monkeypatch.setattr(model, verb, self._timed(getattr(model, verb)))
+        model.on_pass = self._spend
 
-    def _timed(self, run: Callable[..., object]) -> Callable[..., object]:
-        def timed(*arguments: object) -> object:
-            self.now += PASS_S
-            return run(*arguments)
-
-        return timed
+    def _spend(self, tokens: int) -> None:
+        self.now += PASS_S
 
     def collect(self) -> None:
         taken = self.drafter.take()

@@ -4,19 +4,14 @@ The hub is a cache folder with two revisions of one model, in the layout of the 
 """
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
-import transformers
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.link import LinkState, PrivateEndpoint, SidecarLink, fingerprint
-from sglang_qspec.messages import PROTOCOL, Hello
-from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.tools.models import DemoModels
 from test.random_llama import write_random_llama
+from test.sidecar.running import Connection, hello_of, running
 
 NAME = "demo/draft"
 COMMITS = {"main": "a" * 40, "small": "b" * 40}
@@ -47,29 +42,11 @@ def hub(models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("hub")
 def test_a_sidecar_loads_the_weights_and_the_tokenizer_of_its_revision(models: DemoModels) -> None:
-    vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
-    hello = Hello(PROTOCOL, 49152, fingerprint(vocabulary))
-    with PrivateEndpoint() as endpoint:
-        process = SidecarProcess(
-            QSpecConfig(mem_fraction=0.05, draft_slots=2),
-            model_path=NAME,
-            revision="small",
-            quantization=None,
-            endpoint=endpoint.address,
-            device="cpu",
-            cores=str(max(os.sched_getaffinity(0))),
-        )
-        link = SidecarLink(endpoint.address, hello)
-        process.start()
-        try:
-            deadline = time.monotonic() + 240
-            while link.state is LinkState.CONNECTING and time.monotonic() < deadline:
-                assert process.alive, f"the sidecar ended with {process.exit_code}"
-                link.receive()
-                time.sleep(0.01)
-            assert link.refusal is None
-            assert link.sidecar is not None
-            assert link.sidecar.context_len == CONTEXTS["small"]
-        finally:
-            link.close()
-            process.stop()
+    settings = QSpecConfig(mem_fraction=0.05, draft_slots=2)
+    with (
+        running(settings, NAME, revision="small") as sidecar,
+        Connection(*sidecar, hello_of(models.target)) as server,
+    ):
+        assert server.link.refusal is None
+        assert server.link.sidecar is not None
+        assert server.link.sidecar.context_len == CONTEXTS["small"]

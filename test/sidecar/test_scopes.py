@@ -13,20 +13,15 @@ from test.sidecar.scripted import ScriptedModel, undecided
 PROMPT = list(range(100, 150))
 
 
-def read_tokens(driver: DrafterDriver) -> int:
-    """Prompt tokens that the draft model has read."""
-    return sum(tokens for verb, _, tokens in driver.model.passes if verb == "extend")
-
-
 def read_for(scope: int, peer: Peer, *, share: bool = False, before: int = 1) -> int:
     """Tokens read for a request, after a request of another text of the scope `before`."""
     driver = DrafterDriver(ScriptedModel(), share=share)
     driver.submit("a", PROMPT, scope=before)
     driver.run()
-    already = read_tokens(driver)
+    already = driver.model.read_tokens
     driver.submit("b", [*PROMPT, 7], peer=peer, scope=scope)
     driver.run()
-    read = read_tokens(driver) - already
+    read = driver.model.read_tokens - already
     driver.leave("a", "b")
     return read
 
@@ -72,8 +67,8 @@ def test_a_step_draft_reuses_the_kv_of_its_own_request() -> None:
     driver.submit("a", PROMPT, scope=1, completions=1)
     driver.run()
     driver.admit("a")
-    before = read_tokens(driver)
+    before = driver.model.read_tokens
     driver.commit("a", 0, [3, 4])
     driver.run()
-    assert read_tokens(driver) - before <= 3
+    assert driver.model.read_tokens - before <= 3
     driver.leave("a")

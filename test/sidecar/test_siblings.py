@@ -60,18 +60,6 @@ def test_a_late_sibling_gets_its_own_completion_and_the_existing_ones(steps: int
     driver.leave("a")
 
 
-def test_siblings_can_close_in_any_order() -> None:
-    for order in ("abcd", "dcba", "bdac"):
-        driver = DrafterDriver(undecided())
-        for seed, rid in enumerate(NAMES):
-            driver.submit(rid, [1, 2, 3], completions=2, seeded=SeededSampling(seed, 1.0))
-        for rid in order:
-            driver.step(2)
-            driver.close(rid)
-            driver.drafter.check_integrity()
-        driver.leave()
-
-
 def test_requests_with_equal_seeds_share_one_completion() -> None:
     driver = DrafterDriver(undecided())
     for rid in "ab":

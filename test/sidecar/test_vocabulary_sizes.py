@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
-from sglang_qspec.link import LinkState, Peer, PrivateEndpoint, SidecarLink, fingerprint
+from sglang_qspec.link import LinkState, Peer, PrivateEndpoint
 from sglang_qspec.messages import (
-    PROTOCOL,
     Commit,
     Commits,
-    Drafted,
-    Hello,
     SeededSampling,
     Submit,
 )
@@ -29,6 +23,7 @@ from sglang_qspec.tools.models import DemoModels
 from test.random_llama import pad_vocabulary, write_random_llama
 from test.sidecar.drafter_driver import DrafterDriver
 from test.sidecar.resident import check_memory
+from test.sidecar.running import IDS, Connection, hello_of, running
 from test.sidecar.scripted import ScriptedModel
 
 SMALL, LARGE, LARGER = (Peer(str(n), bytes([n % 251]), n) for n in (50, 100, 120))
@@ -77,8 +72,6 @@ def test_servers_share_completions_only_if_their_targets_have_the_same_ids_of_th
     assert max(driver.told[SMALL, "a", 0]) < 50 < max(driver.told[LARGE, "a", 0])
 
 
-IDS = 49152
-"""Number of token ids of the demo tokenizer, which needs no padding."""
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 PROMPT = [504, 3575, 282, 4649, 314]
 
@@ -88,33 +81,22 @@ class Padded:
     """A running sidecar with a draft model of IDS + 128 ids; it favours its last 128 ids."""
 
     process: SidecarProcess
-    endpoint: str
-    fingerprint: str
+    endpoint: PrivateEndpoint
+    target: Path
 
     def draft(self, vocab_size: int, submits: Sequence[Submit]) -> dict[int, list[int]]:
         """The drafted tokens of each submission, for a target with this number of ids."""
-        link = SidecarLink(self.endpoint, Hello(PROTOCOL, vocab_size, self.fingerprint))
+        ends = {(submit.submission, n) for submit in submits for n in range(submit.completions)}
+        hello = hello_of(self.target, vocab_size)
+        with Connection(self.process, self.endpoint, hello) as server:
+            assert server.link.state is LinkState.READY
+            assert all(server.link.send(submit) for submit in submits)
+            server.until(lambda: ends <= server.finished)
+            assert not server.declined
+            assert not server.link.malformed
         told: dict[int, list[int]] = defaultdict(list)
-        open_ends = {
-            (submit.submission, n) for submit in submits for n in range(submit.completions)
-        }
-        deadline = time.monotonic() + 240
-        try:
-            while open_ends:
-                assert time.monotonic() < deadline, f"no end of {open_ends}: {link.refusal}"
-                assert self.process.alive, f"the sidecar ended with {self.process.exit_code}"
-                if submits and link.state is LinkState.READY:
-                    assert all(link.send(submit) for submit in submits)
-                    submits = ()
-                for message in link.receive():
-                    assert isinstance(message, Drafted)
-                    told[message.submission] += message.token_ids
-                    if message.finished:
-                        open_ends.discard((message.submission, message.completion))
-                time.sleep(0.005)
-            assert not link.malformed
-        finally:
-            link.close()
+        for (submission, _), token_ids in server.told.items():
+            told[submission] += token_ids
         return told
 
 
@@ -123,21 +105,9 @@ def padded(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder: Path = tmp_path_factory.mktemp("padded")
     write_random_llama(folder / "plain", models, max_position_embeddings=512, **SHAPE)
     pad_vocabulary(folder / "plain", folder / "draft", IDS + 128, scale=4.0)
-    vocabulary = transformers.AutoTokenizer.from_pretrained(models.target).get_vocab()
-    with PrivateEndpoint() as endpoint:
-        process = SidecarProcess(
-            QSpecConfig(mem_fraction=0.05, draft_slots=8),
-            model_path=str(folder / "draft"),
-            quantization=None,
-            endpoint=endpoint.address,
-            device="cpu",
-            cores=str(max(os.sched_getaffinity(0))),
-        )
-        process.start()
-        try:
-            yield Padded(process, endpoint.address, fingerprint(vocabulary))
-        finally:
-            process.stop()
+    settings = QSpecConfig(mem_fraction=0.05, draft_slots=8)
+    with running(settings, str(folder / "draft")) as (process, endpoint):
+        yield Padded(process, endpoint, models.target)
 
 
 KINDS: dict[int, dict[str, Any]] = {

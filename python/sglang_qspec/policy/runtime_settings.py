@@ -11,10 +11,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sglang_qspec.config import MAX_COMPLETIONS, MODES, QSpecConfig
-from sglang_qspec.controls import SOURCES, Controls
+from sglang_qspec.controls import Controls
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.errors import RequestError
 
 PREFIX = "qspec_"
+SOURCE = "source_"
+"""Prefix of the settings that switch a draft source on or off."""
 
 
 @dataclass
@@ -42,12 +45,8 @@ class RuntimeSettings:
     """False: all requests are decoded plainly, and the sidecar drafts nothing."""
     completions: int = MAX_COMPLETIONS
     """Maximum number of completions of each waiting prompt."""
-    source_queue: bool = True
-    """Whether requests may use drafts from this source; the other `source_` fields likewise."""
-    source_step: bool = True
-    source_guess: bool = True
-    source_prompt: bool = True
-    source_output: bool = True
+    sources: frozenset[str] = frozenset(SOURCES)
+    """Names of the draft sources that requests may use; each has a setting `source_NAME`."""
 
     @classmethod
     def of(
@@ -64,10 +63,10 @@ class RuntimeSettings:
             completions=settings.completions,
         )
 
-    @property
-    def sources(self) -> frozenset[str]:
-        """Names of the draft sources in use."""
-        return frozenset(source for source in SOURCES if getattr(self, f"source_{source}"))
+    def describe(self) -> dict[str, object]:
+        """The value of each setting by its name, for /server_info."""
+        shown = {name: value for name, value in vars(self).items() if name != "sources"}
+        return shown | {SOURCE + source: source in self.sources for source in SOURCES}
 
     def grant(self, wanted: Controls) -> Controls:
         """The controls of a new request: the `wanted` ones, limited by the present values."""
@@ -92,11 +91,22 @@ class RuntimeSettings:
         field = name.removeprefix(PREFIX)
         if field == "mode":
             self.mode = MODES[int(value)]
+        elif field.startswith(SOURCE):
+            self.sources = self.sources - {field.removeprefix(SOURCE)}
+            if value:
+                self.sources |= {field.removeprefix(SOURCE)}
         else:
             setattr(self, field, type(getattr(self, field))(value))
 
 
-NAMES = tuple(PREFIX + field.name for field in fields(RuntimeSettings))
+NAMES = tuple(
+    PREFIX + name
+    for name in (
+        *(field.name for field in fields(RuntimeSettings) if field.name != "sources"),
+        *(SOURCE + source for source in SOURCES),
+    )
+)
+"""Names of all settings in `/set_internal_state`."""
 
 
 def check(
@@ -124,7 +134,7 @@ def check(
         "prefill_drafts": (0, int(prefill_drafts)),
         "enabled": switch,
         "completions": (1, settings.completions),
-        **{f"source_{source}": switch for source in SOURCES},
+        **{SOURCE + source: switch for source in SOURCES},
     }
     for name, value in given.items():
         if not name.startswith(PREFIX) or ":" in name:  # `sidecar.endpoints` checks the latter

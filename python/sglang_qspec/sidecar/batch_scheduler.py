@@ -23,7 +23,7 @@ REACH = 4
 
 
 @dataclass
-class Plan:
+class DraftBatch:
     """Completions that a pass advances. All have KV rows, and KV slots for their new tokens."""
 
     prefill: list[Completion] = field(default_factory=list)
@@ -87,16 +87,16 @@ class BatchScheduler:
         self._prefill_tokens = prefill_tokens
         self._apart = apart
 
-    def plan(self, alone: Text | None = None) -> Plan | None:
+    def plan(self, alone: Text | None = None) -> DraftBatch | None:
         """Plan the next pass; None if its first completion alone is too large for the KV.
 
         With `alone`, the pass has only unfinished completions of that text.
         """
         while True:
-            plan = self._fill(self._candidates(alone))
-            if plan and plan.new_tokens() <= self._rows.free_slots:
-                return plan
-            # The plan is the first completion alone, because `_fill` adds only what fits. So no
+            batch = self._fill(self._candidates(alone))
+            if batch and batch.new_tokens() <= self._rows.free_slots:
+                return batch
+            # The batch is the first completion alone, because `_fill` adds only what fits. So no
             # completion gets back the row that it gives up here, and the loop ends.
             if not self._allocator.make_room(self.first(alone)):
                 return None
@@ -110,8 +110,8 @@ class BatchScheduler:
             return [completion for completion in alone.completions if not completion.finished]
         return itertools.islice(self._queue.urgent(), REACH * self._slots)
 
-    def _fill(self, candidates: Iterable[Completion]) -> Plan:
-        plan = Plan(most_read=self._prefill_tokens)
+    def _fill(self, candidates: Iterable[Completion]) -> DraftBatch:
+        batch = DraftBatch(most_read=self._prefill_tokens)
         slots, leader = self._slots, None
         for completion in candidates:
             beside = self._apart and self._queue.live_steps[completion.text.owner] > 0
@@ -119,32 +119,32 @@ class BatchScheduler:
                 break
             if beside and completion.kind is not Kind.STEP:
                 slots = min(slots, BESIDE_STEPS)
-                plan.most_read = min(plan.most_read, READ_BESIDE_STEPS)
-            if len(plan) >= slots:
+                batch.most_read = min(batch.most_read, READ_BESIDE_STEPS)
+            if len(batch) >= slots:
                 break
             if completion.row is None:
                 owner = completion.text.owner
-                if plan.to_read_for[owner] >= plan.most_read or self._waits(completion, plan):
+                if batch.to_read_for[owner] >= batch.most_read or self._waits(completion, batch):
                     continue
-                if not self._allocator.allocate(completion, plan.completions, plan.to_read):
+                if not self._allocator.allocate(completion, batch.completions, batch.to_read):
                     break
-            elif plan and not self._fits(completion, plan):
+            elif batch and not self._fits(completion, batch):
                 break
-            plan.add(completion, self._allocator.missing(completion))
+            batch.add(completion, self._allocator.missing(completion))
             leader = completion.kind
-        return plan
+        return batch
 
-    def _fits(self, completion: Completion, plan: Plan) -> bool:
-        """Make room in the KV for a completion with a row, besides `plan`; False without room."""
+    def _fits(self, completion: Completion, batch: DraftBatch) -> bool:
+        """Make room in the KV for a completion with a row, besides `batch`; False without room."""
         missing = self._allocator.missing(completion)
-        while plan.new_tokens(missing) > self._rows.free_slots:
-            if not self._allocator.make_room(completion, plan.completions):
+        while batch.new_tokens(missing) > self._rows.free_slots:
+            if not self._allocator.make_room(completion, batch.completions):
                 return False
         return True
 
-    def _waits(self, completion: Completion, plan: Plan) -> bool:
+    def _waits(self, completion: Completion, batch: DraftBatch) -> bool:
         """Whether this completion waits for KV that a completion in prefill will soon have."""
         first = completion.text.completions[0]
         if completion is not first and not first.finished and not first.token_ids:
             return True  # all completions of a prompt begin after its prefill
-        return self._allocator.will_share(completion, plan.prefill)
+        return self._allocator.will_share(completion, batch.prefill)

@@ -107,7 +107,7 @@ class Drafter:
         return sum(prompt.subscriptions[s].busy for s, prompt in self._wanted.items())
 
     @property
-    def rows(self) -> int:
+    def advanced(self) -> int:
         """Number of completions that the last step advanced; 0 when idle."""
         return 0 if self.idle else self._passes.advanced
 
@@ -256,13 +256,13 @@ class Drafter:
         self._passes.begin()
         self._leave_out()
         retried = self.retries.next()
-        plan = self._passes.plan(retried)
-        if plan is None:
+        batch = self._passes.plan(retried)
+        if batch is None:
             return
         try:
-            self._passes.run(plan)
+            self._passes.run(batch)
         except Exception as error:
-            self.retries.add(plan)
+            self.retries.add(batch)
             if retried is not None:
                 self.retries.remove(retried)
                 for subscriber in list(retried.subscribers):

@@ -82,7 +82,7 @@ FIGURES = (
     ),
     Figure(
         name="rows",
-        read=lambda parts: parts.drafter.rows,
+        read=lambda parts: parts.drafter.advanced,
         help="Completions that the latest pass advanced",
         entry="drafting_rows",
         summary="drafting_rows",

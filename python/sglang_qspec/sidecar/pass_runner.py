@@ -9,7 +9,7 @@ import torch
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
-from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, Plan
+from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, DraftBatch
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.outbox import Outbox
@@ -63,30 +63,30 @@ class PassRunner:
         self._tokens = self._step_tokens = 0
         self._computed.clear()
 
-    def plan(self, retried: Text | None) -> Plan | None:
+    def plan(self, retried: Text | None) -> DraftBatch | None:
         """Plan the next pass, and finish completions that are too large for the KV.
 
         With `retried` the pass has only completions of that prompt. Returns None if nothing is left
         to draft.
         """
         while self._queue and (retried is None or retried in self._queue):
-            plan = self._scheduler.plan(retried)
-            if plan is not None:
-                return plan
+            batch = self._scheduler.plan(retried)
+            if batch is not None:
+                return batch
             self.finish(self._scheduler.first(retried))
         return None
 
-    def run(self, plan: Plan) -> None:
-        """Run the prefill of a plan, then its decode step. Errors of the model pass through."""
-        self.advanced = len(plan)
-        self._read = len(plan.decode) + min(plan.to_read, plan.most_read)
-        if plan.prefill:
-            self._prefill(plan.prefill, plan.most_read)
-        if plan.decode:
-            self._computed.update(completion.text.owner for completion in plan.decode)
-            rows = [completion.row for completion in plan.decode if completion.row is not None]
-            last = [completion.tail(len(completion) - 1, 1)[0] for completion in plan.decode]
-            self._grow(plan.decode, self._model.step(rows, last))
+    def run(self, batch: DraftBatch) -> None:
+        """Run the prefill of a batch, then its decode step. Errors of the model pass through."""
+        self.advanced = len(batch)
+        self._read = len(batch.decode) + min(batch.to_read, batch.most_read)
+        if batch.prefill:
+            self._prefill(batch.prefill, batch.most_read)
+        if batch.decode:
+            self._computed.update(completion.text.owner for completion in batch.decode)
+            rows = [completion.row for completion in batch.decode if completion.row is not None]
+            last = [completion.tail(len(completion) - 1, 1)[0] for completion in batch.decode]
+            self._grow(batch.decode, self._model.step(rows, last))
 
     def charge(self) -> None:
         """Charge the servers for the time of a pass that succeeded, and record it."""

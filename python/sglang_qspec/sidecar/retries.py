@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_qspec.sidecar.batch_scheduler import Plan
+from sglang_qspec.sidecar.batch_scheduler import DraftBatch
 from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.row_allocator import RowAllocator
@@ -31,9 +31,9 @@ class Retries:
             del self._reach[text]
         return None
 
-    def add(self, plan: Plan) -> None:
+    def add(self, batch: DraftBatch) -> None:
         """Free all rows of the prompts in a failed pass, and note these prompts."""
-        reach = {completion: len(completion) for completion in plan.completions}
+        reach = {completion: len(completion) for completion in batch.completions}
         for text in {completion.text: None for completion in reach}:
             self._allocator.clear(text)
             self._reach.setdefault(text, {})

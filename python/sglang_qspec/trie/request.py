@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from sglang_qspec.draft_source import Source
 from sglang_qspec.trie._native import Trie, Trust, propose
 from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
-from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.tree import DraftTree
 from sglang_qspec.trie.trees import DraftTrees
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from sglang_qspec.draft_source import Source
 from sglang_qspec.trie._native import STREAM_TOKENS, Trust, propose
 from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
 from sglang_qspec.trie.request import ANY_WIDTH, RequestTrie, bits_of
-from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.trees import DraftTrees
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_qspec.trie.source import Source
+from sglang_qspec.draft_source import Source
 
 
 @dataclass(frozen=True, slots=True)

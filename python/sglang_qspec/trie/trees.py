@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_qspec.draft_source import Source
 from sglang_qspec.trie import _native
-from sglang_qspec.trie.source import Source
 from sglang_qspec.trie.tree import DraftTree
 
 

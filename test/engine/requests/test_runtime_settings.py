@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec import controls
 from sglang_qspec.config import MODES, QSpecConfig
-from sglang_qspec.controls import SOURCES
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.errors import RequestError
 from sglang_qspec.policy import runtime_settings
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
@@ -33,21 +33,32 @@ def test_a_mode_is_set_by_its_index_and_a_switch_by_0_or_1() -> None:
     for name, value in {**given, **switched, "qspec_completions": 2}.items():
         current.set(name, value)
     assert current == RuntimeSettings(
-        MODES[2], 3, 4, fixed_width=True, enabled=False, completions=2, source_step=False
+        MODES[2],
+        3,
+        4,
+        fixed_width=True,
+        enabled=False,
+        completions=2,
+        sources=frozenset(SOURCES) - {"step"},
     )
-    assert current.sources == {"queue", "guess", "prompt", "output"}
+    assert current.describe()["source_step"] is False
+    assert current.describe()["source_queue"] is True
+    current.set("qspec_source_step", 1)
+    assert current.sources == set(SOURCES)
 
 
 def test_every_setting_can_be_set() -> None:
     check(dict.fromkeys(runtime_settings.NAMES, 1))
     assert {f"qspec_source_{source}" for source in SOURCES} <= set(runtime_settings.NAMES)
+    shown = RuntimeSettings.of(QSpecConfig(), 8).describe()
+    assert {"qspec_" + name for name in shown} == set(runtime_settings.NAMES)
 
 
 def test_a_request_gets_what_it_asks_for_within_the_settings() -> None:
     current = RuntimeSettings.of(QSpecConfig(), 8)
     wanted = controls.read({"qspec_completions": 5, "qspec_sources": ["queue", "step"]}, SETTINGS)
     assert current.grant(wanted) == wanted
-    current.completions, current.source_step = 3, False
+    current.completions, current.sources = 3, current.sources - {"step"}
     granted = current.grant(wanted)
     assert (granted.completions, granted.sources) == (3, frozenset({"queue"}))
     assert granted.enabled

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from sglang_qspec.controls import SOURCES
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.tools.complete.marks import TARGET
-from sglang_qspec.tools.show.document import FOLDER, document
+from sglang_qspec.tools.show.document import COLOURS, FOLDER, document, read
 from sglang_qspec.tools.show.server import PAGE, SAVED
 from test.tools.show.answers import EVIL
 
@@ -36,7 +36,7 @@ def test_the_script_is_whole_and_imports_nothing() -> None:
 def test_every_module_follows_those_that_it_imports() -> None:
     for order in (PAGE, SAVED):
         for place, name in enumerate(order):
-            imported = re.findall(r'from "\./([\w.]+)"', (FOLDER / name).read_text())
+            imported = re.findall(r'from "\./([\w.]+)"', read(name))
             assert set(imported) <= set(order[:place])
 
 
@@ -49,10 +49,13 @@ def test_no_file_loads_anything_from_elsewhere() -> None:
 
 
 def test_each_draft_source_has_a_name_a_meaning_and_a_style() -> None:
-    script, style = (FOLDER / "answer.js").read_text(), (FOLDER / "page.css").read_text()
+    script, style = read("sources.js"), read("page.css")
     named = re.search(r"SOURCES = \[(.*?)\]", script)
     assert named is not None
-    assert set(re.findall(r'"(\w+)"', named[1])) == {*SOURCES, TARGET}
+    assert re.findall(r'"(\w+)"', named[1]) == [*SOURCES, TARGET]
     for source in (*SOURCES, TARGET):
-        assert f"  {source}: " in script
+        assert f'"{source}": "' in script
         assert f".{source} {{ --own: " in style
+    defined = set(re.findall(r"(--source-\d+):", style))
+    assert set(re.findall(r"var\((--source-\d+)\)", style)) <= defined
+    assert len(defined) == COLOURS

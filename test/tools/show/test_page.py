@@ -30,7 +30,7 @@ def test_an_answer_appears_while_it_is_streamed_with_the_source_of_each_token(pa
         assert page.text(".details h3") == "Pass 1 of 4: tokens 2 to 4"
         assert page.tokens() == SKY.tokens
         assert page.text(".tokens") == SKY.text
-        assert page.text(".legend") == "queue 2step 1guess 1prompt 0output 1target 5"
+        assert page.text(".legend") == "queue 2guess 1prompt 0output 1step 1target 5"
         assert re.match(r"10 tokens in 4 passes · accept length 2\.25 · ", page.text(".summary"))
         assert page.text("#about") == f"/models/<tiny> at {server.url}"
         assert page.complaints() == []

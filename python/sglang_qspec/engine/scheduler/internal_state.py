@@ -36,7 +36,7 @@ def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
             "dp_rank": get_parallel().dp_rank or 0,
             "failed": speculator.active() is None,
             **latest.describe(),
-            "settings": vars(latest.runtime_settings),
+            "settings": latest.runtime_settings.describe(),
         }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.tools.complete.stretches import Stretch
 
 TARGET = "target"
-COLOURS = {"queue": 32, "step": 36, "guess": 35, "prompt": 33, "output": 34}
+COLOURS = dict(zip(SOURCES, itertools.cycle((32, 35, 33, 34, 36, 31)), strict=False))
 """ANSI colour of each source; the target's own text keeps the terminal's colour."""
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sglang_qspec import __version__
 from sglang_qspec.config import MODES
-from sglang_qspec.controls import SOURCES
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.errors import ClientError, shown
 from sglang_qspec.tools.complete.client import Client
 from sglang_qspec.tools.measure import pass_timer

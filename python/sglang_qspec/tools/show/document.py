@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from sglang_qspec.draft_source import DESCRIPTIONS, SOURCES
+from sglang_qspec.tools.complete.marks import TARGET
+
 FOLDER = resources.files("sglang_qspec.tools.show") / "static"
+SOURCES_MODULE = "sources.js"
+"""The module of the draft sources, which is no file."""
+COLOURS = 5
+"""Number of colours for sources in page.css."""
+LINES = ("solid", "wavy", "dotted", "dashed", "double")
+"""Styles of the lines below drafted text, one for each source."""
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -23,7 +32,7 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 def document(title: str, modules: Sequence[str], data: Any) -> str:
     """An HTML page with `data` as JSON in the element `data`.
 
-    `modules` are names of JavaScript files of the folder `static`, each after those that it
+    `modules` are names of the page's JavaScript files (`read`), each after those that it
     imports. They become one script, so no two of them define the same name. The script fills the
     page.
     """
@@ -52,8 +61,33 @@ def document(title: str, modules: Sequence[str], data: Any) -> str:
 
 
 def read(name: str) -> str:
-    """The text of a file of the folder `static`."""
-    return (FOLDER / name).read_text(encoding="utf-8")
+    """The text of a file of the page: of the folder `static`, or made from the draft sources."""
+    if name == SOURCES_MODULE:
+        return _module()
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return text + _style() if name == "page.css" else text
+
+
+def _module() -> str:
+    """A JavaScript module with the names and the meanings of sources, the target's last."""
+    meanings = {source.name.lower(): text for source, text in DESCRIPTIONS.items()}
+    meanings[TARGET] = "the target's own token"
+    return (
+        f"export const SOURCES = {json.dumps(list(meanings))};\n"
+        f"export const MEANINGS = {json.dumps(meanings)};\n"
+    )
+
+
+def _style() -> str:
+    """The style of each source, which has one of the colours `--source-N` of page.css."""
+    rules = []
+    for number, name in enumerate(SOURCES):
+        line = LINES[number % len(LINES)]
+        rules += [
+            f":root {{ --{name}: var(--source-{number % COLOURS}); }}",
+            f".{name} {{ --own: var(--{name}); text-decoration-style: {line}; }}",
+        ]
+    return "\n".join(["", *rules, ""])
 
 
 def _json(data: Any) -> str:

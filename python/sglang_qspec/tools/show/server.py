@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from sglang_qspec.errors import ClientError, QSpecError
 from sglang_qspec.tools.complete.client import Client
-from sglang_qspec.tools.show.document import document, read
+from sglang_qspec.tools.show.document import SOURCES_MODULE, document, read
 from sglang_qspec.tools.show.question import Question, ask
 
 LOGGER = logging.getLogger(__name__)
@@ -33,7 +33,16 @@ MAX_BODY = 1 << 20
 """Maximum size of a question, in bytes."""
 IDLE_S = 30.0
 """Maximum wait for the rest of a browser's request, in seconds."""
-VIEW = ("dom.js", "charts.js", "answer.js", "details.js", "tokens.js", "timeline.js", "view.js")
+VIEW = (
+    "dom.js",
+    "charts.js",
+    SOURCES_MODULE,
+    "answer.js",
+    "details.js",
+    "tokens.js",
+    "timeline.js",
+    "view.js",
+)
 """Modules that show an answer, each after those that it imports."""
 PAGE = (*VIEW, "stream.js", "saving.js", "page.js")
 SAVED = (*VIEW, "saved.js")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.config import MODES
-from sglang_qspec.controls import SOURCES
+from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.complete.peers import message
 

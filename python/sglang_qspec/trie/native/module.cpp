@@ -176,10 +176,14 @@ std::unique_ptr<RequestTrie> make_trie(py::handle usable_prompt, int last_prompt
 
 int insert(RequestTrie& trie, int source, py::handle stream_id, py::handle base_len,
            py::handle start, py::handle token_ids, bool greedy) {
-  if (source != kQueue && source != kGuess && source != kStep) {
+  if (draft_kind(source, greedy) == kKinds) {
+    std::string allowed;
+    for (int each = 0; each < kSources; ++each) {
+      if (draft_kind(each, false) == kKinds) continue;
+      allowed += (allowed.empty() ? "" : ", ") + std::to_string(each) + " (" + kNames[each] + ")";
+    }
     throw py::value_error("source is " + std::to_string(source) + ", but a draft's is " +
-                          std::to_string(kQueue) + " (queue), " + std::to_string(kGuess) +
-                          " (guess) or " + std::to_string(kStep) + " (step)");
+                          allowed);
   }
   return trie.insert(static_cast<Source>(source), saturated(stream_id), saturated(base_len),
                      saturated(start), token_ids_of(token_ids), greedy);

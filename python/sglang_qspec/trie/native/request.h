@@ -188,8 +188,7 @@ class RequestTrie {
     Token context =
         key.base_len ? output_[static_cast<std::size_t>(key.base_len) - 1] : last_prompt_id_;
     if (!in_vocabulary(context)) context = 0;  // compared, never proposed
-    const Kind of_queue = greedy ? kGreedy : kSampled;
-    const Kind kind = key.source == kGuess ? kGuessed : key.source == kStep ? kStepped : of_queue;
+    const Kind kind = draft_kind(key.source, greedy);
     const NodeId first = arena_.add(context, kNoNode, streams_.size() + 1);
     const std::int32_t number = streams_.add({key, first, first, 0, first, 0, kind, true});
     followed_.push_back(number);

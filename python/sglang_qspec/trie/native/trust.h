@@ -24,11 +24,28 @@ namespace qspec {
 // The source of a draft token: `Source` in Python, with the same numbers.
 enum Source : std::uint8_t { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kStep = 4, kSources = 5 };
 
+// The name of each source in Python.
+constexpr std::array<const char*, kSources> kNames = {"queue", "guess", "prompt", "output", "step"};
+
 // The kind of a stream: its source, with greedy and sampled queue drafts as two kinds.
 enum Kind : std::uint8_t { kGreedy = 0, kSampled, kGuessed, kStepped, kOfPrompt, kOfOutput, kKinds };
 
 constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess,
                                                   kStep,  kPrompt, kOutput};
+
+// The kind of a stream that is inserted as a draft; kKinds for a source that is only looked up.
+inline Kind draft_kind(int source, bool greedy) {
+  switch (source) {
+    case kQueue:
+      return greedy ? kGreedy : kSampled;
+    case kGuess:
+      return kGuessed;
+    case kStep:
+      return kStepped;
+    default:
+      return kKinds;
+  }
+}
 
 // The estimates that all requests share.
 class Trust {

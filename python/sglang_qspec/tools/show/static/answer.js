@@ -1,15 +1,6 @@
 // An answer as its events build it: tokens with their sources, passes with their trees, and figures.
 
-export const SOURCES = ["queue", "step", "guess", "prompt", "output", "target"];
-
-export const MEANINGS = {
-  queue: "completion drafted while the request waited",
-  step: "drafted by the sidecar while the request ran",
-  guess: "guess of the client",
-  prompt: "looked up in the prompt",
-  output: "looked up in the earlier output",
-  target: "the target's own token",
-};
+import { SOURCES } from "./sources.js";
 
 export class Answer {
   constructor() {

@@ -1,5 +1,5 @@
 // All passes over time: a bar for each, as wide as its time and as high as its tokens, in the colours of their sources.
-import { SOURCES } from "./answer.js";
+import { SOURCES } from "./sources.js";
 import { counted, drawn, element, milliseconds } from "./dom.js";
 
 const [TALL, ABOVE] = [64, 6];

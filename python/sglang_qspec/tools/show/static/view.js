@@ -1,10 +1,11 @@
 // Everything that shows an answer; the page and saved answers have the same view.
-import { Answer, decodeRate, MEANINGS, SOURCES } from "./answer.js";
+import { Answer, decodeRate } from "./answer.js";
 import { lineChart } from "./charts.js";
 import { details } from "./details.js";
 import { counted, element, milliseconds, percent, rounded } from "./dom.js";
 import { Timeline } from "./timeline.js";
 import { Tokens } from "./tokens.js";
+import { MEANINGS, SOURCES } from "./sources.js";
 
 const POINTS = 300;
 

@@ -1,0 +1,37 @@
+"""The sources of draft tokens.
+
+Names in requests, settings, answers and metrics, and the colours of `qspec complete` and
+`qspec show`, are made from this list.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Source(IntEnum):
+    """The source of a draft token; acceptance is counted by source."""
+
+    QUEUE = 0
+    """A completion that the sidecar drafted while the request waited in the queue."""
+    GUESS = 1
+    """A guess that the client sent with its request."""
+    PROMPT = 2
+    """The request's own prompt (prompt lookup)."""
+    OUTPUT = 3
+    """The request's own output so far."""
+    STEP = 4
+    """A step draft: the sidecar's continuation of the committed tokens while the request is
+    served."""
+
+
+DESCRIPTIONS = {
+    Source.QUEUE: "completion drafted while the request waited",
+    Source.GUESS: "guess of the client",
+    Source.PROMPT: "looked up in the prompt",
+    Source.OUTPUT: "looked up in the earlier output",
+    Source.STEP: "drafted by the sidecar while the request ran",
+}
+"""What `qspec show` says of a token of each source."""
+SOURCES = tuple(source.name.lower() for source in Source)
+"""Names of the sources, as users write them."""
