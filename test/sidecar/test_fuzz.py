@@ -5,28 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from test.fuzz.examples import examples
 from test.fuzz.frames import Frames, Record, records
 from test.fuzz.sidecar_end import CONTEXT, VOCAB, SidecarEnd
 
 runs = records(VOCAB, CONTEXT - 10, to_sidecar=True)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.timeout(3600)
+@examples()
 @given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
 def test_a_sidecar_survives_any_messages_and_keeps_nothing_of_departed_servers(
-    run: list[Record], share: bool, apart: bool, tokens: int
-) -> None:
-    SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
-@given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
-def test_a_sidecar_survives_any_messages_at_length(
     run: list[Record], share: bool, apart: bool, tokens: int
 ) -> None:
     SidecarEnd(share=share, apart=apart, tokens=tokens).run(run)
