@@ -18,7 +18,7 @@ seeds = st.integers(0, 1000)
 
 
 @pytest.mark.timeout(3600)
-@examples()
+@examples(0.5)
 @given(runs, seeds)
 def test_every_answer_is_the_targets_whatever_frames_a_sidecar_sends(
     run: list[Record], seed: int

@@ -16,7 +16,7 @@ runs = records(VOCAB, CONTEXT - 10, to_sidecar=True)
 
 
 @pytest.mark.timeout(3600)
-@examples()
+@examples(0.5)
 @given(runs, st.booleans(), st.booleans(), st.sampled_from((40, 70, 160, 2000)))
 def test_a_sidecar_survives_any_messages_and_keeps_nothing_of_departed_servers(
     run: list[Record], share: bool, apart: bool, tokens: int
