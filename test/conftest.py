@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -20,6 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--thorough"):
+        most = 100 * settings().max_examples
+        settings.register_profile("thorough", settings.default, max_examples=most)
+        settings.load_profile("thorough")
     if config.getoption("--slow"):
         os.environ["QSPEC_TEST_SLOW"] = config.getoption("--slow")
         paths = [str(Path(__file__).with_name("slow")), os.environ.get("PYTHONPATH", "")]

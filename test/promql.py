@@ -5,31 +5,46 @@ It knows the grammar that docs/dashboards uses and raises ValueError for anythin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-TOKEN = re.compile(
-    r"""\s*(?:
-    (?P<string>"(?:[^"\\]|\\.)*")
-    |(?P<range>\[(?:\$__rate_interval|(?:\d+[smhdw])+)\])
-    |(?P<number>\d+(?:\.\d+)?(?![\w.]))
-    |(?P<name>[a-zA-Z_:][\w:]*)
-    |(?P<sign>=~|!~|!=|==|<=|>=|[-+*/=<>(){},])
-    )""",
-    re.VERBOSE,
-)
-LEVELS = (
-    ("or",),
-    ("and", "unless"),
-    ("==", "!=", "<=", ">=", "<", ">"),
-    ("+", "-"),
-    ("*", "/"),
-)
-"""Binary operators, from the weakest to the strongest."""
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import LarkError
+
+GRAMMAR = r"""
+?start: start OR _match conjunction -> binary | conjunction
+?conjunction: conjunction AND _match comparison -> binary | comparison
+?comparison: comparison COMPARE _match sum -> binary | sum
+?sum: sum ADD _match product -> binary | product
+?product: product MULTIPLY _match operand -> binary | operand
+?operand: "(" start ")" | literal | selector | call | aggregation
+
+_match: [MATCHING labels [GROUP_LEFT [labels]]]
+labels: "(" (NAME ("," NAME)* ","?)? ")"
+literal: NUMBER | STRING
+selector: NAME [matchers] [RANGE]
+matchers: "{" (matcher ("," matcher)* ","?)? "}"
+matcher: NAME EQUAL STRING
+call: NAME "(" start ("," start)* ")"
+aggregation: AGGREGATION [GROUPING labels] "(" start ")"
+
+OR: /or(?![\w:])/
+AND: /(and|unless)(?![\w:])/
+COMPARE: /[=!<>]=|[<>]/
+ADD: /[-+]/
+MULTIPLY: /[*\/]/
+EQUAL: /=~|!~|!=|=/
+MATCHING.2: /(on|ignoring)(?![\w:])/
+GROUP_LEFT.2: /group_left(?![\w:])/
+AGGREGATION.2: /(sum|avg|min|max|count)(?![\w:])/
+GROUPING: /(by|without)(?![\w:])/
+NAME: /[a-zA-Z_:][\w:]*/
+NUMBER: /\d+(\.\d+)?(?![\w.])/
+STRING: /"([^"\\]|\\.)*"/
+RANGE: /\[(\$__rate_interval|(\d+[smhdw])+)\]/
+%ignore /\s+/
+"""
 SET_OPERATORS = ("or", "and", "unless")
-AGGREGATIONS = {"sum", "avg", "min", "max", "count"}
-MATCHINGS = ("on", "ignoring")
 SCRAPED = frozenset({"instance", "job"})
 """Labels that Prometheus adds to each series."""
 
@@ -86,11 +101,65 @@ class Binary:
 Node = Literal | Selector | Call | Aggregation | Binary
 
 
+@v_args(inline=True)
+class _Nodes(Transformer[Token, Node]):
+    """Makes nodes of the rules of the grammar; a part that is not there is None."""
+
+    def literal(self, text: Token) -> Node:
+        return Literal(str(text))
+
+    def labels(self, *names: Token) -> tuple[str, ...]:
+        return tuple(map(str, names))
+
+    def matchers(self, *matchers: tuple[str, str, str]) -> tuple[tuple[str, str, str], ...]:
+        return matchers
+
+    def matcher(self, label: Token, operator: Token, value: Token) -> tuple[str, str, str]:
+        return str(label), str(operator), value[1:-1]
+
+    def selector(
+        self,
+        metric: Token,
+        matchers: tuple[tuple[str, str, str], ...] | None,
+        range_: Token | None,
+    ) -> Node:
+        return Selector(str(metric), matchers or (), range_ and str(range_))
+
+    def call(self, function: Token, *arguments: Node) -> Node:
+        return Call(str(function), arguments)
+
+    def aggregation(
+        self,
+        operator: Token,
+        grouping: Token | None,
+        labels: tuple[str, ...] | None,
+        argument: Node,
+    ) -> Node:
+        return Aggregation(str(operator), str(grouping or ""), labels or (), argument)
+
+    def binary(
+        self,
+        left: Node,
+        operator: Token,
+        matching: Token | None,
+        labels: tuple[str, ...] | None,
+        group_left: Token | None,
+        _: tuple[str, ...] | None,
+        right: Node,
+    ) -> Node:
+        many_to_one = group_left is not None
+        return Binary(str(operator), left, right, str(matching or ""), labels or (), many_to_one)
+
+
+_parser = Lark(GRAMMAR, parser="lalr", transformer=_Nodes())
+
+
 def parse(text: str) -> Node:
     """The syntax tree of an expression. Raises ValueError if the expression is not understood."""
-    tokens = _Tokens(text)
-    node = _binary(tokens, 0)
-    tokens.finish()
+    try:
+        node: Node = _parser.parse(text)  # type: ignore[assignment]
+    except LarkError as error:
+        raise ValueError(f"not PromQL: {error}") from None
     return node
 
 
@@ -157,116 +226,3 @@ def _matched(node: Binary, left: Labels | None, right: Labels | None) -> Labels 
         raise ValueError(f"{node.operator} of {sorted(keys[0])} and {sorted(keys[1])}")
     one_to_one = not (node.many_to_one or node.operator in SET_OPERATORS)
     return keys[0] if one_to_one and node.matching else left
-
-
-class _Tokens:
-    """The tokens of an expression, from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens: list[tuple[str, str]] = []
-        at, text = 0, text.rstrip()
-        while at < len(text):
-            match = TOKEN.match(text, at)
-            if match is None or match.lastgroup is None:
-                raise ValueError(f"not PromQL: {text[at:]!r}")
-            self._tokens.append((match.lastgroup, match[match.lastgroup]))
-            at = match.end()
-
-    def peek(self, *texts: str) -> bool:
-        """Whether the next token is one of `texts`."""
-        return bool(self._tokens) and self._tokens[0][1] in texts
-
-    def take(self, *texts: str) -> str:
-        """The next token, which must be one of `texts`."""
-        if not self.peek(*texts):
-            raise ValueError(f"{' or '.join(texts)} expected before {self._tokens[:3]}")
-        return self._tokens.pop(0)[1]
-
-    def maybe(self, *texts: str) -> str:
-        """The next token if it is one of `texts`, otherwise an empty string."""
-        return self.take(*texts) if self.peek(*texts) else ""
-
-    def kind(self, kind: str) -> str | None:
-        """The next token if it is of this kind, otherwise None."""
-        if self._tokens and self._tokens[0][0] == kind:
-            return self._tokens.pop(0)[1]
-        return None
-
-    def name(self) -> str:
-        """The next token, which must be a name."""
-        name = self.kind("name")
-        if name is None:
-            raise ValueError(f"a name expected before {self._tokens[:3]}")
-        return name
-
-    def names(self) -> tuple[str, ...]:
-        """A list of names in parentheses."""
-        found: list[str] = []
-        self.take("(")
-        while not self.maybe(")"):
-            found.append(self.name())
-            if not self.peek(")"):
-                self.take(",")
-        return tuple(found)
-
-    def finish(self) -> None:
-        """Raise ValueError if there is another token."""
-        if self._tokens:
-            raise ValueError(f"unexpected {self._tokens[:3]}")
-
-
-def _binary(tokens: _Tokens, level: int) -> Node:
-    if level == len(LEVELS):
-        return _operand(tokens)
-    left = _binary(tokens, level + 1)
-    while operator := tokens.maybe(*LEVELS[level]):
-        matching = tokens.maybe(*MATCHINGS)
-        labels = tokens.names() if matching else ()
-        many_to_one = bool(tokens.maybe("group_left"))
-        if many_to_one and tokens.peek("("):
-            tokens.names()
-        right = _binary(tokens, level + 1)
-        left = Binary(operator, left, right, matching, labels, many_to_one)
-    return left
-
-
-def _operand(tokens: _Tokens) -> Node:
-    literal = tokens.kind("number") or tokens.kind("string")
-    if literal is not None:
-        return Literal(literal)
-    if tokens.maybe("("):
-        inner = _binary(tokens, 0)
-        tokens.take(")")
-        return inner
-    name = tokens.name()
-    if name in AGGREGATIONS:
-        return _aggregation(tokens, name)
-    if tokens.maybe("("):
-        arguments = [_binary(tokens, 0)]
-        while tokens.maybe(","):
-            arguments.append(_binary(tokens, 0))
-        tokens.take(")")
-        return Call(name, tuple(arguments))
-    return Selector(name, tuple(_matchers(tokens)), tokens.kind("range"))
-
-
-def _aggregation(tokens: _Tokens, operator: str) -> Aggregation:
-    grouping = tokens.maybe("by", "without")
-    labels = tokens.names() if grouping else ()
-    tokens.take("(")
-    argument = _binary(tokens, 0)
-    tokens.take(")")
-    return Aggregation(operator, grouping, labels, argument)
-
-
-def _matchers(tokens: _Tokens) -> Iterator[tuple[str, str, str]]:
-    if not tokens.maybe("{"):
-        return
-    while not tokens.maybe("}"):
-        label, operator = tokens.name(), tokens.take("=", "!=", "=~", "!~")
-        value = tokens.kind("string")
-        if value is None:
-            raise ValueError(f"the value of {label} is not a string")
-        yield label, operator, value[1:-1]
-        if not tokens.peek("}"):
-            tokens.take(",")

@@ -1,22 +1,19 @@
 """Random shapes for the compiled kernels; `scripts/sanitize` runs them with sanitizers."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sglang_qspec.cpu.native import native
+from test.fuzz.examples import examples
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no AVX-512 with VNNI")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(3600)
+@examples(8)
+@given(st.integers(0, (1 << 32) - 1))
 def test_random_shapes_give_the_result_of_numpy_or_are_refused(seed: int) -> None:
     from test.cpu.fuzz import KernelFuzz
 
-    KernelFuzz(seed).run(200)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(100, 130))
-def test_many_random_shapes_give_the_result_of_numpy_or_are_refused(seed: int) -> None:
-    from test.cpu.fuzz import KernelFuzz
-
-    KernelFuzz(seed).run(2000)
+    KernelFuzz(seed).run(1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from test.engine.chaos import VOCAB
+from test.fuzz.examples import examples
 from test.fuzz.frames import Frames, Record, records
 from test.fuzz.server_end import TEXT_LEN, ServerEnd
 
@@ -16,19 +17,12 @@ runs = records(VOCAB, TEXT_LEN, to_sidecar=False)
 seeds = st.integers(0, 1000)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.timeout(3600)
+@examples(0.5)
 @given(runs, seeds)
 def test_every_answer_is_the_targets_whatever_frames_a_sidecar_sends(
     run: list[Record], seed: int
 ) -> None:
-    ServerEnd().run(run, seed)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
-@given(runs, seeds)
-def test_every_answer_is_the_targets_under_many_frames(run: list[Record], seed: int) -> None:
     ServerEnd().run(run, seed)
 
 

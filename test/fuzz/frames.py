@@ -37,6 +37,7 @@ from sglang_qspec.messages import (
     ToSidecar,
     Welcome,
 )
+from test.fuzz.examples import up_to
 
 Record = tuple[int, bytes]
 """An operation and its frame."""
@@ -203,8 +204,8 @@ def records(
         frames = Frames(random.Random(seed), vocab_size, text_len)
         return operation, frames.to_sidecar() if to_sidecar else frames.from_sidecar()
 
-    seeds = st.integers(0, (1 << 32) - 1)
-    return st.lists(st.tuples(st.integers(0, 255), seeds).map(record), max_size=most)
+    drawn = st.tuples(st.integers(0, 255), st.integers(0, (1 << 32) - 1)).map(record)
+    return up_to(most, drawn)
 
 
 def pack(run: list[Record]) -> bytes:

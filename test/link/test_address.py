@@ -13,41 +13,52 @@ from sglang_qspec.link import Keys
 from sglang_qspec.link.address import MAX_PATH_BYTES, check_bind, check_connect
 
 
+def refusal(endpoint: str, key_file: Keys | None = None) -> str:
+    """What both ends say of an endpoint that neither may use."""
+    messages = set()
+    for check in (check_bind, check_connect):
+        with pytest.raises(LinkError) as refused:
+            check(endpoint, key_file)
+        messages.add(str(refused.value))
+    (message,) = messages
+    assert message.startswith(f"the endpoint is {endpoint!r}, but ")
+    return message
+
+
+def allow(endpoint: str, key_file: Keys | None = None) -> None:
+    """Fail unless both ends may use the endpoint."""
+    check_bind(endpoint, key_file)
+    check_connect(endpoint, key_file)
+
+
 @pytest.mark.parametrize(
     "endpoint",
     ["ipc://relative/socket", "ipc://@abstract", "ipc://*", "ipc://", "ipc:///tmp/", "ipc://a\0b"],
 )
 def test_an_ipc_endpoint_is_an_absolute_path(endpoint: str) -> None:
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="absolute path"):
-            check(endpoint, None)
+    assert "absolute path" in refusal(endpoint)
 
 
 def test_a_path_over_the_limit_of_unix_sockets_is_refused(own: Path) -> None:
     fitting = f"{own}/".ljust(MAX_PATH_BYTES, "x")
     check_bind(f"ipc://{fitting}", None)
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="107"):
-            check(f"ipc://{fitting}x", None)
+    assert "path has 108 bytes, and a unix socket's path may have at most 107" in refusal(
+        f"ipc://{fitting}x"
+    )
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o701, 0o710, 0o704, 0o740, 0o770, 0o707, 0o1777])
 def test_a_directory_that_others_have_access_to_is_refused(own: Path, mode: int) -> None:
     own.chmod(mode)
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError) as refused:
-            check(f"ipc://{own}/socket", None)
-        message = str(refused.value)
-        assert f"'ipc://{own}/socket'" in message
-        assert f"the mode {mode:04o}" in message
-        assert f"chmod 0700 {own}`" in message
+    message = refusal(f"ipc://{own}/socket")
+    assert f"the mode {mode:04o}" in message
+    assert f"chmod 0700 {own}`" in message
     own.chmod(0o700)
 
 
 def test_a_sticky_directory_of_this_user_alone_is_allowed(own: Path) -> None:
     own.chmod(0o1700)
-    check_bind(f"ipc://{own}/socket", None)
-    check_connect(f"ipc://{own}/socket", None)
+    allow(f"ipc://{own}/socket")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -55,16 +66,13 @@ def test_a_directory_of_another_user_is_refused(own: Path) -> None:
     theirs = own / "theirs"
     theirs.mkdir(mode=0o700)
     os.chown(theirs, 12345, -1)
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="belongs to user 12345, but must belong to user 0"):
-            check(f"ipc://{theirs}/socket", None)
+    message = refusal(f"ipc://{theirs}/socket")
+    assert "belongs to user 12345, but must belong to user 0" in message
 
 
 def test_a_path_that_is_no_directory_is_refused(own: Path) -> None:
     (own / "file").touch(mode=0o600)
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="is not a directory"):
-            check(f"ipc://{own}/file/socket", None)
+    assert "is not a directory" in refusal(f"ipc://{own}/file/socket")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
@@ -73,13 +81,10 @@ def test_a_directory_that_others_can_replace_is_refused(own: Path, mode: int) ->
     mine.mkdir(parents=True, mode=0o700)
     mine.chmod(0o700)
     shared.chmod(mode)
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match=f"chmod go-w {shared}"):
-            check(f"ipc://{mine}/socket", None)
+    assert f"chmod go-w {shared}" in refusal(f"ipc://{mine}/socket")
     # In a sticky directory only its owner can rename it.
     shared.chmod(mode | 0o1000)
-    check_bind(f"ipc://{mine}/socket", None)
-    check_connect(f"ipc://{mine}/socket", None)
+    allow(f"ipc://{mine}/socket")
 
 
 def test_a_symbolic_link_is_followed_to_a_directory_that_must_be_private(own: Path) -> None:
@@ -93,9 +98,7 @@ def test_a_symbolic_link_is_followed_to_a_directory_that_must_be_private(own: Pa
     (shared / "link").symlink_to(mine)
     (own / "way").symlink_to(shared / "link")
     for path in (shared / "link", own / "way"):
-        for check in (check_bind, check_connect):
-            with pytest.raises(LinkError, match=f"chmod go-w {shared}"):
-                check(f"ipc://{path}/socket", None)
+        assert f"chmod go-w {shared}" in refusal(f"ipc://{path}/socket")
     link.unlink()
     link.symlink_to(link)
     with pytest.raises(LinkError, match="symbolic links"):
@@ -108,9 +111,7 @@ def test_a_symbolic_link_of_another_user_is_refused(own: Path) -> None:
     mine.mkdir(mode=0o700)
     link.symlink_to(mine)
     os.lchown(link, 12345, -1)
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="a symbolic link of user 12345"):
-            check(f"ipc://{link}/socket", None)
+    assert "a symbolic link of user 12345" in refusal(f"ipc://{link}/socket")
 
 
 def test_a_server_may_connect_before_the_directory_exists_but_nobody_can_bind(own: Path) -> None:
@@ -166,9 +167,7 @@ def test_a_socket_is_taken_over_only_from_a_dead_process(own: Path) -> None:
     ],
 )
 def test_a_tcp_endpoint_is_a_host_and_a_port(endpoint: str, key_file: Keys) -> None:
-    for check in (check_bind, check_connect):
-        with pytest.raises(LinkError, match="endpoint is"):
-            check(endpoint, key_file)
+    assert refusal(endpoint, key_file)
 
 
 def test_only_a_sidecar_may_leave_host_or_port_open(key_file: Keys) -> None:
@@ -177,5 +176,4 @@ def test_only_a_sidecar_may_leave_host_or_port_open(key_file: Keys) -> None:
         with pytest.raises(LinkError, match="needs a host and a port"):
             check_connect(endpoint, key_file)
     for endpoint in ("tcp://127.0.0.1:5555", "tcp://[::1]:5555", "tcp://gpu-box.example:1"):
-        check_bind(endpoint, key_file)
-        check_connect(endpoint, key_file)
+        allow(endpoint, key_file)

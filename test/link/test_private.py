@@ -18,7 +18,6 @@ from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
     Keys,
     PrivateEndpoint,
-    private_endpoint,
     remove_private,
     sweep_abandoned,
 )
@@ -35,7 +34,7 @@ def temporary(own: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_private_endpoint_has_a_directory_of_mode_0700_and_removes_it() -> None:
-    private = private_endpoint()
+    private = PrivateEndpoint()
     directory = Path(private.address.removeprefix("ipc://")).parent
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert len(os.fsencode(private.address.removeprefix("ipc://"))) <= MAX_PATH_BYTES
@@ -47,7 +46,7 @@ def test_a_private_endpoint_has_a_directory_of_mode_0700_and_removes_it() -> Non
 
 
 def test_every_private_endpoint_has_its_own_directory() -> None:
-    with private_endpoint() as one, private_endpoint() as other:
+    with PrivateEndpoint() as one, PrivateEndpoint() as other:
         assert one.address != other.address
 
 
@@ -74,7 +73,7 @@ def test_a_long_temporary_directory_is_no_obstacle(
     deep = own / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    with private_endpoint() as private:
+    with PrivateEndpoint() as private:
         assert private.directory.startswith("/tmp/")
 
 
@@ -97,7 +96,7 @@ def test_a_temporary_directory_in_which_others_can_replace_files_is_skipped(
     temporary: Path,
 ) -> None:
     temporary.chmod(0o777)
-    with private_endpoint() as private:
+    with PrivateEndpoint() as private:
         assert Path(private.directory).parent == Path("/tmp")
     with pytest.raises(LinkError, match=f"chmod go-w {temporary}"):
         PrivateEndpoint(str(temporary))
@@ -105,8 +104,8 @@ def test_a_temporary_directory_in_which_others_can_replace_files_is_skipped(
 
 OWNER = """
 import sys, time
-from sglang_qspec.link import private_endpoint
-private = private_endpoint()
+from sglang_qspec.link import PrivateEndpoint
+private = PrivateEndpoint()
 print(private.address, flush=True)
 time.sleep(600)
 """
@@ -211,7 +210,7 @@ def test_a_directory_that_is_being_created_is_not_swept(
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    with private_endpoint() as private:
+    with PrivateEndpoint() as private:
         sweep_abandoned()
         assert os.listdir(private.directory) == ["owner"]
 
@@ -222,7 +221,7 @@ def test_servers_that_start_at_the_same_time_do_not_sweep_each_other(temporary: 
 
     def start(_: int) -> PrivateEndpoint:
         sweep_abandoned()
-        private = private_endpoint()
+        private = PrivateEndpoint()
         sweep_abandoned()
         return private
 
@@ -246,6 +245,6 @@ def test_a_directory_that_cannot_be_locked_is_removed(
     monkeypatch.setattr(fcntl if failing == "flock" else os, failing, fail)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(LinkError, match="cannot create a private directory.*no locks available"):
-        private_endpoint()
+        PrivateEndpoint()
     assert list(temporary.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before

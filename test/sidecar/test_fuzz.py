@@ -10,9 +10,10 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from test.fuzz.examples import examples
 from test.fuzz.frames import Frames, Record, records
 from test.fuzz.sidecar_end import CONTEXT, VOCAB, SidecarEnd
 
@@ -29,19 +30,10 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.timeout(3600)
+@examples(0.5)
 @given(runs, options)
 def test_a_sidecar_survives_any_messages_and_keeps_nothing_of_departed_servers(
-    run: list[Record], limits: dict[str, Any]
-) -> None:
-    SidecarEnd(**limits).run(run)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
-@given(runs, options)
-def test_a_sidecar_survives_any_messages_at_length(
     run: list[Record], limits: dict[str, Any]
 ) -> None:
     SidecarEnd(**limits).run(run)

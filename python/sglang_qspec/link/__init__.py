@@ -13,7 +13,6 @@ from sglang_qspec.link.link import Delivery, Link, LinkState
 from sglang_qspec.link.private import (
     PrivateEndpoint,
     abandoned,
-    private_endpoint,
     remove_private,
     sweep_abandoned,
 )
@@ -32,7 +31,6 @@ __all__ = [
     "SidecarLink",
     "abandoned",
     "fingerprint",
-    "private_endpoint",
     "remove_private",
     "sweep_abandoned",
 ]

@@ -18,59 +18,51 @@ _MAX_LINKS = 40
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def check_private(endpoint: str, directory: str) -> None:
-    """Raise LinkError unless `directory`, which holds the socket of `endpoint`, is private.
+def check_private(directory: str) -> None:
+    """Raise LinkError unless `directory` is private, and OSError if it cannot be reached.
 
     It must belong to this user and have a mode without access for group and others. No other user
     may be able to replace it, or a symbolic link in its path.
     """
-    try:
-        real = _resolve(endpoint, directory)
-        status = os.lstat(real)
-    except OSError as error:
-        raise LinkError(f"the endpoint is {endpoint!r}, but {error}") from None
+    status = os.lstat(_resolve(directory))
     if not stat.S_ISDIR(status.st_mode):
-        raise LinkError(f"the endpoint is {endpoint!r}, but {directory!r} is not a directory")
+        raise LinkError(f"{directory!r} is not a directory")
     user = os.geteuid()
     if status.st_uid != user:
         raise LinkError(
-            f"the endpoint is {endpoint!r}, but {directory!r} belongs to user {status.st_uid}, "
-            f"but must belong to user {user}, who runs this process"
+            f"{directory!r} belongs to user {status.st_uid}, but must belong to user {user}, who "
+            "runs this process"
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise LinkError(
-            f"the endpoint is {endpoint!r}, but {directory!r} has the mode {mode:04o}, and only "
-            f"its owner may have access: run `chmod 0700 {shlex.quote(directory)}`"
+            f"{directory!r} has the mode {mode:04o}, and only its owner may have access: run "
+            f"`chmod 0700 {shlex.quote(directory)}`"
         )
 
 
-def check_private_or_absent(endpoint: str, directory: str) -> None:
+def check_private_or_absent(directory: str) -> None:
     """Like `check_private`, but `directory` may be absent if no other user can create it."""
     try:
-        _resolve(endpoint, directory)
+        check_private(directory)
     except FileNotFoundError as error:
         present = os.path.dirname(error.filename)
         if os.stat(present).st_mode & _WRITABLE:
             raise LinkError(
-                f"the endpoint is {endpoint!r}, but {directory!r} is absent, and other users can "
-                f"write to {present!r}: run `mkdir -m 0700 {shlex.quote(directory)}`"
+                f"{directory!r} is absent, and other users can write to {present!r}: run "
+                f"`mkdir -m 0700 {shlex.quote(directory)}`"
             ) from None
-    except OSError as error:
-        raise LinkError(f"the endpoint is {endpoint!r}, but {error}") from None
-    else:
-        check_private(endpoint, directory)
 
 
-def check_parent(endpoint: str, parent: str) -> None:
-    """Raise LinkError if another user could replace a new directory of this user in `parent`."""
-    try:
-        _check_above(endpoint, _resolve(endpoint, os.path.abspath(parent)))
-    except OSError as error:
-        raise LinkError(f"cannot create a private directory in {parent!r}: {error}") from None
+def check_parent(parent: str) -> None:
+    """Raise LinkError if another user could replace a new directory of this user in `parent`.
+
+    Raises OSError if `parent` cannot be reached.
+    """
+    _check_above(_resolve(os.path.abspath(parent)))
 
 
-def _resolve(endpoint: str, directory: str) -> str:
+def _resolve(directory: str) -> str:
     """Return the path of `directory` without symbolic links.
 
     Raises LinkError if another user can replace a component of the path. Raises OSError if a
@@ -88,12 +80,12 @@ def _resolve(endpoint: str, directory: str) -> str:
             continue
         above, path = path, os.path.join(path, step)
         status = os.lstat(path)
-        _check_above(endpoint, above)
+        _check_above(above)
         if stat.S_ISLNK(status.st_mode):
             if status.st_uid not in (0, os.geteuid()):
                 raise LinkError(
-                    f"the endpoint is {endpoint!r}, but {path!r} is a symbolic link of user "
-                    f"{status.st_uid}, who can change its target"
+                    f"{path!r} is a symbolic link of user {status.st_uid}, who can change its "
+                    "target"
                 )
             links += 1
             if links > _MAX_LINKS:
@@ -104,12 +96,11 @@ def _resolve(endpoint: str, directory: str) -> str:
     return path
 
 
-def _check_above(endpoint: str, directory: str) -> None:
+def _check_above(directory: str) -> None:
     mode = os.stat(directory).st_mode
     if mode & _WRITABLE and not mode & stat.S_ISVTX:
         name = shlex.quote(directory)
         raise LinkError(
-            f"the endpoint is {endpoint!r}, but other users can write to {directory!r} and "
-            f"replace its contents: run `chmod go-w {name}`, or `chmod +t {name}` if all users "
-            "must be able to write to it"
+            f"other users can write to {directory!r} and replace its contents: run "
+            f"`chmod go-w {name}`, or `chmod +t {name}` if all users must be able to write to it"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 
@@ -41,19 +40,19 @@ class Disconnector:
 
 
 def _shut_down(descriptor: int, endpoint: str) -> bool:
-    with contextlib.ExitStack() as stack:
-        try:
-            connection = socket.socket(fileno=descriptor)
-        except OSError:  # another kind of file
-            return False
-        stack.callback(connection.detach)
-        if not _accepted_at(endpoint, connection):
-            return False
-        try:
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:  # another kind of file
+        return False
+    try:
+        accepted = _accepted_at(endpoint, connection)
+        if accepted:
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the peer has ended it
-            return False
-    return True
+    except OSError:  # the peer has ended it
+        return False
+    finally:
+        connection.detach()
+    return accepted
 
 
 def _accepted_at(endpoint: str, connection: socket.socket) -> bool:

@@ -77,11 +77,6 @@ class PrivateEndpoint:
         self.close()
 
 
-def private_endpoint() -> PrivateEndpoint:
-    """Return a new private ipc address, for a server that starts its own sidecar."""
-    return PrivateEndpoint()
-
-
 def remove_private(endpoint: str) -> None:
     """Remove the directory of `endpoint` if a PrivateEndpoint created it; otherwise do nothing.
 
@@ -133,7 +128,9 @@ def _first_allowed(parents: list[str]) -> str:
             )
             continue
         try:
-            check_parent(IPC + path, parent)
+            check_parent(parent)
+        except OSError as error:
+            refusals.append(f"cannot create a private directory in {parent!r}: {error}")
         except LinkError as error:
             refusals.append(str(error))
         else:

@@ -24,7 +24,7 @@ from sglang_qspec import config
 from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag
 from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.link import PrivateEndpoint, private_endpoint
+from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ def shared_endpoint() -> str:
     """
     if not _endpoints:
         atexit.register(release)
-    _endpoints.append(private_endpoint())
+    _endpoints.append(PrivateEndpoint())
     return _endpoints[-1].address
 
 

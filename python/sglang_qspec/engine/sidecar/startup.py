@@ -21,9 +21,9 @@ from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
 from sglang_qspec.link import (
     LinkState,
+    PrivateEndpoint,
     SidecarLink,
     keys,
-    private_endpoint,
     sweep_abandoned,
 )
 from sglang_qspec.messages import PROTOCOL, Hello
@@ -133,7 +133,7 @@ def _start_own(
 
 def _own_endpoint() -> str:
     """A new private address, which is removed when this process ends."""
-    private = private_endpoint()
+    private = PrivateEndpoint()
     atexit.register(private.close)
     return private.address
 

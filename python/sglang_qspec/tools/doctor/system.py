@@ -32,9 +32,9 @@ def descriptors(case: Case) -> Verdict:
 
 def sockets(case: Case) -> Verdict:
     """Whether server and sidecar can have a private socket; raises LinkError if not."""
-    from sglang_qspec.link import abandoned, private_endpoint
+    from sglang_qspec.link import PrivateEndpoint, abandoned
 
-    with private_endpoint() as private:
+    with PrivateEndpoint() as private:
         parent = os.path.dirname(private.directory)
     left = len(list(abandoned()))
     found = f"private sockets work in {parent}"
