@@ -21,8 +21,8 @@ def counts_of(client: SidecarClient) -> dict[str, int]:
     return {
         "sessions": client.session_count,
         "declined": client.declined,
-        "to_sidecar": client.dropped,
-        "malformed": client.malformed,
+        "to_sidecar": client.link.dropped,
+        "malformed": client.link.malformed,
     }
 
 
@@ -37,14 +37,11 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
         for name, count in counts_of(client).items():
             counts[name] = counts.get(name, 0) + count
     listed = _sidecars(clients)
-    latest = [client.heartbeat or IDLE for client in clients]
+    latest = [client.link.heartbeat or IDLE for client in clients]
     return {
         "sidecar": "none" if (state := best_state(clients)) is None else state.value,
         "requests_in_flight": sum(
-            bool(live.drafting.unfinished)
-            for client in clients
-            if client.ready
-            for live in client.requests
+            client.submissions.unfinished for client in clients if client.ready
         ),
         "drafting_requests": sum(each["drafting_requests"] for each in listed),
         "drafting_rows": sum(each["drafting_rows"] for each in listed),
@@ -69,7 +66,7 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
 
 def best_state(clients: Sequence[SidecarClient]) -> LinkState | None:
     """The best state of any sidecar; None without a sidecar."""
-    states = (client.state for client in clients)
+    states = (client.link.state for client in clients)
     return min(states, key=BEST_FIRST.index, default=None)
 
 
@@ -77,19 +74,19 @@ def _sidecars(clients: Sequence[SidecarClient]) -> list[dict[str, Any]]:
     """One entry for each sidecar."""
     for client in clients:
         client.observe_load()
-    weights = weights_of({client.endpoint: client.load for client in clients})
-    return [_entry(client, weights[client.endpoint]) for client in clients]
+    weights = weights_of({client.link.endpoint: client.load for client in clients})
+    return [_entry(client, weights[client.link.endpoint]) for client in clients]
 
 
 def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
-    latest = client.heartbeat or IDLE
+    latest = client.link.heartbeat or IDLE
     now = latest if client.ready else IDLE
     return {
         "number": client.number,
-        "endpoint": client.endpoint,
-        "state": client.state.value,
+        "endpoint": client.link.endpoint,
+        "state": client.link.state.value,
         "sessions": client.session_count,
-        "requests": client.request_count,
+        "requests": len(client.requests),
         "weight": weight,
         "drafting_requests": now.requests,
         "drafting_rows": now.rows,
