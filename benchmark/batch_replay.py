@@ -136,9 +136,9 @@ def _pass(
     """Run a pass, and add its output tokens to `sums`. Returns its rows."""
     for one in running:
         one.receive()
-    natives = [one.trie.native for one in running]
+    tries = [one.trie for one in running]
     widest = WIDEST if shape.ragged or shape.chains else width
-    arrays = propose(natives, [n.last_token for n in natives], widest, limits.min_score, 0)
+    arrays = propose(tries, [trie.last_token for trie in tries], widest, limits.min_score, 0)
     offered = DraftTrees(*arrays)
     trees = offered.chains() if shape.chains else offered
     if shape.ragged:
