@@ -58,7 +58,7 @@ def install() -> None:
     from sglang.srt.managers.scheduler import Scheduler
 
     from sglang_qspec.engine.passes.decide.proposer import Proposer
-    from sglang_qspec.engine.sidecar.commit_reporter import CommitReporter
+    from sglang_qspec.engine.sidecar.client import SidecarClient
     from sglang_qspec.engine.speculator import Speculator
     from sglang_qspec.policy import CoreSplit, PassTimes, Sources
 
@@ -89,14 +89,15 @@ def install() -> None:
         return time.monotonic() - began, 0.0
 
     def awaits(sound: Callable[..., Any], self: Any, live: Any) -> Any:
-        live.drafting.has_steps |= self.knows(live, len(live.output_ids))
+        if (submission := live.drafting.submission) is not None:
+            submission.has_steps |= submission.reported == len(live.output_ids)
         return sound(self, live)
 
     def admit(sound: Callable[..., Any], self: Any, rid: str) -> Any:
         live, session, began = self.live(rid), self.sidecar.session_count, time.monotonic()
         steps = self.runtime_settings.mode != "queue" and live and "step" in live.controls.sources
         if live is not None and live.waits and not steps and session not in missed:
-            while self.sidecar.ready and 0 in live.drafting.unfinished:
+            while self.sidecar.ready and lacks_completion(live):
                 time.sleep(POLL_S)
                 self.poll()
                 if time.monotonic() - began > LIMIT_S:
@@ -118,7 +119,7 @@ def install() -> None:
     changes: tuple[tuple[type, str, Callable[..., Any]], ...] = (
         (Scheduler, "ingest_requests", ingest),
         (Proposer, "_wait", wait),
-        (CommitReporter, "awaits", awaits),
+        (SidecarClient, "awaits", awaits),
         (Speculator, "admit", admit),
         (PassTimes, "observe", observe_pass),
         (Sources, "observe", observe_source),
@@ -126,6 +127,12 @@ def install() -> None:
     )
     for owner, name, function in changes:
         _wrap(owner, name, function)
+
+
+def lacks_completion(live: Any) -> bool:
+    """Whether the sidecar still drafts the first completion of a request."""
+    submission = live.drafting.submission
+    return submission is not None and 0 in submission.unfinished
 
 
 def waits_for_steps(live: Any) -> bool:

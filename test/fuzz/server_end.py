@@ -167,11 +167,8 @@ class ServerEnd:
         assert described["live_requests"] == described["trie_tokens"] == 0
         assert described["requests_in_flight"] == 0
         (sidecar_client,) = chaos.active.sidecar._clients
-        assert not sidecar_client._live
-        assert not sidecar_client._open
-        assert not sidecar_client._rids
-        assert not sidecar_client._unsent
-        assert not sidecar_client._unclosed
-        assert not sidecar_client._reporter._reported
-        assert sidecar_client._open_tokens == 0
+        assert not sidecar_client.requests
+        assert not sidecar_client.wanted
+        assert not sidecar_client.submissions.kept
+        assert sidecar_client.submissions.tokens == sidecar_client.submissions.unfinished == 0
         assert not len(chaos.active.step_proposals)

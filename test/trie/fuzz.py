@@ -20,6 +20,7 @@ import numpy as np
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieLimits, TrieStore, Trust
 from sglang_qspec.trie._native import (
     POLICIES,
+    Trie,
     count_by_position,
     count_by_source,
     lay_out,
@@ -133,8 +134,8 @@ class TrieFuzz:
                 self.store.insert(rid, trie.serial, source, stream_id, base_len, start, token_ids)
             else:
                 before = trie.size
-                trie.native.insert(
-                    self.anything(), stream_id, base_len, start, token_ids, self.anything()
+                Trie.insert(  # with any numbers, which `RequestTrie.insert` does not allow
+                    trie, self.anything(), stream_id, base_len, start, token_ids, self.anything()
                 )
                 self.store._size += trie.size - before
 
@@ -161,12 +162,11 @@ class TrieFuzz:
     def propose(self) -> None:
         rids = self.random.choices((*RIDS, None, "?"), k=self.random.randint(0, 5))
         tries = [self.store.get(rid) if rid else None for rid in rids]
-        roots = [trie.native.last_token if trie else 3 for trie in tries]
+        roots = [trie.last_token if trie else 3 for trie in tries]
         width = self.random.choice((1, 2, 3, 8, 33, 200))
         policy = self.random.randrange(len(POLICIES))
         floor = self.random.choice((0.0, 1e-300, 0.02, 0.5, 1.0))
-        natives = [trie.native if trie else None for trie in tries]
-        trees = DraftTrees(*propose(natives, roots, width, floor, policy))
+        trees = DraftTrees(*propose(tries, roots, width, floor, policy))
         assert trees.width == width
         assert len(trees) == len(roots)
         for row, root in enumerate(roots):
@@ -187,7 +187,7 @@ class TrieFuzz:
         if isinstance(numbers[0], int) and numbers[0] > 1 << 16:
             numbers[0] = 0  # large widths are allowed but slow
         with suppress(*REFUSED):
-            propose([trie.native], self.random.choice(([1], [], [1, 2])), *numbers)
+            propose([trie], self.random.choice(([1], [], [1, 2])), *numbers)
 
     def evict(self) -> None:
         rid, _ = self.trie()
@@ -258,7 +258,7 @@ class TrieFuzz:
         }
         limits[self.random.choice(list(limits))] = self.anything()
         prompt = self.random.choice((self.tokens(20), [self.anything()], [3] * 65))
-        native: Any = type(self.trie()[1].native)
+        native: Any = Trie
         with suppress(*REFUSED):
             trie = native(prompt, 3, max_match=max_match, trust=trust, sources=31, **limits)
             trie.commit([1, 2, 1])

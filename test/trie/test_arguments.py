@@ -67,7 +67,7 @@ def test_output_outside_the_vocabulary_is_refused_and_changes_nothing(token: int
 
 def test_an_unknown_source_is_refused() -> None:
     with pytest.raises(ValueError, match="source is 77, but a draft's is 0"):
-        RequestTrie([1], LIMITS).native.insert(77, 0, 0, 0, [1], False)
+        Trie.insert(RequestTrie([1], LIMITS), 77, 0, 0, 0, [1], False)
 
 
 def test_token_ids_that_shrink_while_they_are_read_are_safe() -> None:
@@ -97,7 +97,7 @@ def test_invalid_arguments_of_a_proposal_are_refused(
     width: int, floor: float, policy: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        propose([RequestTrie([1], LIMITS).native], [1], width, floor, policy)
+        propose([RequestTrie([1], LIMITS)], [1], width, floor, policy)
 
 
 PARENTS, SIZES = np.array([[0, 0, 1]], np.int32), np.array([3], np.int32)

@@ -20,7 +20,7 @@ class Trust:
     def __init__(self, max_match: int, learns: bool = True) -> None: ...
 
 class Trie:
-    """One request's streams. See `RequestTrie`."""
+    """One request's streams and own text. `RequestTrie` opens it."""
 
     def __init__(
         self,
@@ -38,15 +38,20 @@ class Trie:
         max_width: int,
     ) -> None: ...
     @property
-    def output_len(self) -> int: ...
+    def output_len(self) -> int:
+        """Output tokens committed so far."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Size that the caps count: draft and own tokens, plus `STREAM_TOKENS` for each stream."""
     @property
-    def draft_size(self) -> int: ...
+    def draft_size(self) -> int:
+        """The part of `size` that drafts take."""
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Allocated memory in bytes, unused capacity included."""
     @property
-    def last_token(self) -> int: ...
+    def last_token(self) -> int:
+        """The last committed token; before any output the last token of the prompt."""
     def insert(
         self,
         source: int,
@@ -55,11 +60,16 @@ class Trie:
         start: int,
         token_ids: Sequence[int],
         greedy: bool,
-    ) -> int: ...
-    def commit(self, token_ids: Sequence[int]) -> None: ...
-    def longest_match(self, sources: int) -> int: ...
-    def evict(self) -> None: ...
-    def check_integrity(self) -> None: ...
+    ) -> int:
+        """`RequestTrie.insert`; the result is an index of the members of `Insertion`."""
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Append output tokens of the target, and update all matches."""
+    def longest_match(self, sources: int) -> int:
+        """`RequestTrie.longest_match` over `sources`, one bit for each."""
+    def evict(self) -> None:
+        """Drop all drafts and all own text except its last `max_match` tokens."""
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the parts of the state contradict each other."""
 
 def propose(
     tries: Sequence[Trie | None],

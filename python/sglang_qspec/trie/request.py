@@ -19,7 +19,7 @@ ANY_WIDTH = 1 << 30
 _INSERTIONS = tuple(Insertion)
 
 
-class RequestTrie:
+class RequestTrie(Trie):
     """Draft streams of one request, and its own text (prompt and output).
 
     A stream is *followed* as long as the output since its base agrees with it. A followed stream
@@ -49,7 +49,7 @@ class RequestTrie:
         """Distinguishes requests with the same rid; a store never uses a serial twice."""
         self._limits = limits
         last = prompt_ids[-1] if len(prompt_ids) else 0
-        self.native = Trie(
+        super().__init__(
             _usable_text(prompt_ids, limits),
             last if 0 <= last < limits.vocab_size else 0,
             vocab_size=limits.vocab_size,
@@ -63,27 +63,7 @@ class RequestTrie:
             max_width=max_width,
         )
 
-    @property
-    def output_len(self) -> int:
-        """Output tokens committed so far."""
-        return self.native.output_len
-
-    @property
-    def size(self) -> int:
-        """Size that the caps count: draft and own tokens, plus `STREAM_TOKENS` for each stream."""
-        return self.native.size
-
-    @property
-    def draft_size(self) -> int:
-        """The part of `size` that drafts take."""
-        return self.native.draft_size
-
-    @property
-    def bytes(self) -> int:
-        """Allocated memory in bytes, unused capacity included."""
-        return self.native.bytes
-
-    def insert(
+    def insert(  # type: ignore[override]  # with enums for numbers
         self,
         source: Source,
         stream_id: int,
@@ -102,13 +82,7 @@ class RequestTrie:
         """
         if source not in (Source.QUEUE, Source.GUESS, Source.STEP):
             raise ValueError(f"source is {source.name}, but a draft's is QUEUE, GUESS or STEP")
-        return _INSERTIONS[
-            self.native.insert(source, stream_id, base_len, start, token_ids, greedy)
-        ]
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append output tokens of the target, and update all matches."""
-        self.native.commit(token_ids)
+        return _INSERTIONS[super().insert(source, stream_id, base_len, start, token_ids, greedy)]
 
     def propose(self, width: int, policy: int = 0) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.
@@ -117,26 +91,19 @@ class RequestTrie:
         compares it with the others. Before any output, the root of a prompt that ends outside the
         vocabulary is token 0.
         """
-        native = self.native
-        arrays = propose([native], [native.last_token], width, self._limits.min_score, policy)
+        arrays = propose([self], [self.last_token], width, self._limits.min_score, policy)
         return DraftTrees(*arrays)[0]
 
-    def longest_match(self, paused: Collection[Source] = ()) -> int:
+    def longest_match(  # type: ignore[override]  # with enums for bits
+        self, paused: Collection[Source] = ()
+    ) -> int:
         """Length of the longest match that proposes a token now, in tokens; 0 for none.
 
         A match is a run of the last committed tokens, at most `max_match`, that also occurs in a
         stream or in the own text. For a followed stream it is the part that the output has
         confirmed, and the token before the stream. Matches of `paused` sources do not count.
         """
-        return self.native.longest_match(bits_of(paused))
-
-    def evict(self) -> None:
-        """Drop all drafts and all own text except its last `max_match` tokens."""
-        self.native.evict()
-
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if the parts of the state contradict each other."""
-        self.native.check_integrity()
+        return super().longest_match(bits_of(paused))
 
 
 def bits_of(paused: Collection[Source]) -> int:

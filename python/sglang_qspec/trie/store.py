@@ -153,10 +153,7 @@ class TrieStore:
         `roots` are the last committed tokens. No token comes from a `paused` source. For None, or a
         request that is not open, the tree is the root alone.
         """
-        tries = [
-            trie.native if rid is not None and (trie := self._tries.get(rid)) else None
-            for rid in rids
-        ]
+        tries = [None if rid is None else self._tries.get(rid) for rid in rids]
         allowed = bits_of(paused)
         return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, allowed))
 

@@ -29,11 +29,12 @@ def test_a_pass_does_not_wait_for_drafts_beyond_a_full_narrow_tree(active: Specu
     poll(active)
     trees = active.propose(["a"], [[8]], 6)
     live = active._live["a"]
-    live.drafting.has_steps = True
+    assert live.drafting.submission is not None
+    live.drafting.submission.has_steps = True
     assert active.sidecar.awaits(live)
     assert not active.awaited(["a"], trees).any()
     assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (
-        active.sidecar.lookahead < 2
+        active.sidecar.demand.lookahead < 2
     )
 
 

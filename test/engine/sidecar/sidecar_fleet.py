@@ -57,8 +57,8 @@ class Fleet:
     def of(self, endpoint: str) -> set[str]:
         """The requests of a sidecar."""
         clients = self.active.sidecar._clients
-        (client,) = (each for each in clients if each.endpoint == endpoint)
-        return {live.rid for live in client.requests}
+        (client,) = (each for each in clients if each.link.endpoint == endpoint)
+        return set(client.requests)
 
     def check(self) -> None:
         self.active.check_integrity()

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sglang_qspec.engine.sidecar.pool import HANDOVER_S
+from sglang_qspec.engine.sidecar.router import HANDOVER_S
 from sglang_qspec.link.link import POLL_BUDGET_S
 from sglang_qspec.messages import Declined, Drafted, Heartbeat
 from sglang_qspec.policy.routing import BEGINNING

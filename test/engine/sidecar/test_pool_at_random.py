@@ -114,5 +114,5 @@ def test_every_request_has_one_sidecar_and_every_submission_its_own_number(seed:
             next(each for each in chaos.active.sidecar.endpoints if rid in chaos.fleet.of(each))
         ]
         assert isinstance(link, FakeSidecarLink)
-        (submit,) = (s for s in link.submits if s.submission == live.drafting.submission)
+        (submit,) = (s for s in link.submits if s.submission == live.drafting.submission.number)
         assert submit.token_ids == live.prompt_ids + live.output_ids[: submit.base_len]

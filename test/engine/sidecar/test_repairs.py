@@ -127,9 +127,9 @@ def test_a_sidecar_that_keeps_reporting_gaps_is_asked_no_more(
     for token in range(300, 400):
         output.append(token)
         active.propose(["a"], [output], 4)
-        number = active._live["a"].drafting.submission
-        if number is not None:
-            link.inject(Gap(number, known_len))
+        submission = active._live["a"].drafting.submission
+        if submission is not None:
+            link.inject(Gap(submission.number, known_len))
         poll(active)
     assert len(link.submits) <= 2 + MAX_REPAIRS
     assert sum(len(tokens) for _, _, tokens in commits_of(link)) < 200 + 60 * MAX_REPAIRS

@@ -22,8 +22,8 @@ def counts_of(client: SidecarClient) -> dict[str, int]:
     return {
         "sessions": client.session_count,
         "declined": client.declined,
-        "to_sidecar": client.dropped,
-        "malformed": client.malformed,
+        "to_sidecar": client.link.dropped,
+        "malformed": client.link.malformed,
     }
 
 
@@ -41,10 +41,7 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
     return {
         "sidecar": "none" if (state := best_state(clients)) is None else state.value,
         "requests_in_flight": sum(
-            bool(live.drafting.unfinished)
-            for client in clients
-            if client.ready
-            for live in client.requests
+            client.submissions.unfinished for client in clients if client.ready
         ),
         "declined_requests": counts.get("declined", 0),
         "dropped_messages": {
@@ -63,7 +60,7 @@ def describe(clients: Sequence[SidecarClient], past: Mapping[str, int]) -> dict[
 
 def best_state(clients: Sequence[SidecarClient]) -> LinkState | None:
     """The best state of any sidecar; None without a sidecar."""
-    states = (client.state for client in clients)
+    states = (client.link.state for client in clients)
     return min(states, key=BEST_FIRST.index, default=None)
 
 
@@ -71,17 +68,17 @@ def _sidecars(clients: Sequence[SidecarClient]) -> list[dict[str, Any]]:
     """One entry for each sidecar."""
     for client in clients:
         client.observe_load()
-    weights = weights_of({client.endpoint: client.load for client in clients})
-    return [_entry(client, weights[client.endpoint]) for client in clients]
+    weights = weights_of({client.link.endpoint: client.load for client in clients})
+    return [_entry(client, weights[client.link.endpoint]) for client in clients]
 
 
 def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
     return {
         "number": client.number,
-        "endpoint": client.endpoint,
-        "state": client.state.value,
+        "endpoint": client.link.endpoint,
+        "state": client.link.state.value,
         "sessions": client.session_count,
-        "requests": client.request_count,
+        "requests": len(client.requests),
         "weight": weight,
         **{figure.entry: _value(client, figure) for figure in REPORTED if figure.entry},
     }
@@ -89,6 +86,6 @@ def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
 
 def _value(client: SidecarClient, figure: Figure) -> float:
     """A figure of the sidecar's latest heartbeat; 0 without one, or if it no longer holds."""
-    heartbeat = client.heartbeat if client.ready or figure.is_total else None
+    heartbeat = client.link.heartbeat if client.ready or figure.is_total else None
     value: float = getattr(heartbeat or IDLE, figure.name)
     return value

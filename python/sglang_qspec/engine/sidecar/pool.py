@@ -1,8 +1,4 @@
-"""The sidecars of a server, and the sidecar that drafts for each live request.
-
-A server has one sidecar or a few (`values.MAX_ENDPOINTS`). A live request stays with its sidecar
-until the sidecar is gone; then another sidecar takes it over. `policy.routing` chooses sidecars.
-"""
+"""The sidecars of a server: one, or a few (`values.MAX_ENDPOINTS`)."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar import activity
 from sglang_qspec.engine.sidecar.absence import Absence
 from sglang_qspec.engine.sidecar.client import SUBMIT_BUDGET_S, SidecarClient
-from sglang_qspec.engine.sidecar.terms import Terms
+from sglang_qspec.engine.sidecar.demand import Demand
+from sglang_qspec.engine.sidecar.router import Router
 from sglang_qspec.errors import LinkError
-from sglang_qspec.link import Faults, Link, LinkState
+from sglang_qspec.link import Link, LinkState
 from sglang_qspec.link.link import POLL_BUDGET_S
 from sglang_qspec.messages import Drafted
-from sglang_qspec.policy import Route, Sources, routing
-from sglang_qspec.policy.routing import Candidate
-from sglang_qspec.policy.sidecar_load import joint_step_times, weights_of
+from sglang_qspec.policy import Sources
+from sglang_qspec.policy.sidecar_load import joint_step_times
 from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.trie import Source
 
@@ -34,9 +30,6 @@ OF_SIDECARS = frozenset({Source.QUEUE, Source.STEP})
 """Sources of the drafts that sidecars make."""
 FEWEST_MESSAGES = 8
 """Maximum number of messages that one poll reads of a sidecar, if there are many sidecars."""
-HANDOVER_S = 0.002
-"""Seconds after which a poll moves no further request of a lost sidecar. To move all of several
-thousand requests at once would delay the target's next pass."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,16 +60,17 @@ class SidecarPool:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terms = Terms.of(settings, sources, vocab_size, clock)
+        self.demand = Demand.of(settings, sources, vocab_size, clock)
+        self.starved = False
+        """Whether the target has the CPUs of its own sidecar, so that the sidecar cannot answer."""
         self._live = live
         self._sources = sources
         self._process = opened.process
         self._connect = opened.connect
         self._clients: list[SidecarClient] = []
+        self._router = Router(self._clients, clock)
         self._next = 0
         """Index of the client that the next poll reads first."""
-        self._faults = Faults(logger, clock, owner="sidecars")
-        self._handovers = 0
         self._past: Counter[str] = Counter()
         """Sums of `activity.counts_of` over removed sidecars."""
         self._absence = Absence(opened.process, clock)
@@ -84,27 +78,9 @@ class SidecarPool:
             self._add(link)
 
     @property
-    def lookahead(self) -> int:
-        """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
-        return self._terms.lookahead
-
-    @lookahead.setter
-    def lookahead(self, tokens: int) -> None:
-        self._terms.lookahead = tokens
-
-    @property
-    def starved(self) -> bool:
-        """Whether the target has the CPUs of its own sidecar, so that it cannot answer."""
-        return self._terms.starved
-
-    @starved.setter
-    def starved(self, starved: bool) -> None:
-        self._terms.starved = starved
-
-    @property
     def endpoints(self) -> tuple[str, ...]:
         """Addresses of the sidecars."""
-        return tuple(client.endpoint for client in self._clients)
+        return tuple(client.link.endpoint for client in self._clients)
 
     @property
     def ready(self) -> bool:
@@ -119,7 +95,7 @@ class SidecarPool:
     @property
     def may_come(self) -> bool:
         """Whether a sidecar is connected, or may connect once it has CPU time."""
-        return any(client.state is not LinkState.REFUSED for client in self._clients)
+        return any(client.link.state is not LinkState.REFUSED for client in self._clients)
 
     @property
     def session_count(self) -> int:
@@ -140,22 +116,24 @@ class SidecarPool:
         drafted: list[tuple[LiveRequest, Drafted]] = []
         count = len(self._clients)
         limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // max(1, count))
-        until = self._terms.clock() + POLL_BUDGET_S
+        until = self.demand.clock() + POLL_BUDGET_S
         for _ in range(count):
             client = self._clients[self._next % count]
             self._next = (self._next + 1) % count
+            # Without live requests the target's CPUs are idle.
+            client.link.starved = self.starved and bool(client.requests)
             drafted += client.receive(limit)
-            if self._terms.clock() >= until:
+            if self.demand.clock() >= until:
                 break
         return drafted
 
     def catch_up(self) -> None:
         """Send pending messages. Connected sidecars take over the requests of lost ones."""
-        if self._sources.paused != self._terms.paused:
-            self._terms.paused = self._sources.paused
+        if self._sources.paused != self.demand.paused:
+            self.demand.paused = self._sources.paused
             self._reconsider()
         if len(self._clients) > 1:
-            self._hand_over_from_lost()
+            self._router.hand_over()
         for client in self._clients:
             client.catch_up(SUBMIT_BUDGET_S / len(self._clients))
 
@@ -163,97 +141,42 @@ class SidecarPool:
         for client in self._clients:
             client.reconsider()
 
-    def _hand_over_from_lost(self) -> None:
-        """Let the connected sidecars take over requests of the others, for about HANDOVER_S."""
-        if not self.ready:
-            return
-        until = self._terms.clock() + HANDOVER_S
-        for client in self._clients:
-            if client.request_count and not client.ready:
-                self._hand_over(client, until)
-
-    def _hand_over(self, lost: SidecarClient, until: float) -> None:
-        """Let other sidecars take over the requests of one; at least one request moves."""
-        moved = 0
-        for live in lost.requests:
-            lost.release(live)
-            self._choose(live).take_over(live)
-            moved += 1
-            if self._terms.clock() > until:
-                break
-        detail = f"{moved} of {lost.endpoint}, which is {lost.state.value}"
-        self._faults.note("requests move to other sidecars", detail)
-        self._handovers += moved
-
     def submit(self, live: LiveRequest) -> None:
         """Ask a sidecar for drafts of a request, the same one as before if it is connected."""
-        client = self._client_of(live)
+        client = self._router.client_of(live)
         if client is None and self._clients:
-            client = self._choose(live)
+            client = self._router.choose(live)
         if client is not None:
             client.submit(live)
 
-    def _choose(self, live: LiveRequest) -> SidecarClient:
-        """The sidecar for a request without one: a connected one, or else one that may come."""
-        if len(self._clients) == 1:
-            return self._clients[0]
-        route = live.drafting.route or Route.of(live.prompt_ids, live.scope)
-        live.drafting.route = route
-        candidates = (
-            [client for client in self._clients if client.ready]
-            or [client for client in self._clients if client.state is not LinkState.REFUSED]
-            or self._clients
-        )
-        for client in candidates:
-            if client.has_prompt(route):
-                return client
-        for client in candidates:
-            client.observe_load()
-        weights = weights_of({client.endpoint: client.load for client in candidates})
-        chosen = routing.choose(
-            route,
-            {
-                client.endpoint: Candidate(weights[client.endpoint], client.request_count)
-                for client in candidates
-            },
-        )
-        return next(client for client in candidates if client.endpoint == chosen)
-
-    def _client_of(self, live: LiveRequest) -> SidecarClient | None:
-        """The sidecar of a request; None if the server has no sidecar."""
-        for client in self._clients:
-            if live.rid in client:
-                return client
-        return None
-
     def admit(self, live: LiveRequest) -> None:
         """Apply the setting `on_admission` to a request that SGLang serves now."""
-        if (client := self._client_of(live)) is not None:
+        if (client := self._router.client_of(live)) is not None:
             client.admit(live)
 
     def follow(self, live: LiveRequest, token_ids: Sequence[int]) -> None:
         """Decline a request after output that its sidecar's draft model cannot read."""
-        if (client := self._client_of(live)) is not None:
+        if (client := self._router.client_of(live)) is not None:
             client.follow(live, token_ids)
 
     def forget(self, live: LiveRequest) -> None:
         """End the request's submission; the request stays live."""
-        if (client := self._client_of(live)) is not None:
+        if (client := self._router.client_of(live)) is not None:
             client.forget(live)
 
     def end(self, live: LiveRequest) -> None:
         """Forget a request that is no longer live."""
-        if (client := self._client_of(live)) is not None:
+        if (client := self._router.client_of(live)) is not None:
             client.release(live)
 
     def stop(self) -> None:
         """End all submissions, and open none before `resume`."""
-        self._terms.stopped = True
+        self.demand.stopped = True
         self._reconsider()
 
     def resume(self) -> None:
         """Submit all live requests again."""
-        self._terms.stopped = False
+        self.demand.stopped = False
         for client in self._clients:
             client.begin_anew()
             client.catch_up(SUBMIT_BUDGET_S / len(self._clients))
@@ -265,13 +188,13 @@ class SidecarPool:
 
     def count(self, live: LiveRequest, drafted_by: Sequence[Source]) -> None:
         """Note whose draft tokens a pass of a request accepted, besides the target's own token."""
-        if len(self._clients) > 1 and (client := self._client_of(live)) is not None:
+        if len(self._clients) > 1 and (client := self._router.client_of(live)) is not None:
             right = sum(source in OF_SIDECARS for source in drafted_by)
             client.count(live, right, len(drafted_by) + 1)
 
     def awaits(self, live: LiveRequest) -> bool:
         """Whether a sidecar is about to send more of the request's step draft."""
-        client = self._client_of(live)
+        client = self._router.client_of(live)
         return client is not None and client.awaits(live)
 
     def stepping(self, rids: Sequence[str]) -> int:
@@ -286,7 +209,7 @@ class SidecarPool:
 
         Several sidecars count as one that takes as long as the slowest one with its share.
         """
-        beats = [client.heartbeat for client in self._clients if client.ready]
+        beats = [client.link.heartbeat for client in self._clients if client.ready]
         return joint_step_times([beat.step_times for beat in beats if beat is not None])
 
     def change(self, endpoints: Sequence[str]) -> None:
@@ -295,7 +218,7 @@ class SidecarPool:
         The links connect later. The remaining sidecars take over the requests of the others.
         """
         assert self._connect is not None, "a server with its own sidecar has no endpoints"
-        for client in [each for each in self._clients if each.endpoint not in endpoints]:
+        for client in [each for each in self._clients if each.link.endpoint not in endpoints]:
             self._remove(client)
         for endpoint in endpoints:
             if endpoint not in self.endpoints:
@@ -304,28 +227,28 @@ class SidecarPool:
                 except LinkError as error:
                     logger.error("no sidecar is added: %s", error)
         for live in self._live.values():
-            if self._clients and self._client_of(live) is None:
-                self._choose(live).take_over(live)
+            if self._clients and self._router.client_of(live) is None:
+                self._router.choose(live).take_over(live)
 
     def _add(self, link: Link) -> None:
         used = {client.number for client in self._clients}
         number = next(number for number in range(len(used) + 1) if number not in used)
-        self._clients.append(SidecarClient(link, self._terms, number))
+        self._clients.append(SidecarClient(link, self.demand, number))
 
     def _remove(self, client: SidecarClient) -> None:
         """Leave a sidecar. Its requests are without one until `change` chooses another."""
-        for live in client.requests:
+        for live in tuple(client.requests.values()):
             client.release(live)
         self._clients.remove(client)
         self._past.update(activity.counts_of(client))
-        client.close()
+        client.link.close()
 
     def describe(self) -> dict[str, object]:
         """State for /server_info and /metrics. Without a connected sidecar, its activity is 0."""
         return {
             "sidecar_restarts": self._process.restarts if self._process is not None else 0,
             "sidecar_warning": self._absence.warning,
-            "handovers": self._handovers,
+            "handovers": self._router.handovers,
             **activity.describe(self._clients, self._past),
         }
 
@@ -334,12 +257,12 @@ class SidecarPool:
         if self._process is not None and not self._process.shared:
             self._process.dismiss()
         for client in self._clients:
-            client.close()
+            client.link.close()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a live request does not have exactly one sidecar."""
         for client in self._clients:
             client.check_integrity()
-        routed = Counter(live.rid for client in self._clients for live in client.requests)
+        routed = Counter(rid for client in self._clients for rid in client.requests)
         if self._clients and routed != Counter(self._live.keys()):
             raise RuntimeError("the requests of the sidecars are not the live requests")

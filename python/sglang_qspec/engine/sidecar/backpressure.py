@@ -1,4 +1,4 @@
-"""Reduces the submissions and completions that a server asks an overloaded sidecar for.
+"""Backpressure: asks an overloaded sidecar for fewer submissions and completions.
 
 The sidecar reports its `OverloadLevel` in each Heartbeat, and declines requests far back in the
 queue for a time. `sidecar/overload.py` states the rule.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_qspec.engine.requests.live_request import LiveRequest
-from sglang_qspec.engine.sidecar.terms import Terms
+from sglang_qspec.engine.sidecar.demand import Demand
 from sglang_qspec.messages import OverloadLevel
 from sglang_qspec.trie import Source
 
@@ -30,16 +30,16 @@ def fewer(completions: int, overload: int) -> int:
     return completions
 
 
-def completions_of(live: LiveRequest, terms: Terms, overload: int) -> int:
+def completions_of(live: LiveRequest, demand: Demand, overload: int) -> int:
     """Number of completions to ask for, for a request; fewer while the sidecar is overloaded."""
-    if not terms.may(live, Source.QUEUE):
+    if not demand.may(live, Source.QUEUE):
         return 0
-    if overload and not live.waits and terms.asks_steps(live):
+    if overload and not live.waits and demand.asks_steps(live):
         return 0
     return fewer(live.controls.completions, overload)
 
 
-class Pacing:
+class Backpressure:
     """Limits the open submissions after the sidecar has declined one because of overload.
 
     The limit is the number of submissions that were open when the sidecar declined. It grows by an

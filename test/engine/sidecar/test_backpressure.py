@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_qspec.engine.sidecar.backpressure import GROWTH, SHORTEST_S, Backpressure, fewer
 from sglang_qspec.engine.sidecar.client import MAX_REPAIRS
-from sglang_qspec.engine.sidecar.pacing import GROWTH, SHORTEST_S, Pacing, fewer
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Declined, Heartbeat, OverloadLevel, Submit
@@ -169,9 +169,9 @@ def test_a_new_sidecar_is_asked_without_a_limit(clock: Clock) -> None:
 
 
 def test_the_wait_that_a_sidecar_asks_for_has_a_maximum(clock: Clock) -> None:
-    pacing = Pacing(clock)
-    pacing.note_declined(5, 1e9)
-    assert not pacing.allow(5, 0)
-    assert pacing.allow(4, 0)
+    backpressure = Backpressure(clock)
+    backpressure.note_declined(5, 1e9)
+    assert not backpressure.allow(5, 0)
+    assert backpressure.allow(4, 0)
     clock.now += 61
-    assert pacing.allow(5, 0)
+    assert backpressure.allow(5, 0)

@@ -7,7 +7,7 @@ from collections.abc import Set
 from sglang_qspec.engine.requests.live_request import LiveRequest
 
 
-class Unsent:
+class SubmitQueue:
     """The rids of unsubmitted requests: served requests first, each kind in the order of `add`."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The terms on which a server asks its sidecars for drafts."""
+"""Which drafts a server asks its sidecars for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sglang_qspec.trie import Source
 
 
 @dataclass
-class Terms:
-    """The terms that all sidecars of a server share. The pool changes them."""
+class Demand:
+    """What a server asks all its sidecars for. The clients read it, and its owner changes it."""
 
     on_admission: str
     """The setting `on_admission`."""
@@ -29,8 +29,6 @@ class Terms:
     """Draft sources that no sidecar is asked for."""
     stopped: bool = False
     """Whether no request is submitted."""
-    starved: bool = False
-    """Whether the target has the sidecar's CPUs, so that the sidecar cannot answer."""
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Numbers of the submissions. All sidecars share them, so a number names one submission."""
     scopes: Scopes = field(default_factory=Scopes)
@@ -39,8 +37,8 @@ class Terms:
     @classmethod
     def of(
         cls, settings: QSpecConfig, sources: Sources, vocab_size: int, clock: Callable[[], float]
-    ) -> Terms:
-        """The terms at the start of a server."""
+    ) -> Demand:
+        """The demand at the start of a server."""
         lookahead = settings.step_tokens if settings.mode != "queue" else 0
         return cls(settings.on_admission, lookahead, vocab_size, clock, sources.paused)
 
