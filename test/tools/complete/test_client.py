@@ -1,39 +1,13 @@
 """`qspec complete` with another server, or without one: one sentence, and exit status 1."""
 
-import http.server
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.complete.client import Client
-
-
-@contextmanager
-def something_else(body: bytes) -> Iterator[str]:
-    """A web server that answers every request with `body`."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
-
-        def log_message(self, *args: object) -> None:
-            """Logs nothing to stderr, because the test reads stderr."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{other.server_address[1]}"
-        other.shutdown()
+from test.strange_server import response, strange
 
 
 @pytest.mark.parametrize(
@@ -47,8 +21,8 @@ def something_else(body: bytes) -> Iterator[str]:
 def test_a_server_without_qspec_is_an_error_of_one_sentence(
     capsys: pytest.CaptureFixture[str], body: bytes, words: str
 ) -> None:
-    with something_else(body) as url:
-        assert main(["complete", "--url", url, "Hi"]) == 1
+    with strange(lambda *_: response(body)) as server:
+        assert main(["complete", "--url", server.url, "Hi"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(rf"qspec: .*{words}.*\n", captured.err)
@@ -69,10 +43,11 @@ def test_a_missing_server_is_an_error_of_one_sentence(
     "line", [b'data: {"text": "a', b"data: 7", b'data: "text"', b"data: null", b'data: {"\xff": 1}']
 )
 def test_a_malformed_line_of_a_stream_is_a_client_error(line: bytes) -> None:
-    with something_else(b'data: {"text": "a"}\n\n' + line + b"\n\ndata: [DONE]\n\n") as url:
-        pieces = Client(url).generate("Hi", {})
+    body = b'data: {"text": "a"}\n\n' + line + b"\n\ndata: [DONE]\n\n"
+    with strange(lambda *_: response(body)) as server:
+        pieces = Client(server.url).generate("Hi", {})
         assert next(pieces) == {"text": "a"}
-        with pytest.raises(ClientError, match=f"{url}/generate sent a line that is not "):
+        with pytest.raises(ClientError, match=f"{server.url}/generate sent a line that is not "):
             next(pieces)
 
 
@@ -80,8 +55,7 @@ def test_a_malformed_line_of_a_stream_is_a_client_error(line: bytes) -> None:
     "body", [b"{}", b"[]", b"7", b'{"text": null}', b'{"text": [1, 2]}', b'{"text": ["a"]}']
 )
 def test_a_detokenize_answer_without_a_text_for_each_list_is_a_client_error(body: bytes) -> None:
-    with (
-        something_else(body) as url,
-        pytest.raises(ClientError, match=f"{url}/detokenize did not send the text of 2 lists"),
-    ):
-        Client(url).decode([[1], [2]])
+    with strange(lambda *_: response(body)) as server:
+        words = f"{server.url}/detokenize did not send the text of 2 lists"
+        with pytest.raises(ClientError, match=words):
+            Client(server.url).decode([[1], [2]])
