@@ -10,7 +10,7 @@ import pytest
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.tools.doctor import cores
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Status, Verdict
+from sglang_qspec.tools.doctor.finding import Finding, Status
 from test.engine.sidecar.test_core_division import VARIABLES, machine
 
 ABSENT = 4095
@@ -23,11 +23,11 @@ def unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def of_target() -> Verdict:
+def of_target() -> Finding:
     return cores.cores(Case(kind="cpu"))
 
 
-def of_sidecar(given: str = "auto") -> Verdict:
+def of_sidecar(given: str = "auto") -> Finding:
     case = Case(kind="cpu", draft_model="draft", settings=QSpecConfig(cores=given))
     return cores.sidecar_cores(case)
 
@@ -36,11 +36,11 @@ def test_hardware_threads_and_nodes_are_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine(monkeypatch, tmp_path / "one", [(0, (0, 2)), (0, (1, 3))])
-    assert of_target() == Verdict(Status.OK, "4 CPUs on 2 cores, in 1 NUMA node")
+    assert of_target() == Finding(Status.OK, "4 CPUs on 2 cores, in 1 NUMA node")
     machine(monkeypatch, tmp_path / "two", [(0, (0,)), (1, (1,))])
-    verdict = of_target()
-    assert verdict.status is Status.WARNING
-    assert "in 2 NUMA nodes: threads of one node wait" in verdict.found
+    finding = of_target()
+    assert finding.status is Status.WARNING
+    assert "in 2 NUMA nodes: threads of one node wait" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_threads_that_do_not_fit_the_cpus_are_a_warning(
 ) -> None:
     assert f"{name}={value}" not in of_target().found
     monkeypatch.setenv(name, value)
-    verdict = of_target()
-    assert verdict.status is Status.WARNING
-    assert f"{name}={value}" in verdict.found
-    assert words in verdict.found
-    assert name in verdict.advice
+    finding = of_target()
+    assert finding.status is Status.WARNING
+    assert f"{name}={value}" in finding.found
+    assert words in finding.found
+    assert name in finding.advice
 
 
 def test_a_container_with_the_time_of_fewer_cpus_is_a_warning(
@@ -71,10 +71,10 @@ def test_a_container_with_the_time_of_fewer_cpus_is_a_warning(
     limit = tmp_path / "cpu.max"
     limit.write_text("250000 100000\n")
     monkeypatch.setattr(cores, "QUOTA", limit)
-    verdict = of_target()
-    assert verdict.status is Status.WARNING
-    assert "the time of 2.5 CPUs only" in verdict.found
-    assert "OMP_NUM_THREADS=2" in verdict.advice
+    finding = of_target()
+    assert finding.status is Status.WARNING
+    assert "the time of 2.5 CPUs only" in finding.found
+    assert "OMP_NUM_THREADS=2" in finding.advice
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert of_target().status is Status.OK
     limit.write_text("max 100000\n")
@@ -86,9 +86,9 @@ def test_a_sidecar_without_cores_of_its_own_is_a_warning_that_names_the_flag(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine(monkeypatch, tmp_path / "2", [(0, (0,)), (0, (1,))])
-    verdict = of_sidecar("shared")
-    assert verdict.status is Status.WARNING
-    assert "--speculative-qspec-cores auto, with which it gets the CPUs 1" in verdict.advice
+    finding = of_sidecar("shared")
+    assert finding.status is Status.WARNING
+    assert "--speculative-qspec-cores auto, with which it gets the CPUs 1" in finding.advice
     assert of_sidecar().status is Status.OK
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert "because OMP_NUM_THREADS is set" in of_sidecar().found
@@ -99,9 +99,9 @@ def test_a_sidecar_without_cores_of_its_own_is_a_warning_that_names_the_flag(
 
 def test_a_pin_to_a_cpu_that_the_machine_lacks_is_a_failure() -> None:
     before = os.sched_getaffinity(0)
-    verdict = of_sidecar(str(ABSENT))
-    assert verdict.status is Status.FAILURE
-    assert f"--speculative-qspec-cores is {ABSENT}" in verdict.found
+    finding = of_sidecar(str(ABSENT))
+    assert finding.status is Status.FAILURE
+    assert f"--speculative-qspec-cores is {ABSENT}" in finding.found
     some = of_sidecar(f"{min(before)},{ABSENT}")
     assert some.status is Status.WARNING
     assert f"cannot run on CPU {ABSENT}" in some.found
@@ -113,9 +113,9 @@ def test_a_pin_to_a_cpu_that_the_target_keeps_is_a_warning(
 ) -> None:
     cpu = min(os.sched_getaffinity(0))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    verdict = of_sidecar(str(cpu))
-    assert verdict.status is Status.WARNING
-    assert f"both run on CPU {cpu}" in verdict.found
+    finding = of_sidecar(str(cpu))
+    assert finding.status is Status.WARNING
+    assert f"both run on CPU {cpu}" in finding.found
 
 
 def test_a_pin_beside_the_target_is_fine() -> None:
@@ -132,8 +132,8 @@ def check_apart(cpu: int, cpus: set[int]) -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, cpus)
-        verdict = of_sidecar(str(cpu))
+        finding = of_sidecar(str(cpu))
     finally:
         os.sched_setaffinity(0, before)
     # On a machine with hardware threads the CPU shares a core with one of the target's.
-    assert "apart from the target" in verdict.found or "share cores" in verdict.found
+    assert "apart from the target" in finding.found or "share cores" in finding.found

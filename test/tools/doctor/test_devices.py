@@ -23,10 +23,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_server_runs_on_the_cpu() -> None:
     case = Case()
-    verdict = devices.device(case)
+    finding = devices.device(case)
     assert case.kind == "cpu"
-    assert verdict.found.startswith("the CPU (")
-    assert "not set" not in verdict.found
+    assert finding.found.startswith("the CPU (")
+    assert "not set" not in finding.found
 
 
 def test_a_cpu_server_without_its_variable_is_a_warning_and_the_command_sets_it(
@@ -34,9 +34,9 @@ def test_a_cpu_server_without_its_variable_is_a_warning_and_the_command_sets_it(
 ) -> None:
     monkeypatch.delenv("SGLANG_USE_CPU_ENGINE")
     case = Case("target", device="cpu")
-    verdict = devices.device(case)
-    assert verdict.status is Status.WARNING
-    assert "SGLANG_USE_CPU_ENGINE is not set" in verdict.found
+    finding = devices.device(case)
+    assert finding.status is Status.WARNING
+    assert "SGLANG_USE_CPU_ENGINE is not set" in finding.found
     assert config.cpu_engine()  # later checks import SGLang
     assert (case.command() or "").startswith("SGLANG_USE_CPU_ENGINE=1 ")
 
@@ -45,18 +45,18 @@ def test_a_cpu_server_without_its_variable_is_a_warning_and_the_command_sets_it(
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_gpu_that_torch_does_not_find_is_a_failure(device: str) -> None:
     case = Case(device=device)
-    verdict = devices.device(case)
-    assert verdict.status is Status.FAILURE
-    assert "finds no GPU that it can use" in verdict.found
-    assert "--device cpu" in verdict.advice
+    finding = devices.device(case)
+    assert finding.status is Status.FAILURE
+    assert "finds no GPU that it can use" in finding.found
+    assert "--device cpu" in finding.advice
     assert case.kind is None
 
 
 def test_a_toolkit_without_one_of_its_files_is_a_failure(tmp_path: Path) -> None:
     for name in devices.TOOLKIT:
-        verdict = devices.toolkit_in(tmp_path)
-        assert verdict.status is Status.FAILURE
-        assert f"has no {name}" in verdict.found
+        finding = devices.toolkit_in(tmp_path)
+        assert finding.status is Status.FAILURE
+        assert f"has no {name}" in finding.found
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert devices.toolkit_in(tmp_path).status is Status.OK

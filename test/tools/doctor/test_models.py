@@ -11,7 +11,7 @@ import pytest
 
 from sglang_qspec.tools.doctor import models as checks
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Finding, Status, Verdict, examine
+from sglang_qspec.tools.doctor.finding import Finding, Status, examine
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.models.files import INDEX
 
@@ -24,16 +24,16 @@ def copy(models: DemoModels, tmp_path: Path) -> Path:
     return folder
 
 
-def of(path: Path | str) -> Verdict:
+def of(path: Path | str) -> Finding:
     case = Case(model=str(path))
-    finding: Finding = examine("target", lambda: checks.target(case))
-    assert (case.target is None) == (finding.verdict.status is Status.FAILURE)
-    return finding.verdict
+    finding = examine("target", lambda: checks.target(case))
+    assert (case.target is None) == (finding.status is Status.FAILURE)
+    return finding
 
 
 def test_a_complete_checkpoint_is_described(models: DemoModels) -> None:
-    assert of(models.target) == Verdict(
-        Status.OK, "LlamaForCausalLM, 49152 token ids, 0.3 GiB of weights"
+    assert of(models.target) == Finding(
+        Status.OK, "LlamaForCausalLM, 49152 token ids, 0.3 GiB of weights", name="target"
     )
 
 
@@ -45,17 +45,17 @@ def test_a_relative_folder_may_have_a_name_like_one_on_the_hub(
 
 
 def test_a_missing_folder_is_named() -> None:
-    verdict = of("/nowhere/model")
-    assert verdict.status is Status.FAILURE
-    assert verdict.found == "/nowhere/model is no folder"
+    finding = of("/nowhere/model")
+    assert finding.status is Status.FAILURE
+    assert finding.found == "/nowhere/model is no folder"
 
 
 def test_a_model_that_is_on_no_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    verdict = of("nobody/no-such-model")
-    assert verdict.status is Status.FAILURE
-    assert "nobody/no-such-model" in verdict.found
-    assert "\n" not in verdict.found
+    finding = of("nobody/no-such-model")
+    assert finding.status is Status.FAILURE
+    assert "nobody/no-such-model" in finding.found
+    assert "\n" not in finding.found
 
 
 def test_an_unreachable_hub_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,11 +67,11 @@ def test_an_unreachable_hub_is_reported_at_once(monkeypatch: pytest.MonkeyPatch)
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    verdict = of("nobody/no-such-model")
-    assert verdict.status is Status.FAILURE
-    assert "the hub does not give it" in verdict.found
-    assert "refused" in verdict.found
-    assert "HF_HUB_OFFLINE=1" in verdict.advice
+    finding = of("nobody/no-such-model")
+    assert finding.status is Status.FAILURE
+    assert "the hub does not give it" in finding.found
+    assert "refused" in finding.found
+    assert "HF_HUB_OFFLINE=1" in finding.advice
 
 
 def test_a_config_that_is_no_json_is_named(copy: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_config_that_is_no_json_is_named(copy: Path) -> None:
 def test_a_model_family_that_nothing_knows_is_a_failure(copy: Path) -> None:
     content = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**content, "model_type": "unheard_of"}))
-    verdict = of(copy)
-    assert verdict.status is Status.FAILURE
-    assert "unheard_of" in verdict.found
+    finding = of(copy)
+    assert finding.status is Status.FAILURE
+    assert "unheard_of" in finding.found
 
 
 def test_a_refused_family_is_named_as_target_and_as_draft(copy: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_refused_family_is_named_as_target_and_as_draft(copy: Path) -> None:
     assert f"--model is {copy}, a model with recurrent layers (FalconH1" in of(copy).found
     case = Case(draft_model=str(copy))
     finding = examine("draft model", lambda: checks.draft(case))
-    assert "--draft-model is" in finding.verdict.found
+    assert "--draft-model is" in finding.found
     assert case.draft is None
 
 
@@ -124,32 +124,32 @@ def test_a_part_that_only_the_index_names_is_missing(copy: Path) -> None:
     assert of(copy).status is Status.FAILURE
 
 
-def pair(target: Path, draft: Path) -> tuple[Case, Verdict]:
+def pair(target: Path, draft: Path) -> tuple[Case, Finding]:
     case = Case(model=str(target), draft_model=str(draft))
     assert checks.target(case).status is checks.draft(case).status is Status.OK
     return case, checks.tokenizers(case)
 
 
 def test_the_first_token_that_differs_is_named(models: DemoModels, copy: Path) -> None:
-    case, verdict = pair(models.target, models.draft)
+    case, finding = pair(models.target, models.draft)
     assert case.tokenizers_fit
-    assert verdict.found == "equal on all tokens, with 49152 ids in both models"
+    assert finding.found == "equal on all tokens, with 49152 ids in both models"
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     names = {token_id: token for token, token_id in vocabulary.items()}
     vocabulary[names[1000]], vocabulary[names[1001]] = 1001, 1000
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    case, verdict = pair(models.target, copy)
+    case, finding = pair(models.target, copy)
     assert not case.tokenizers_fit
-    assert verdict.status is Status.FAILURE
-    assert f"token id 1000 is {names[1001]!r} there" in verdict.found
-    assert f"qspec models quantize --model {models.target} --bits 4" in verdict.advice
+    assert finding.status is Status.FAILURE
+    assert f"token id 1000 is {names[1001]!r} there" in finding.found
+    assert f"qspec models quantize --model {models.target} --bits 4" in finding.advice
 
 
 def test_vocabularies_may_be_padded_differently(models: DemoModels, copy: Path) -> None:
     content = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**content, "vocab_size": 49280}))
-    case, verdict = pair(models.target, copy)
+    case, finding = pair(models.target, copy)
     assert case.tokenizers_fit
-    assert verdict.status is Status.OK
-    assert "padded to 49152 and 49280 ids" in verdict.found
+    assert finding.status is Status.OK
+    assert "padded to 49152 and 49280 ids" in finding.found

@@ -25,12 +25,12 @@ from sglang_qspec.tools.doctor.checks import CHECKS
 from sglang_qspec.tools.doctor.finding import examine
 (check,) = (each for each in CHECKS if each.name == sys.argv[1])
 found = examine(check.name, lambda: check.run(Case(kind="cpu")))
-print(json.dumps(dataclasses.asdict(found.verdict)))
+print(json.dumps(dataclasses.asdict(found)))
 """
 
 
 def in_new_process(check: str, before: str = "", **environment: str) -> dict[str, Any]:
-    """The verdict of one check in a new process, which first runs the script `before`."""
+    """The finding of one check in a new process, which first runs the script `before`."""
     done = subprocess.run(
         [sys.executable, "-c", before + ONE_CHECK, check],
         capture_output=True,
@@ -38,8 +38,8 @@ def in_new_process(check: str, before: str = "", **environment: str) -> dict[str
         env={**os.environ, **environment},
         check=True,
     )
-    verdict: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return verdict
+    finding: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return finding
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_package_without_its_compiled_tries_is_a_failure_that_says_how_to_buil
 ) -> None:
     without = shutil.ignore_patterns("__pycache__", "_native*.so")
     shutil.copytree(PACKAGE, tmp_path / "sglang_qspec", ignore=without)
-    verdict = in_new_process("package", PYTHONPATH=str(tmp_path))
-    assert verdict["status"] == "failure"
-    assert "_native" in verdict["found"]
-    assert "pip install ." in verdict["advice"]
+    finding = in_new_process("package", PYTHONPATH=str(tmp_path))
+    assert finding["status"] == "failure"
+    assert "_native" in finding["found"]
+    assert "pip install ." in finding["advice"]
 
 
 def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +70,12 @@ def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SGLANG_QSPEC_CORE", "1")
     monkeypatch.setenv("SGLANG_QSPEC_MODE", "auto")
     case = Case()
-    verdict = software.settings(case)
-    assert verdict.status is Status.FAILURE
-    assert "SGLANG_QSPEC_COMPLETIONS is '0'" in verdict.found
-    assert "SGLANG_QSPEC_TEMPERATURE is 'hot'" in verdict.found
-    assert "SGLANG_QSPEC_CORE is not a setting" in verdict.found
-    assert "SGLANG_QSPEC_MODE is" not in verdict.found
+    finding = software.settings(case)
+    assert finding.status is Status.FAILURE
+    assert "SGLANG_QSPEC_COMPLETIONS is '0'" in finding.found
+    assert "SGLANG_QSPEC_TEMPERATURE is 'hot'" in finding.found
+    assert "SGLANG_QSPEC_CORE is not a setting" in finding.found
+    assert "SGLANG_QSPEC_MODE is" not in finding.found
     assert case.settings is None
 
 
@@ -90,10 +90,10 @@ def test_changed_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_python_without_sglang_is_a_failure_that_says_how_to_install_it() -> None:
     hidden = "import sys\nsys.modules['sglang'] = None\n"
-    verdict = in_new_process("sglang", hidden)
-    assert verdict["status"] == "failure"
-    assert verdict["found"].startswith("sglang 0.5.23 does not fit: ")
-    assert "pip install ." in verdict["advice"]
+    finding = in_new_process("sglang", hidden)
+    assert finding["status"] == "failure"
+    assert finding["found"].startswith("sglang 0.5.23 does not fit: ")
+    assert "pip install ." in finding["advice"]
 
 
 def test_another_release_of_sglang_is_a_failure_that_names_both(
@@ -103,10 +103,10 @@ def test_another_release_of_sglang_is_a_failure_that_names_both(
 
     monkeypatch.setattr("sglang.__version__", "0.6.0")
     case = Case(kind="cpu")
-    verdict = examine("sglang", lambda: software.sglang(case)).verdict
-    assert verdict.status is Status.FAILURE
-    assert "sglang is 0.6.0" in verdict.found
-    assert "only 0.5.23" in verdict.found
+    finding = examine("sglang", lambda: software.sglang(case))
+    assert finding.status is Status.FAILURE
+    assert "sglang is 0.6.0" in finding.found
+    assert "only 0.5.23" in finding.found
     assert not case.sglang
 
 

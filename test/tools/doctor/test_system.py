@@ -30,24 +30,24 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_low_limit_of_descriptors_is_a_warning() -> None:
     lower = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500))\n"
-    verdict = in_new_process("descriptors", lower)
-    assert verdict["status"] == "warning"
-    assert "only up to 500 file descriptors" in verdict["found"]
-    assert "ulimit -Hn" in verdict["advice"]
+    finding = in_new_process("descriptors", lower)
+    assert finding["status"] == "warning"
+    assert "only up to 500 file descriptors" in finding["found"]
+    assert "ulimit -Hn" in finding["advice"]
 
 
 def test_private_sockets_work_and_leave_nothing_behind(own: Path) -> None:
-    verdict = system.sockets(Case())
-    assert verdict.status is Status.OK
-    assert verdict.found == f"private sockets work in {own}"
+    finding = system.sockets(Case())
+    assert finding.status is Status.OK
+    assert finding.found == f"private sockets work in {own}"
     assert list(own.iterdir()) == []
 
 
 def test_a_folder_in_which_others_can_replace_sockets_is_a_failure(own: Path) -> None:
     own.chmod(0o777)
-    verdict = examine("sockets", lambda: system.sockets(Case())).verdict
-    assert verdict.status is Status.FAILURE
-    assert f"chmod go-w {own}" in verdict.found
+    finding = examine("sockets", lambda: system.sockets(Case()))
+    assert finding.status is Status.FAILURE
+    assert f"chmod go-w {own}" in finding.found
 
 
 def test_the_folder_of_a_killed_server_is_counted_and_kept(own: Path) -> None:
@@ -70,15 +70,15 @@ def endpoint_of(directory: Path) -> Case:
 
 def test_an_endpoint_in_a_folder_that_others_can_enter_is_a_failure(own: Path) -> None:
     own.chmod(0o755)
-    verdict = examine("endpoint", lambda: system.endpoint(endpoint_of(own))).verdict
-    assert verdict.status is Status.FAILURE
-    assert f"chmod 0700 {own}" in verdict.found
+    finding = examine("endpoint", lambda: system.endpoint(endpoint_of(own)))
+    assert finding.status is Status.FAILURE
+    assert f"chmod 0700 {own}" in finding.found
 
 
 def test_an_endpoint_without_a_sidecar_is_a_warning(own: Path) -> None:
-    verdict = system.endpoint(endpoint_of(own))
-    assert verdict.status is Status.WARNING
-    assert f"qspec sidecar --endpoint ipc://{own}/link" in verdict.advice
+    finding = system.endpoint(endpoint_of(own))
+    assert finding.status is Status.WARNING
+    assert f"qspec sidecar --endpoint ipc://{own}/link" in finding.advice
     (own / "link").touch()
     assert system.endpoint(endpoint_of(own)).status is Status.OK
 
@@ -86,9 +86,9 @@ def test_an_endpoint_without_a_sidecar_is_a_warning(own: Path) -> None:
 def test_each_endpoint_of_a_list_is_checked(own: Path) -> None:
     (own / "link").touch()
     both = Case(settings=QSpecConfig(endpoint=f"ipc://{own}/link,ipc://{own}/other"))
-    verdict = system.endpoint(both)
-    assert verdict.status is Status.WARNING
-    assert verdict.found == f"no sidecar listens at ipc://{own}/other"
+    finding = system.endpoint(both)
+    assert finding.status is Status.WARNING
+    assert finding.found == f"no sidecar listens at ipc://{own}/other"
     (own / "other").touch()
     assert (
         system.endpoint(both).found
@@ -102,9 +102,9 @@ def test_a_key_file_that_others_can_read_is_a_failure(own: Path) -> None:
     keys.create(own / "key")
     (own / "key").chmod(0o644)
     settings = QSpecConfig(endpoint="tcp://127.0.0.1:5555", key_file=str(own / "key"))
-    verdict = examine("endpoint", lambda: system.endpoint(Case(settings=settings))).verdict
-    assert verdict.status is Status.FAILURE
-    assert f"chmod 600 {own / 'key'}" in verdict.found
+    finding = examine("endpoint", lambda: system.endpoint(Case(settings=settings)))
+    assert finding.status is Status.FAILURE
+    assert f"chmod 600 {own / 'key'}" in finding.found
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -113,8 +113,8 @@ def test_a_taken_port_is_a_failure_that_names_the_process(host: str) -> None:
         taken.bind((host, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        verdict = system.port(Case(port=port))
-    assert verdict.status is Status.FAILURE
-    assert f"process {os.getpid()} " in verdict.found
-    assert "another port" in verdict.advice
+        finding = system.port(Case(port=port))
+    assert finding.status is Status.FAILURE
+    assert f"process {os.getpid()} " in finding.found
+    assert "another port" in finding.advice
     assert system.port(Case(port=port)).status is Status.OK

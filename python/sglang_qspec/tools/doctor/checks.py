@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sglang_qspec.tools.doctor import cores, devices, models, software, start, system
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Finding, Verdict, examine
+from sglang_qspec.tools.doctor.finding import Finding, examine
 from sglang_qspec.tools.doctor.measure.check import measure
 
 
@@ -16,7 +16,7 @@ class Check(NamedTuple):
     """A check, and whether it can run after the checks before it."""
 
     name: str
-    run: Callable[[Case], Verdict]
+    run: Callable[[Case], Finding]
     applies: Callable[[Case], bool] = lambda _: True
 
 

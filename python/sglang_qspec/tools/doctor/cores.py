@@ -11,13 +11,13 @@ from sglang_qspec import values
 from sglang_qspec.config import AUTO_CORES, QSpecConfig, flag
 from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, failure, ok, warning
+from sglang_qspec.tools.doctor.finding import Finding, failure, ok, warning
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """CPU time of this container: microseconds in a period, and the period; or `max`."""
 
 
-def cores(case: Case) -> Verdict:
+def cores(case: Case) -> Finding:
     """Whether the target's threads fit the CPUs of this process."""
     from sglang_qspec.engine.placement import core_division
 
@@ -80,7 +80,7 @@ def _quota() -> float:
         return math.inf
 
 
-def sidecar_cores(case: Case) -> Verdict:
+def sidecar_cores(case: Case) -> Finding:
     """Whether the sidecar has CPUs of its own."""
     from sglang_qspec.engine.placement import core_division
 
@@ -107,7 +107,7 @@ def sidecar_cores(case: Case) -> Verdict:
     )
 
 
-def _pinned(settings: QSpecConfig) -> Verdict:
+def _pinned(settings: QSpecConfig) -> Finding:
     """Whether the sidecar can run on the CPUs that the user chose, apart from the target."""
     from sglang_qspec.engine.placement import core_division
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from sglang_qspec import config
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, failure, ok, warning
+from sglang_qspec.tools.doctor.finding import Finding, failure, ok, warning
 
 TOOLKIT = ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart.so")
 """Files of a CUDA toolkit that SGLang's compiler needs; the same as in scripts/toolkit."""
 
 
-def device(case: Case) -> Verdict:
+def device(case: Case) -> Finding:
     """Which device the target runs on. On a CPU, this prepares the process for SGLang."""
     import torch
 
@@ -28,7 +28,7 @@ def device(case: Case) -> Verdict:
     return _cpu(case, unused_gpu=not has_gpu and _has_driver())
 
 
-def _cpu(case: Case, *, unused_gpu: bool) -> Verdict:
+def _cpu(case: Case, *, unused_gpu: bool) -> Finding:
     import psutil
     import torch
 
@@ -55,7 +55,7 @@ def _cpu(case: Case, *, unused_gpu: bool) -> Verdict:
     return ok(found)
 
 
-def _gpus(case: Case) -> Verdict:
+def _gpus(case: Case) -> Finding:
     import torch
 
     from sglang_qspec.engine.placement import devices as placement
@@ -102,14 +102,14 @@ def _has_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def toolkit(case: Case) -> Verdict:
+def toolkit(case: Case) -> Finding:
     """Whether SGLang finds a CUDA toolkit, with which it compiles kernels while it runs."""
     from sglang_qspec.engine.start import preflight
 
     return toolkit_in(Path(preflight.toolkit()))
 
 
-def toolkit_in(home: Path) -> Verdict:
+def toolkit_in(home: Path) -> Finding:
     """Whether the folder `home` holds a CUDA toolkit."""
     missing = [name for name in TOOLKIT if not (home / name).exists()]
     if missing:

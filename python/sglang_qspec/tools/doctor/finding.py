@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sglang_qspec.errors import QSpecError
@@ -20,46 +20,41 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Finding:
     """What a check found."""
 
     status: Status
     found: str
     advice: str = ""
     """What to do; empty if there is nothing to do, or if `found` says it."""
+    name: str = ""
+    """Name of the check, which `examine` adds."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A verdict with the name of its check."""
-
-    name: str
-    verdict: Verdict
+def ok(found: str) -> Finding:
+    return Finding(Status.OK, found)
 
 
-def ok(found: str) -> Verdict:
-    return Verdict(Status.OK, found)
+def warning(found: str, advice: str = "") -> Finding:
+    return Finding(Status.WARNING, found, advice)
 
 
-def warning(found: str, advice: str = "") -> Verdict:
-    return Verdict(Status.WARNING, found, advice)
+def failure(found: str, advice: str = "") -> Finding:
+    return Finding(Status.FAILURE, found, advice)
 
 
-def failure(found: str, advice: str = "") -> Verdict:
-    return Verdict(Status.FAILURE, found, advice)
-
-
-def examine(name: str, check: Callable[[], Verdict]) -> Finding:
+def examine(name: str, check: Callable[[], Finding]) -> Finding:
     """Run a check. An exception is a failure with the first line of its message.
 
     The message of a QSpecError says what to do. Other exceptions come from SGLang, from libraries
     and from the system, so their type is part of the finding.
     """
     try:
-        return Finding(name, check())
+        found = check()
     except QSpecError as error:
-        return Finding(name, failure(str(error)))
+        found = failure(str(error))
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")
         kind = type(error).__name__
-        return Finding(name, failure(f"{kind}: {first}" if first else kind))
+        found = failure(f"{kind}: {first}" if first else kind)
+    return replace(found, name=name)

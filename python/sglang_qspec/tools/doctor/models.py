@@ -7,26 +7,26 @@ from pathlib import Path
 
 from sglang_qspec import values
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, failure, ok
+from sglang_qspec.tools.doctor.finding import Finding, failure, ok
 from sglang_qspec.tools.models.files import INDEX
 
 HUB_TIMEOUT_S = 5.0
 """Longest wait for an answer of a model hub, in seconds."""
 
 
-def target(case: Case) -> Verdict:
+def target(case: Case) -> Finding:
     """Whether the target's checkpoint is complete, and SGLang can read its configuration."""
     assert case.model is not None
     return _checkpoint(case, case.model, "target")
 
 
-def draft(case: Case) -> Verdict:
+def draft(case: Case) -> Finding:
     """The same for the draft model."""
     assert case.draft_model is not None
     return _checkpoint(case, case.draft_model, "draft")
 
 
-def _checkpoint(case: Case, path: str, role: str) -> Verdict:
+def _checkpoint(case: Case, path: str, role: str) -> Finding:
     """Check a checkpoint, and store its description in the field `role` of `case`."""
     from sglang_qspec.engine.placement.devices import weight_bytes
     from sglang_qspec.engine.sidecar import model_pair
@@ -112,7 +112,7 @@ def _named_in_index(folder: Path) -> set[str]:
         return set()
 
 
-def tokenizers(case: Case) -> Verdict:
+def tokenizers(case: Case) -> Finding:
     """Whether each token id has the same text in both models."""
     from sglang_qspec.engine.sidecar import model_pair
 

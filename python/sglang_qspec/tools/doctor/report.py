@@ -21,18 +21,17 @@ WIDTHS = (9, 15)
 
 def is_usable(findings: Sequence[Finding]) -> bool:
     """Whether no check failed."""
-    return all(finding.verdict.status is not Status.FAILURE for finding in findings)
+    return all(finding.status is not Status.FAILURE for finding in findings)
 
 
 def show(finding: Finding, console: Console) -> None:
     """Print a finding, and below it what to do."""
-    verdict = finding.verdict
     margin = " " * sum(WIDTHS)
     width = max(console.width, len(margin) + 20)
-    parts = [_wrapped(verdict.found, width, margin, margin)]
-    if verdict.advice:
-        parts.append(_wrapped(verdict.advice, width, margin + "→ ", margin + "  "))
-    line = Text(verdict.status.value.ljust(WIDTHS[0]), STYLES[verdict.status])
+    parts = [_wrapped(finding.found, width, margin, margin)]
+    if finding.advice:
+        parts.append(_wrapped(finding.advice, width, margin + "→ ", margin + "  "))
+    line = Text(finding.status.value.ljust(WIDTHS[0]), STYLES[finding.status])
     line.append(finding.name.ljust(WIDTHS[1]), "bold")
     line.append("\n".join(parts)[len(margin) :], "none")
     console.print(line, soft_wrap=True)
@@ -65,7 +64,7 @@ def show_end(findings: Sequence[Finding], case: Case, console: Console) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """One sentence on all findings."""
-    statuses = [finding.verdict.status for finding in findings]
+    statuses = [finding.status for finding in findings]
     failures, warnings = statuses.count(Status.FAILURE), statuses.count(Status.WARNING)
     counts = " and ".join(
         f"{count} {noun}{'' if count == 1 else 's'}"
@@ -83,13 +82,13 @@ def as_json(findings: Sequence[Finding], case: Case) -> dict[str, Any]:
     return {
         "version": VERSION,
         "usable": usable,
-        "warnings": sum(each.verdict.status is Status.WARNING for each in findings),
+        "warnings": sum(each.status is Status.WARNING for each in findings),
         "checks": [
             {
                 "name": finding.name,
-                "status": finding.verdict.status.value,
-                "found": finding.verdict.found,
-                "advice": finding.verdict.advice,
+                "status": finding.status.value,
+                "found": finding.found,
+                "advice": finding.advice,
             }
             for finding in findings
         ],

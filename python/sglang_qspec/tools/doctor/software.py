@@ -9,13 +9,13 @@ from importlib import metadata
 
 from sglang_qspec import config
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, failure, ok, warning
+from sglang_qspec.tools.doctor.finding import Finding, failure, ok, warning
 
 OLDEST, TESTED = (3, 11), (3, 12)
 """Oldest Python that runs the package, and the newest one that requirements/ locks."""
 
 
-def python(case: Case) -> Verdict:
+def python(case: Case) -> Finding:
     """Whether this Python and this system run SGLang."""
     version = sys.version_info[:2]
     machine = f"{platform.system()} {platform.machine()}"
@@ -29,7 +29,7 @@ def python(case: Case) -> Verdict:
     return ok(found)
 
 
-def package(case: Case) -> Verdict:
+def package(case: Case) -> Finding:
     """Whether the compiled parts of this package are there."""
     from sglang_qspec import __version__
 
@@ -44,7 +44,7 @@ def package(case: Case) -> Verdict:
     return ok(found)
 
 
-def settings(case: Case) -> Verdict:
+def settings(case: Case) -> Finding:
     """Whether all variables SGLANG_QSPEC_* of the environment are settings with allowed values."""
     errors = [str(error) for error in config.environment_errors()]
     if errors:
@@ -59,7 +59,7 @@ def settings(case: Case) -> Verdict:
     return ok("set: " + ", ".join(changed) if changed else "all settings have their defaults")
 
 
-def sglang(case: Case) -> Verdict:
+def sglang(case: Case) -> Finding:
     """Whether the supported release of SGLang is installed, in the build for the device."""
     try:
         from sglang_qspec.engine.boundary import compat
@@ -92,7 +92,7 @@ def _installed() -> str:
         return "SGLang is not installed in this Python"
 
 
-def hooks(case: Case) -> Verdict:
+def hooks(case: Case) -> Finding:
     """Whether the plugin loads, and everything that it uses of SGLang is there."""
     case.sglang = False
     from sglang_qspec.engine.start import preflight

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, failure, ok
+from sglang_qspec.tools.doctor.finding import Finding, failure, ok
 
 
-def start(case: Case) -> Verdict:
+def start(case: Case) -> Finding:
     """Whether the checks of a server's start accept models and settings; raises if not."""
     from sglang_qspec.engine.start import preflight
 
@@ -20,7 +20,7 @@ def start(case: Case) -> Verdict:
     )
 
 
-def placement(case: Case) -> Verdict:
+def placement(case: Case) -> Finding:
     """Where target and draft model go, and whether their memory holds them."""
     import psutil
 

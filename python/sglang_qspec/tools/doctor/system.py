@@ -8,7 +8,7 @@ import resource
 import socket
 
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, failure, ok, warning
+from sglang_qspec.tools.doctor.finding import Finding, failure, ok, warning
 
 HOST = "127.0.0.1"
 """SGLang's default of --host."""
@@ -17,7 +17,7 @@ FEW_DESCRIPTORS = 1024
 and SGLang and torch open some hundred files."""
 
 
-def descriptors(case: Case) -> Verdict:
+def descriptors(case: Case) -> Finding:
     """Whether server and sidecar may open enough files and sockets."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
@@ -30,7 +30,7 @@ def descriptors(case: Case) -> Verdict:
     return ok(found)
 
 
-def sockets(case: Case) -> Verdict:
+def sockets(case: Case) -> Finding:
     """Whether server and sidecar can have a private socket; raises LinkError if not."""
     from sglang_qspec.link import PrivateEndpoint, abandoned
 
@@ -44,7 +44,7 @@ def sockets(case: Case) -> Verdict:
     return ok(found)
 
 
-def endpoint(case: Case) -> Verdict:
+def endpoint(case: Case) -> Finding:
     """Whether a server may connect to the sidecars that the settings name; raises LinkError."""
     from sglang_qspec.link import keys
     from sglang_qspec.link.address import check_connect
@@ -64,7 +64,7 @@ def endpoint(case: Case) -> Verdict:
     return ok(f"a server may connect to {', '.join(addresses)}")
 
 
-def port(case: Case) -> Verdict:
+def port(case: Case) -> Finding:
     """Whether a server can listen at its port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Verdict, ok, warning
+from sglang_qspec.tools.doctor.finding import Finding, ok, warning
 
 
-def measure(case: Case) -> Verdict:
+def measure(case: Case) -> Finding:
     """Measure both models for about a minute, and predict the throughput; shows progress."""
     from rich.console import Console
     from rich.progress import Progress
