@@ -16,7 +16,7 @@ from sglang_qspec.link import descriptors
 from sglang_qspec.sidecar import hardware
 from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.sidecar.options import parser
-from sglang_qspec.sidecar.stop_signal import stop_signal
+from sglang_qspec.sidecar.stopping import end_with_parent, stop_signal
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 
@@ -35,8 +35,6 @@ def main(argv: list[str]) -> int:
     logging.getLogger("sglang").setLevel(logging.ERROR)
     descriptors.raise_limit()
     for pid in filter(None, (options.parent_pid, options.supervisor_pid)):
-        from sglang_qspec.sidecar.parent_watch import end_with_parent
-
         end_with_parent(pid)
     try:
         _check_model(options.model_path)

@@ -37,7 +37,7 @@ class Figure:
     read: Callable[[Parts], float]
     """The present value; only the thread of the sidecar's loop calls it."""
     help: str
-    """Description of the sidecar's series."""
+    """Description of the sidecar's series, without a full stop."""
     series: str = ""
     """Name of the sidecar's series, without prefix and suffix; empty if it is `name`."""
     is_total: bool = False
@@ -46,12 +46,20 @@ class Figure:
     entry: str = ""
     """Name in the entry of one sidecar in a server's /server_info; empty if it is not there."""
     summary: str = ""
-    """Name of the figure for all sidecars in a server's /server_info, and of the server's series;
-    empty if there is none."""
-    summary_help: str = ""
-    """Description of the server's series; empty if there is none."""
+    """Name of the figure for all sidecars in a server's /server_info; empty if there is none."""
     is_largest: bool = False
     """Whether the figure for all sidecars is the largest one; otherwise it is the sum."""
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether a server has a series of the figure, called `summary`."""
+        return bool(self.entry and self.summary)
+
+    @property
+    def summary_help(self) -> str:
+        """Description of the server's series."""
+        most = "the largest of several sidecars" if self.is_largest else "of all sidecars"
+        return f"{self.help}, {most}, for all their servers."
 
     def of_all(self, values: Iterable[float]) -> float:
         """The figure for all sidecars of a server, from the value of each."""
@@ -70,7 +78,6 @@ FIGURES = (
         help="Requests with unfinished drafts",
         entry="drafting_requests",
         summary="drafting_requests",
-        summary_help="Requests with unfinished drafts at the sidecar, over all its servers.",
     ),
     Figure(
         name="texts",
@@ -78,7 +85,6 @@ FIGURES = (
         help="Distinct prompts that the sidecar keeps",
         entry="texts",
         summary="sidecar_texts",
-        summary_help="Distinct prompts that the sidecar keeps, over all its servers.",
     ),
     Figure(
         name="rows",
@@ -86,7 +92,6 @@ FIGURES = (
         help="Completions that the latest pass advanced",
         entry="drafting_rows",
         summary="drafting_rows",
-        summary_help="Completions that the sidecar's latest pass advanced, over all its servers.",
     ),
     Figure(
         name="backlog_s",
@@ -95,8 +100,6 @@ FIGURES = (
         series="backlog_seconds",
         entry="backlog_seconds",
         summary="sidecar_backlog_seconds",
-        summary_help="Seconds for the unfinished step drafts and first completions of the "
-        "sidecar, the largest of several.",
         is_largest=True,
     ),
     Figure(
@@ -105,7 +108,6 @@ FIGURES = (
         help="Level of overload, 0 to 5",
         entry="overload",
         summary="sidecar_overload",
-        summary_help="Level of overload of the sidecar, 0 to 5, the largest of several.",
         is_largest=True,
     ),
     Figure(
@@ -114,7 +116,6 @@ FIGURES = (
         help="Open rows of the draft model's KV",
         entry="kv_rows",
         summary="sidecar_rows",
-        summary_help="Open KV rows of the draft model, over all servers of the sidecar.",
     ),
     Figure(
         name="kv_tokens",
@@ -122,7 +123,6 @@ FIGURES = (
         help="KV slots in use",
         entry="kv_tokens",
         summary="sidecar_kv_tokens",
-        summary_help="KV slots that the open rows hold, over all servers of the sidecar.",
     ),
     Figure(
         name="kv_tokens_available",
@@ -132,11 +132,10 @@ FIGURES = (
     Figure(
         name="drafted_tokens",
         read=lambda parts: parts.drafter.statistics.drafted_tokens,
-        help="Drafted tokens",
+        help="Tokens that the draft model drafted",
         is_total=True,
         entry="drafted_tokens",
         summary="drafted_tokens",
-        summary_help="Tokens that the sidecars drafted, over all their servers.",
     ),
     Figure(
         name="step_passes",

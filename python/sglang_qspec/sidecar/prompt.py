@@ -1,4 +1,4 @@
-"""Owns the state of one prompt: its completions, kept KV row and subscriptions."""
+"""Owns the requests that share one prompt, and decides which completions each of them receives."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
 from sglang_qspec.sidecar.loading import DraftModelOptions
 from sglang_qspec.sidecar.loop import serve
-from sglang_qspec.sidecar.stop_signal import stop_signal
+from sglang_qspec.sidecar.stopping import stop_signal
 
 logger = logging.getLogger("sglang_qspec.sidecar")
 

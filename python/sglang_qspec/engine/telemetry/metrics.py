@@ -25,7 +25,7 @@ GAUGES = {
     **{
         figure.summary: figure.summary_help
         for figure in REPORTED
-        if figure.summary_help and not figure.is_total
+        if figure.is_exported and not figure.is_total
     },
 }
 STATES = {
@@ -62,7 +62,7 @@ EACH_SIDECAR = {
 }
 """Gauges with one series for each number of a sidecar, the label `sidecar`."""
 REPORTED_TOTALS = {
-    figure.summary: figure for figure in REPORTED if figure.summary_help and figure.is_total
+    figure.summary: figure for figure in REPORTED if figure.is_exported and figure.is_total
 }
 """Counters of which each sidecar reports a part."""
 TOTALS_IN = {

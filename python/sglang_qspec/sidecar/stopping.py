@@ -1,4 +1,4 @@
-"""Ends this process when its parent process has ended."""
+"""Ends this process by a signal, or when its parent process has ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ INTERVAL_S = 0.5
 """Time between two checks, in seconds."""
 GRACE_S = 10.0
 """Time to stop after SIGTERM, in seconds; the process then exits without cleaning up."""
+
+
+def stop_signal() -> threading.Event:
+    """An event that SIGTERM and SIGINT set from now on."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 def end_with_parent(parent_pid: int) -> None:
