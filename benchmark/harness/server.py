@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +54,8 @@ class Server:
 
     health = "/health_generate"
     """Path that answers once the server can serve a request."""
+    popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    """Starts the server's first process."""
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class Server:
 
     def launch(self) -> None:
         """Start without waiting. The calling thread must live as long as the server."""
-        self._process = subprocess.Popen(
+        self._process = self.popen(
             self.command,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -143,7 +146,7 @@ class Server:
             # too, but the kernel shares processors among sessions first, and the client could
             # starve beside a scheduler that polls all the time.
             process_group=0,
-            preexec_fn=self._prepare,
+            preexec_fn=partial(_prepare, self._cores if self._pinned_from_start else ()),
         )
         self._own_port = OwnPort(self.port, self._process.pid)
 
@@ -151,17 +154,6 @@ class Server:
         """Raise ServerError unless the server, and no other process, listens on its port."""
         if self._own_port is None or not self._own_port.is_held():
             raise ServerError(f"the server does not listen on port {self.port}")
-
-    def _prepare(self) -> None:
-        """In the new process: end with this one, and take the cores.
-
-        SGLang's other processes then end with their parents, and so does a sidecar that is not
-        paused.
-        """
-        if sys.platform == "linux":
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if self._pinned_from_start and self._cores:
-            os.sched_setaffinity(0, self._cores)
 
     @property
     def private_bytes(self) -> int:
@@ -252,6 +244,17 @@ class Server:
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-40:])
+
+
+def _prepare(cores: Sequence[int]) -> None:
+    """In the new process: end with this one, and take the cores.
+
+    SGLang's other processes then end with their parents, and so does a sidecar that is not paused.
+    """
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

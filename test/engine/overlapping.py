@@ -5,7 +5,7 @@ a pass before it processes the result of the previous pass.
 """
 
 OVERLAP = """
-    from sglang_qspec.engine import arguments
+    from sglang_qspec.engine.start import arguments
 
     arguments.OVERLAPS.add("cpu")
 """

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark.harness.server import Server
 from benchmark.harness.speculation import states_of
 from test.engine.awaiting import awaiting
 from test.engine.server.running import (
@@ -26,6 +25,7 @@ from test.engine.server.running import (
     sidecar_process,
     until,
 )
+from test.preloaded.server import Server
 
 pytestmark = [
     pytest.mark.server,

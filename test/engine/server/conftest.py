@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.ports import free_port
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, GREEDY, PENALIZED, QSPEC, Plain, cores, state, until
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
+from test.preloaded.server import Server
 
 
 @pytest.fixture(scope="package")
