@@ -1,12 +1,15 @@
 """`qspec complete` with another server, or without one: one sentence, and exit status 1."""
 
+import asyncio
 import re
+from contextlib import aclosing
 
 import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.complete.http import Failure, Http
 from test.strange_server import response, strange
 
 
@@ -49,6 +52,21 @@ def test_a_malformed_line_of_a_stream_is_a_client_error(line: bytes) -> None:
         assert next(pieces) == {"text": "a"}
         with pytest.raises(ClientError, match=f"{server.url}/generate sent a line that is not "):
             next(pieces)
+
+
+def test_what_came_before_the_connection_broke_is_not_lost() -> None:
+    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\na\nb\n\r\n"
+    found: list[bytes] = []
+
+    async def read(url: str) -> None:
+        async with aclosing(Http(url)) as http, http.request("/", within=60) as response:
+            await asyncio.sleep(0.5)  # the connection breaks meanwhile
+            async for line in http.lines(response):
+                found.append(line)
+
+    with strange(lambda *_: body) as server, pytest.raises(Failure):
+        asyncio.run(read(server.url))
+    assert found == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,14 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise AnswerError(f"is compressed ({peers.message(encoding)})")
-    async for piece in response.content.iter_any():
-        yield piece
+    try:
+        async for piece in response.content.iter_any():
+            yield piece
+    except Failure:
+        # aiohttp reports that the connection broke before it gives what came until then.
+        if rest := response.content._read_nowait(-1):
+            yield rest
+        raise
 
 
 class _Connector(aiohttp.TCPConnector):
