@@ -59,7 +59,7 @@ PASSES = (
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
-    "aiohttp": ("tools/batch/",),
+    "aiohttp": ("tools/complete/http.py",),
     "ray": ("tools/batch/cluster/",),
     "pyarrow": ("tools/batch/cluster/",),
     "prometheus_client": ("engine/telemetry/metrics.py", "sidecar/metrics.py"),

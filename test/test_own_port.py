@@ -136,7 +136,7 @@ def test_a_lost_server_whose_port_another_process_takes_gets_no_lines(tmp_path: 
             with pytest.raises(ServerLostError, match="does not listen on its port"):
                 await http.ask(LINE)
             with pytest.raises(ClientError, match="does not listen on its port"):
-                client.state()
+                await asyncio.to_thread(client.state)
             with pytest.raises(TimeoutError):
                 thief.accept()
         await http.close()

@@ -32,7 +32,12 @@ def options(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str,
             yield f"{prefix} {action.option_strings[0]}", action.type
 
 
-OPTIONS = dict([*options(qspec._parser(), "qspec"), *options(sidecar_parser(), "sidecar")])
+OPTIONS = dict(
+    [
+        *options(qspec._parser(qspec.COMMANDS), "qspec"),
+        *options(sidecar_parser(), "sidecar"),
+    ]
+)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -77,22 +82,7 @@ def test_closed_standard_streams_change_neither_the_status_nor_the_files(
     output = tmp_path / "out.jsonl"
     with serving(FakeServer()) as url:
         given = ["batch", str(path), "--output", str(output), "--url", url]
-        done = subprocess.run(
-            [
-                "bash",
-                "-c",
-                f'exec "$@" {closed}',
-                "-",
-                sys.executable,
-                "-m",
-                "sglang_qspec",
-                *given,
-            ],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
+        done = run(closed, given)
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     assert_complete(output, ["a"])

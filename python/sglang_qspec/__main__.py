@@ -20,25 +20,43 @@ qspec measure --url U --output FILE        measure the tables of qspec plan on a
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 from sglang_qspec import __version__
 from sglang_qspec.errors import QSpecError
-from sglang_qspec.tools.batch import command as batch
-from sglang_qspec.tools.compare import command as compare
-from sglang_qspec.tools.complete import command as complete
 from sglang_qspec.tools.complete.peers import printable
-from sglang_qspec.tools.doctor import command as doctor
-from sglang_qspec.tools.models import command as models_command
-from sglang_qspec.tools.plan import command as plan
-from sglang_qspec.tools.plan import measure_command as measure
-from sglang_qspec.tools.show import command as show
-from sglang_qspec.tools.theory import command as theory
-from sglang_qspec.tools.top import command as top
+
+COMMANDS = {
+    "doctor": ("doctor.command", "check this machine and a pair of models before a server starts"),
+    "models": ("models.command", "write and compare draft models"),
+    "keys": ("keys", "write a key file for a tcp link"),
+    "batch": (
+        "batch.command",
+        "answer the lines of a file with a server of its own, or with running ones",
+    ),
+    "complete": (
+        "complete.command",
+        "print a completion of a running server and the draft source of its text",
+    ),
+    "show": ("show.command", "serve a page that shows where each token of an answer comes from"),
+    "top": ("top.command", "show what a running server does"),
+    "theory": (
+        "theory.command",
+        "predict the throughput of each pipeline, or fit the model to a measured run",
+    ),
+    "plan": ("plan.command", "predict what a deployment costs"),
+    "measure": ("plan.measure_command", "measure the tables of qspec plan on a running server"),
+}
+"""The module of each command in `tools`, and its line in the help.
+
+A module has DESCRIPTION and `add_options`, which sets the default `run`: a function of the options
+that returns the text to print, the exit status, or None. Only the module of the command that runs
+is imported.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,29 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from sglang_qspec.sidecar.__main__ import main as sidecar
 
         return sidecar(arguments[1:]) or 0
-    arguments, server_arguments = batch.divide(arguments)
-    options = _parser().parse_args(arguments, argparse.Namespace(server_arguments=server_arguments))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        if options.command == "keys":
-            _keys(options.path)
-        elif options.command == "batch":
-            return batch.run(options, lambda line: print(line, flush=True))
-        elif options.command == "complete":
-            for piece in complete.run(options, colours=sys.stdout.isatty()):
-                print(piece, end="", flush=True)
-        elif options.command == "top":
-            top.run(options)
-        elif options.command == "show":
-            show.run(options, lambda line: print(line, flush=True))
-        elif options.command == "doctor":
-            return doctor.run(options)
-        elif options.command == "theory":
-            print(theory.run(options))
-        else:
-            print(options.run(options))
+        options = _parse(arguments)
+        result = options.run(options)
+        if isinstance(result, str):
+            print(result)
     except (QSpecError, OSError) as error:
         print(f"qspec: {printable(str(error))}", file=sys.stderr)
         return 1
@@ -86,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return result if isinstance(result, int) else 0
 
 
 def _open_closed_streams() -> None:
@@ -110,103 +113,27 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def _keys(path: Path) -> None:
-    from sglang_qspec.link import keys
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command; `server_arguments` are what `qspec batch` has after `--`."""
+    end = len(arguments)
+    if arguments[:1] == ["batch"] and "--" in arguments:
+        end = arguments.index("--")
+    given = argparse.Namespace(server_arguments=list(arguments[end + 1 :]))
+    return _parser(arguments[:1]).parse_args(arguments[:end], given)
 
-    keys.create(path)
 
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Collection[str]) -> argparse.ArgumentParser:
+    """A parser that knows all commands, and the options of those in `names`."""
     parser = argparse.ArgumentParser(prog="qspec", description="Tools of sglang-qspec.")
     parser.add_argument("--version", action="version", version=f"sglang-qspec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    doctor.add_options(
-        commands.add_parser(
-            "doctor",
-            help="check this machine and a pair of models before a server starts",
-            description=doctor.DESCRIPTION,
-        )
-    )
-
-    models = commands.add_parser(
-        "models",
-        help="write and compare draft models",
-        description="Write target and draft checkpoints, and measure what draft models would be "
-        "worth. docs/draft-models.md describes the tasks.",
-    )
-    tasks = models_command.add_options(models)
-    compare.add_options(
-        tasks.add_parser(
-            "compare",
-            help="measure what draft models would be worth for a target",
-            description=compare.DESCRIPTION,
-        )
-    )
-
+    for name, (path, help) in COMMANDS.items():
+        command = commands.add_parser(name, help=help)
+        if name in names:
+            module = importlib.import_module(f"sglang_qspec.tools.{path}")
+            command.description = module.DESCRIPTION
+            module.add_options(command)
     commands.add_parser("sidecar", help="run a sidecar, which servers connect to", add_help=False)
-
-    keys = commands.add_parser(
-        "keys",
-        help="write a key file for a tcp link",
-        description="Write a key file for a tcp link between a separate sidecar and its servers.",
-    )
-    keys.add_argument(
-        "path", type=Path, metavar="PATH", help="file to create; copy it to sidecar and servers"
-    )
-
-    batch.add_options(
-        commands.add_parser(
-            "batch",
-            help="answer the lines of a file with a server of its own, or with running ones",
-            description=batch.DESCRIPTION,
-            usage=batch.USAGE,
-        )
-    )
-
-    complete.add_options(
-        commands.add_parser(
-            "complete",
-            help="print a completion of a running server and the draft source of its text",
-            description=complete.DESCRIPTION,
-        )
-    )
-
-    show.add_options(
-        commands.add_parser(
-            "show",
-            help="serve a page that shows where each token of an answer comes from",
-            description=show.DESCRIPTION,
-        )
-    )
-
-    top.add_options(
-        commands.add_parser(
-            "top", help="show what a running server does", description=top.DESCRIPTION
-        )
-    )
-
-    theory.add_options(
-        commands.add_parser(
-            "theory",
-            help="predict the throughput of each pipeline, or fit the model to a measured run",
-            description=theory.DESCRIPTION,
-        )
-    )
-
-    plan.add_options(
-        commands.add_parser(
-            "plan", help="predict what a deployment costs", description=plan.DESCRIPTION
-        )
-    )
-
-    measure.add_options(
-        commands.add_parser(
-            "measure",
-            help="measure the tables of qspec plan on a running server",
-            description=measure.DESCRIPTION,
-        )
-    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""All exceptions that QSPEC raises for its users and peers, and how they show a value.
+"""All exceptions that QSPEC raises for its users and peers, and how messages show a value.
 
 QSpecError
 ├── ConfigError       a setting, or a combination of settings, is not allowed: the start stops
@@ -75,3 +75,8 @@ def shown(value: object) -> str:
     except (RecursionError, ValueError):  # nested too deep, or an integer with too many digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or the name of its type if it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

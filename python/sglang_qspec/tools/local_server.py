@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -54,15 +55,27 @@ class LocalServer:
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
         self._own_port: OwnPort | None = None
+        self._launched = time.monotonic()
 
     @property
     def exit_code(self) -> int | None:
         """The exit code of the server; None before the start and while it runs."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def age(self) -> float:
+        """Seconds since `launch`."""
+        return time.monotonic() - self._launched
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Whether a server that does not answer yet never will: it has ended, or takes too long."""
+        return self.exit_code is not None or self.age > START_S
+
     def launch(self) -> None:
         """Start the process without waiting until it answers."""
         own = os.sched_getaffinity(0)
+        self._launched = time.monotonic()
         try:
             if self._cpus is not None:
                 os.sched_setaffinity(0, self._cpus)  # the server inherits the CPUs

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 from sglang_qspec.errors import ServerLostError
 from sglang_qspec.tools.batch.line import Line, parse
-from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 
-ANSWERED = Reply(Verdict.ANSWERED, 200, b"{}")
+ANSWERED = Reply(ReplyKind.ANSWERED, 200, b"{}")
 
 
 class ScriptedServer:
@@ -75,12 +75,12 @@ class Kept:
     def begin(self) -> None:
         assert not self.answered
 
-    def answer(self, line: Line, reply: Reply) -> None:
-        self.answered.append(line.custom_id)
-
-    def fail(self, line: Line, reply: Reply) -> None:
-        assert line.custom_id not in self.failed
-        self.failed[line.custom_id] = reply.reason
+    def settle(self, line: Line, reply: Reply) -> None:
+        if reply.kind is ReplyKind.ANSWERED:
+            self.answered.append(line.custom_id)
+        else:
+            assert line.custom_id not in self.failed
+            self.failed[line.custom_id] = reply.reason
 
     def assert_once(self, custom_ids: list[str]) -> None:
         """Check that each line was settled once."""

@@ -16,7 +16,7 @@ CLIENT = """
 import asyncio, resource, sys
 from sglang_qspec.__main__ import main
 from sglang_qspec.tools.batch import http_server
-from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 
 class Instant:
     depth = 112
@@ -25,7 +25,7 @@ class Instant:
     async def close(self): pass
     async def ask(self, line):
         await asyncio.sleep(0)
-        return Reply(Verdict.ANSWERED, 200, b'{"choices":[{"text":"x"}]}', tokens=4)
+        return Reply(ReplyKind.ANSWERED, 200, b'{"choices":[{"text":"x"}]}', tokens=4)
 
 http_server.HttpServer = Instant
 status = main(["batch", *sys.argv[1:], "--url", "http://x", "--resume"])

@@ -15,59 +15,71 @@ import pytest
 from benchmark.prompts import PROMPTS
 from sglang_qspec.errors import BatchError, ServerLostError
 from sglang_qspec.tools.batch import own_server
+from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.own_server import OwnServer
 from sglang_qspec.tools.batch.runner import Runner
 from sglang_qspec.tools.batch.server import Reply
 from sglang_qspec.tools.models import DemoModels
 from test.tools.batch.fakes import ROOT, records_of
-from test.tools.batch.scripted import Input, Kept, ScriptedServer
+from test.tools.batch.scripted import ANSWERED, Input, Kept
 
 FLAGS = ["--dtype", "float32", "--max-running-requests", "2", "--context-length", "2048"]
 KV = ["--max-total-tokens", "8192", "--log-level", "warning"]
 
 
-class Scripted(ScriptedServer):
-    """Both the process and the client of a server; the line `crash` ends it."""
+class Process:
+    """A process that starts at once."""
 
-    url = "scripted"
-    exit_code = None
+    url = "http://scripted"
+    age = 0.0
+    has_failed_to_start = False
 
     def __init__(self, *_: object, **__: object) -> None:
-        super().__init__(depth=1)
+        """Take the arguments of `LocalServer`."""
 
     def launch(self) -> None:
         return
 
+    def listens(self) -> bool:
+        return True
+
     def stop(self) -> None:
         return
 
-    async def ask(self, line: Line) -> Reply:
-        if line.custom_id == "crash":
-            raise ServerLostError("the connection broke")
-        return await super().ask(line)
+
+async def opened(self: HttpServer) -> None:
+    """Find no fault with the server."""
+
+
+async def asked(self: HttpServer, line: Line) -> Reply:
+    """Answer a line; the line `crash` ends the server."""
+    if line.custom_id == "crash":
+        raise ServerLostError("the connection broke")
+    return ANSWERED
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnServer:
+    """A server without a process and connections."""
+    monkeypatch.setattr(own_server, "LocalServer", Process)
+    monkeypatch.setattr(HttpServer, "open", opened)
+    monkeypatch.setattr(HttpServer, "ask", asked)
+    return OwnServer([], {}, tmp_path / "log", timeout=1)
 
 
 @pytest.mark.parametrize("name", ["crash", "other"])
 def test_a_first_line_that_ends_the_server_fails_before_the_batch_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    server: OwnServer, name: str
 ) -> None:
-    monkeypatch.setattr(own_server, "LocalServer", Scripted)
-    monkeypatch.setattr(own_server, "HttpServer", Scripted)
-    server, kept = OwnServer([], {}, tmp_path / "log", timeout=1), Kept()
+    kept = Kept()
     asyncio.run(asyncio.wait_for(Runner([server], kept).run(aiter(Input([name, "a", "b"]))), 60))
     kept.assert_once([name, "a", "b"])
     assert set(kept.failed) == {name} & {"crash"}
 
 
-def test_a_server_that_answers_nothing_stops_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_server, "LocalServer", Scripted)
-    monkeypatch.setattr(own_server, "HttpServer", Scripted)
-
+def test_a_server_that_answers_nothing_stops_the_batch(server: OwnServer) -> None:
     async def run() -> None:
-        server = OwnServer([], {}, tmp_path / "log", timeout=1)
         for _ in range(own_server.DEATHS):
             await server.open()
         with pytest.raises(BatchError, match="the server ended 4 times without an answer"):

@@ -11,7 +11,7 @@ from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.batch.depth import depth_of
 from sglang_qspec.tools.batch.line import parse
 from sglang_qspec.tools.batch.reply import reply_of
-from sglang_qspec.tools.batch.server import Verdict
+from sglang_qspec.tools.batch.server import ReplyKind
 
 LINE = parse(1, b'{"prompt": "a"}')
 FIGURES = {"spec_verify_ct": 5, "spec_num_correct_drafts": 7}
@@ -25,7 +25,7 @@ def answer(**fields: Any) -> bytes:
 
 def test_an_answer_has_its_figures_and_loses_what_the_line_did_not_ask_for() -> None:
     reply = reply_of(200, answer(sglext={"spec_tokens_details": FIGURES}), LINE)
-    assert reply.verdict is Verdict.ANSWERED
+    assert reply.kind is ReplyKind.ANSWERED
     assert (reply.tokens, reply.passes, reply.accepted, reply.request_id) == (13, 5, 7, "r")
     assert json.loads(reply.body) == json.loads(answer())
 
@@ -51,23 +51,23 @@ def test_the_figures_of_several_choices_add_up() -> None:
 @pytest.mark.parametrize("extension", [None, {}, {"spec_tokens_details": None}, 7])
 def test_a_server_without_speculation_reports_no_passes(extension: Any) -> None:
     reply = reply_of(200, answer(sglext=extension), LINE)
-    assert (reply.verdict, reply.passes, reply.tokens) == (Verdict.ANSWERED, 0, 13)
+    assert (reply.kind, reply.passes, reply.tokens) == (ReplyKind.ANSWERED, 0, 13)
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"),
+    ("status", "kind"),
     [
-        (400, Verdict.REFUSED),
-        (404, Verdict.REFUSED),
-        (408, Verdict.FAILED),
-        (429, Verdict.BUSY),
-        (500, Verdict.FAILED),
-        (503, Verdict.BUSY),
+        (400, ReplyKind.REFUSED),
+        (404, ReplyKind.REFUSED),
+        (408, ReplyKind.FAILED),
+        (429, ReplyKind.BUSY),
+        (500, ReplyKind.FAILED),
+        (503, ReplyKind.BUSY),
     ],
 )
-def test_a_status_says_whether_the_line_is_asked_again(status: int, verdict: Verdict) -> None:
+def test_a_status_says_whether_the_line_is_asked_again(status: int, kind: ReplyKind) -> None:
     reply = reply_of(status, b'{"error": {"message": "too long"}}', LINE)
-    assert (reply.verdict, reply.reason) == (verdict, f"HTTP {status}: too long")
+    assert (reply.kind, reply.reason) == (kind, f"HTTP {status}: too long")
     assert json.loads(reply.body) == {"error": {"message": "too long"}}
 
 
@@ -80,14 +80,14 @@ def test_a_body_that_is_not_json_becomes_a_text() -> None:
 def test_an_aborted_answer_failed() -> None:
     data = json.dumps({"choices": [{"text": "half", "finish_reason": "abort"}]}, indent=1).encode()
     reply = reply_of(200, data, LINE)
-    assert (reply.verdict, reply.reason) == (Verdict.FAILED, "the server aborted the request")
+    assert (reply.kind, reply.reason) == (ReplyKind.FAILED, "the server aborted the request")
     assert b"\n" not in reply.body
 
 
 @pytest.mark.parametrize("data", [b"{}", b"7", b"<html>", b'{"choices": 7}'])
 def test_a_response_without_choices_failed(data: bytes) -> None:
     reply = reply_of(200, data, LINE)
-    assert (reply.verdict, reply.reason) == (Verdict.FAILED, "the answer has no choices")
+    assert (reply.kind, reply.reason) == (ReplyKind.FAILED, "the answer has no choices")
     json.loads(reply.body)
 
 

@@ -17,11 +17,11 @@ from sglang_qspec.errors import BatchError
 from sglang_qspec.tools.batch import results as module
 from sglang_qspec.tools.batch.line import Line, parse
 from sglang_qspec.tools.batch.results import Results
-from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from test.strange_server import DEEP
 from test.tools.batch.fakes import records_of
 
-ANSWER = Reply(Verdict.ANSWERED, 200, b'{"choices":[]}', request_id="r")
+ANSWER = Reply(ReplyKind.ANSWERED, 200, b'{"choices":[]}', request_id="r")
 
 
 def line(number: int) -> Line:
@@ -33,12 +33,12 @@ def opened(folder: Path, *, resume: bool = False) -> Results:
 
 
 def test_records_have_openai_s_fields(tmp_path: Path) -> None:
-    refused = Reply(Verdict.REFUSED, 400, b'{"message":"no"}', "HTTP 400: no")
-    broken = Reply(Verdict.FAILED, reason="the connection broke")
+    refused = Reply(ReplyKind.REFUSED, 400, b'{"message":"no"}', "HTTP 400: no")
+    broken = Reply(ReplyKind.FAILED, reason="the connection broke")
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
-        results.fail(line(2), refused)
-        results.fail(line(3), broken)
+        results.write(line(1), ANSWER)
+        results.write(line(2), refused)
+        results.write(line(3), broken)
     (answer,) = records_of(tmp_path / "out.jsonl")
     response: dict[str, Any] = {"status_code": 200, "request_id": "r", "body": {"choices": []}}
     assert answer.pop("id")
@@ -53,7 +53,7 @@ def test_records_have_openai_s_fields(tmp_path: Path) -> None:
 
 def test_a_record_is_in_the_file_at_once(tmp_path: Path) -> None:
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
+        results.write(line(1), ANSWER)
         assert len(records_of(tmp_path / "out.jsonl")) == 1
 
 
@@ -73,7 +73,7 @@ def test_a_file_of_errors_that_is_no_regular_file_stays(tmp_path: Path) -> None:
 
 def test_only_a_refused_line_has_no_error(tmp_path: Path) -> None:
     with opened(tmp_path) as results:
-        results.fail(line(1), Reply(Verdict.BUSY, 429, b"{}", "HTTP 429: too many requests"))
+        results.write(line(1), Reply(ReplyKind.BUSY, 429, b"{}", "HTTP 429: too many requests"))
     (record,) = records_of(tmp_path / "errors.jsonl")
     assert record["error"]["message"] == "HTTP 429: too many requests"
 
@@ -81,8 +81,8 @@ def test_only_a_refused_line_has_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["out.jsonl", "errors.jsonl"])
 def test_records_are_kept_only_with_resume(tmp_path: Path, name: str) -> None:
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
-        results.fail(line(2), Reply(Verdict.FAILED, reason="x"))
+        results.write(line(1), ANSWER)
+        results.write(line(2), Reply(ReplyKind.FAILED, reason="x"))
     other = "errors.jsonl" if name == "out.jsonl" else "out.jsonl"
     (tmp_path / other).unlink()
     with pytest.raises(BatchError, match=f"{name} exists; --resume asks the lines that it lacks"):
@@ -97,7 +97,7 @@ def test_records_are_kept_only_with_resume(tmp_path: Path, name: str) -> None:
 def test_a_torn_last_line_is_cut(tmp_path: Path, kept: int, lines: int) -> None:
     with opened(tmp_path) as results:
         for number in range(1, lines + 1):
-            results.answer(line(number), ANSWER)
+            results.write(line(number), ANSWER)
     path = tmp_path / "out.jsonl"
     whole = path.read_bytes()
     last = whole.rindex(b"\n", 0, -1) + 1 if lines > 1 else 0
@@ -105,13 +105,13 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, kept: int, lines: int) -> None:
     with opened(tmp_path, resume=True) as results:
         assert len(results.answered) == lines - 1
         assert str(lines) not in results.answered
-        results.answer(line(lines), ANSWER)
+        results.write(line(lines), ANSWER)
     assert path.read_bytes() == whole
 
 
 def test_a_last_line_without_its_end_is_cut_although_it_is_json(tmp_path: Path) -> None:
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
+        results.write(line(1), ANSWER)
     path = tmp_path / "out.jsonl"
     path.write_bytes(path.read_bytes()[:-1])
     with opened(tmp_path, resume=True) as results:
@@ -121,7 +121,7 @@ def test_a_last_line_without_its_end_is_cut_although_it_is_json(tmp_path: Path) 
 
 def test_zeros_that_a_power_failure_left_are_cut(tmp_path: Path) -> None:
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
+        results.write(line(1), ANSWER)
     path = tmp_path / "out.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(4096))
@@ -195,7 +195,7 @@ def test_a_refused_run_keeps_the_file_of_errors_of_another_run(tmp_path: Path) -
     with opened(tmp_path) as results:
         with pytest.raises(BatchError, match="another process writes .*errors.jsonl"):
             Results.open(tmp_path / "other.jsonl", errors, resume=False)
-        results.fail(line(1), Reply(Verdict.FAILED, reason="x"))
+        results.write(line(1), Reply(ReplyKind.FAILED, reason="x"))
     assert len(records_of(errors)) == 1
 
 
@@ -220,7 +220,7 @@ def test_a_file_system_without_locks_is_a_warning(
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOSYS))
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
+        results.write(line(1), ANSWER)
     assert len(records_of(tmp_path / "out.jsonl")) == 1
     assert "out.jsonl cannot be locked (Function not implemented); start no other" in caplog.text
 
@@ -229,12 +229,12 @@ def test_a_record_that_the_disk_takes_in_part_is_taken_back(tmp_path: Path) -> N
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = tmp_path / "out.jsonl"
     with opened(tmp_path) as results:
-        results.answer(line(1), ANSWER)
+        results.write(line(1), ANSWER)
         whole = path.read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 9, limit[1]))
         try:
             with pytest.raises(BatchError, match="out.jsonl cannot be written: File too large"):
-                results.answer(line(2), ANSWER)
+                results.write(line(2), ANSWER)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         assert path.read_bytes() == whole
@@ -270,5 +270,5 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_line_ends_in_an_answer_do_not_end_the_record(tmp_path: Path) -> None:
     body = json.dumps({"choices": [{"text": "one\ntwo\u2028three"}]}).encode()
     with opened(tmp_path) as results:
-        results.answer(line(1), Reply(Verdict.ANSWERED, 200, body))
+        results.write(line(1), Reply(ReplyKind.ANSWERED, 200, body))
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 1

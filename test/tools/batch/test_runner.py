@@ -13,7 +13,7 @@ from sglang_qspec.tools.batch import pool, runner
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.pool import LINES_AHEAD
 from sglang_qspec.tools.batch.runner import Runner
-from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from test.tools.batch.scripted import ANSWERED, Input, Kept, ScriptedServer, line_of
 
 PROMPTS = [f"prompt {i}" for i in range(1000)]
@@ -113,7 +113,7 @@ def test_a_slow_input_gives_its_lines_to_any_server_at_once() -> None:
 
 def test_a_refused_line_fails_at_once() -> None:
     def reply(line: Line) -> Reply:
-        refused = Reply(Verdict.REFUSED, 400, b"{}", "HTTP 400")
+        refused = Reply(ReplyKind.REFUSED, 400, b"{}", "HTTP 400")
         return refused if line.custom_id == "prompt 3" else ANSWERED
 
     server = ScriptedServer(reply=reply)
@@ -122,23 +122,23 @@ def test_a_refused_line_fails_at_once() -> None:
 
 
 def test_a_line_fails_after_three_attempts_with_the_last_reason() -> None:
-    server = ScriptedServer(reply=lambda _line: Reply(Verdict.FAILED, 500, b"{}", "HTTP 500"))
+    server = ScriptedServer(reply=lambda _line: Reply(ReplyKind.FAILED, 500, b"{}", "HTTP 500"))
     assert ran([server], ["a"]).failed == {"a": "HTTP 500"}
     assert server.asked == ["a"] * 3
 
 
 def test_a_line_that_succeeds_the_third_time_is_answered() -> None:
-    replies = iter([Reply(Verdict.FAILED, 500)] * 2 + [ANSWERED])
+    replies = iter([Reply(ReplyKind.FAILED, 500)] * 2 + [ANSWERED])
     assert ran([ScriptedServer(reply=lambda _line: next(replies))], ["a"]).answered == ["a"]
 
 
 def test_a_busy_server_costs_a_line_no_attempt() -> None:
-    replies = iter([Reply(Verdict.BUSY, 503)] * 10 + [ANSWERED])
+    replies = iter([Reply(ReplyKind.BUSY, 503)] * 10 + [ANSWERED])
     assert ran([ScriptedServer(reply=lambda _line: next(replies))], ["a"]).answered == ["a"]
 
 
 def test_a_server_that_stays_busy_fails_a_line_in_the_end() -> None:
-    server = ScriptedServer(reply=lambda _line: Reply(Verdict.BUSY, 503, b"{}", "HTTP 503"))
+    server = ScriptedServer(reply=lambda _line: Reply(ReplyKind.BUSY, 503, b"{}", "HTTP 503"))
     assert ran([server], ["a"]).failed == {"a": "HTTP 503"}
 
 

@@ -1,39 +1,16 @@
 """`qspec complete` with another server, or without one: one sentence, and exit status 1."""
 
-import http.server
+import asyncio
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing
 
 import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.complete.client import Client
-
-
-@contextmanager
-def something_else(body: bytes) -> Iterator[str]:
-    """A web server that answers every request with `body`."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
-
-        def log_message(self, *args: object) -> None:
-            """Logs nothing to stderr, because the test reads stderr."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{other.server_address[1]}"
-        other.shutdown()
+from sglang_qspec.tools.complete.http import Failure, Http
+from test.strange_server import response, strange
 
 
 @pytest.mark.parametrize(
@@ -47,8 +24,8 @@ def something_else(body: bytes) -> Iterator[str]:
 def test_a_server_without_qspec_is_an_error_of_one_sentence(
     capsys: pytest.CaptureFixture[str], body: bytes, words: str
 ) -> None:
-    with something_else(body) as url:
-        assert main(["complete", "--url", url, "Hi"]) == 1
+    with strange(lambda *_: response(body)) as server:
+        assert main(["complete", "--url", server.url, "Hi"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(rf"qspec: .*{words}.*\n", captured.err)
@@ -69,19 +46,34 @@ def test_a_missing_server_is_an_error_of_one_sentence(
     "line", [b'data: {"text": "a', b"data: 7", b'data: "text"', b"data: null", b'data: {"\xff": 1}']
 )
 def test_a_malformed_line_of_a_stream_is_a_client_error(line: bytes) -> None:
-    with something_else(b'data: {"text": "a"}\n\n' + line + b"\n\ndata: [DONE]\n\n") as url:
-        pieces = Client(url).generate("Hi", {})
+    body = b'data: {"text": "a"}\n\n' + line + b"\n\ndata: [DONE]\n\n"
+    with strange(lambda *_: response(body)) as server:
+        pieces = Client(server.url).generate("Hi", {})
         assert next(pieces) == {"text": "a"}
-        with pytest.raises(ClientError, match=f"{url}/generate sent a line that is not "):
+        with pytest.raises(ClientError, match=f"{server.url}/generate sent a line that is not "):
             next(pieces)
+
+
+def test_what_came_before_the_connection_broke_is_not_lost() -> None:
+    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\na\nb\n\r\n"
+    found: list[bytes] = []
+
+    async def read(url: str) -> None:
+        async with aclosing(Http(url)) as http, http.request("/", within=60) as response:
+            await asyncio.sleep(0.5)  # the connection breaks meanwhile
+            async for line in http.lines(response):
+                found.append(line)
+
+    with strange(lambda *_: body) as server, pytest.raises(Failure):
+        asyncio.run(read(server.url))
+    assert found == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
     "body", [b"{}", b"[]", b"7", b'{"text": null}', b'{"text": [1, 2]}', b'{"text": ["a"]}']
 )
 def test_a_detokenize_answer_without_a_text_for_each_list_is_a_client_error(body: bytes) -> None:
-    with (
-        something_else(body) as url,
-        pytest.raises(ClientError, match=f"{url}/detokenize did not send the text of 2 lists"),
-    ):
-        Client(url).decode([[1], [2]])
+    with strange(lambda *_: response(body)) as server:
+        words = f"{server.url}/detokenize did not send the text of 2 lists"
+        with pytest.raises(ClientError, match=words):
+            Client(server.url).decode([[1], [2]])

@@ -281,5 +281,5 @@ def test_a_proxy_of_the_environment_gets_no_prompts(monkeypatch: pytest.MonkeyPa
         strange(lambda path, body: response(INFO)) as server,  # noqa: ARG005
     ):
         monkeypatch.setenv("http_proxy", proxy.url)
-        Client(server.url).check()
+        Client(server.url).state()
         assert (len(proxy.asked), len(server.asked)) == (0, 1)

@@ -57,5 +57,5 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPat
     def interrupted(_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sglang_qspec.__main__.theory.run", interrupted)
+    monkeypatch.setattr("sglang_qspec.tools.theory.command.run", interrupted)
     assert main(["theory"]) == 130

@@ -1,7 +1,5 @@
 """`qspec top` without a terminal, with a server that goes away, and after Ctrl-C."""
 
-import http.server
-import json
 import os
 import pty
 import re
@@ -9,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.__main__ import main
+from test.strange_server import response, strange
 from test.tools.top.recorded import LOADED
 
 FIRST, SECOND = (snapshot.state for snapshot in LOADED)
@@ -28,22 +26,14 @@ def recorded_server(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A web server that sends recorded states one after another, then refuses requests."""
     left = list(states)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            assert self.path == "/server_info"
-            self.send_response(200 if left else 503)
-            self.end_headers()
-            if left:
-                answer = {"internal_states": [{"qspec": left.pop(0)}]}
-                self.wfile.write(json.dumps(answer).encode())
+    def answer(path: str, body: bytes) -> bytes:
+        assert path == "/server_info"
+        if not left:
+            return response(b"", status="503 Service Unavailable")
+        return response({"internal_states": [{"qspec": left.pop(0)}]})
 
-        def log_message(self, *args: object) -> None:
-            """Logs nothing to stderr, because the test reads stderr."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with strange(answer) as server:
+        yield server.url
 
 
 def test_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None:

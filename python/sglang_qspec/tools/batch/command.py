@@ -11,20 +11,22 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sglang_qspec import values
 from sglang_qspec.errors import BatchError, ConfigError, QSpecError
+from sglang_qspec.tools import declare
+from sglang_qspec.tools.batch import own_server
 from sglang_qspec.tools.batch.cluster import options as cluster_options
 from sglang_qspec.tools.batch.depth import MAX_DEPTH
-from sglang_qspec.values import option
-
-if TYPE_CHECKING:
-    from sglang_qspec.tools.batch.lines import Lines
-    from sglang_qspec.tools.batch.progress import Progress
-    from sglang_qspec.tools.batch.server import Server
-    from sglang_qspec.tools.batch.source import Source
+from sglang_qspec.tools.batch.http_server import HttpServer
+from sglang_qspec.tools.batch.lines import Lines
+from sglang_qspec.tools.batch.progress import Progress
+from sglang_qspec.tools.batch.results import Results
+from sglang_qspec.tools.batch.runner import Runner
+from sglang_qspec.tools.batch.server import LineServer
+from sglang_qspec.tools.batch.source import FileSource, LineSource, needs_ray
 
 logger = logging.getLogger(__name__)
 
@@ -45,60 +47,50 @@ MAX_TIMEOUT_S = 31 * 24 * 3600
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of `qspec batch`, and the flags of its server after `--`."""
-    given = list(arguments)
-    if given[:1] != ["batch"] or "--" not in given:
-        return given, []
-    end = given.index("--")
-    return given[:end], given[end + 1 :]
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add("input", metavar="INPUT", help="JSONL file with the requests; - reads standard input")
-    add("--output", type=Path, required=True, metavar="PATH", help="file for the answers")
+    parser.usage = USAGE
+    add = partial(declare.value, parser)
+    add("input", "JSONL file with the requests; - reads standard input", metavar="INPUT")
+    add("--output", "file for the answers", Path, "PATH", required=True)
     add(
         "--errors",
-        type=Path,
-        metavar="PATH",
-        help="file for the lines that failed (default: the output's name with .errors.jsonl)",
+        "file for the lines that failed (default: the output's name with .errors.jsonl)",
+        Path,
+        "PATH",
     )
-    add("--resume", action="store_true", help="keep the records of both files, and ask the rest")
-    add("--skip-invalid", action="store_true", help="leave out lines that are not valid")
-    add("--model", metavar="PATH", help="the target: a folder, or a name on a hub (default: demo)")
-    add("--draft-model", metavar="PATH", help="the draft model: a folder, or a name on a hub")
+    resume = "keep the records of both files, and ask the rest"
+    declare.switch(parser, "--resume", resume)
+    declare.switch(parser, "--skip-invalid", "leave out lines that are not valid")
+    target = "the target: a folder, or a name on a hub (default: demo)"
+    add("--model", target, metavar="PATH")
+    add("--draft-model", "the draft model: a folder, or a name on a hub", metavar="PATH")
     add(
         "--url",
-        action="append",
+        "address of a running server, instead of an own one; may be given several times",
         metavar="URL",
-        help="address of a running server, instead of an own one; may be given several times",
+        action="append",
     )
     add(
         "--max-tokens",
-        type=option(values.positive),
-        metavar="N",
-        help="maximum length of the answers to lines without a max_tokens (default: the server's)",
+        "maximum length of the answers to lines without a max_tokens (default: the server's)",
+        values.positive,
+        "N",
     )
     add(
         "--in-flight",
-        type=option(values.whole(1, MAX_DEPTH)),
-        metavar="N",
-        help="number of lines that a server has at once (default: its running requests and 64 "
-        "waiting ones, so that the sidecar can draft for them)",
+        "number of lines that a server has at once (default: its running requests and 64 waiting "
+        "ones, so that the sidecar can draft for them)",
+        values.whole(1, MAX_DEPTH),
+        "N",
     )
-    add(
-        "--timeout",
-        type=option(values.whole(1, MAX_TIMEOUT_S)),
-        default=3600,
-        metavar="S",
-        help="maximum wait for an answer, in seconds (default: %(default)s)",
-    )
+    seconds = values.whole(1, MAX_TIMEOUT_S)
+    add("--timeout", "maximum wait for an answer, in seconds", seconds, "S", default=3600)
     cluster_options.add_options(parser)
+    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
+def run(options: argparse.Namespace, say: Callable[[str], object] = print) -> int:
     """Answer the lines, and return the exit status; `say` prints the summary.
 
     Raises QSpecError for options, input, output or servers that cannot be used.
@@ -110,10 +102,6 @@ def run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
 
 
 def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
-    from sglang_qspec.tools.batch.lines import Lines
-    from sglang_qspec.tools.batch.progress import Progress
-    from sglang_qspec.tools.batch.results import Results
-
     errors = options.errors or _beside(options.output, ".errors.jsonl")
     _check(options, errors)
     stopped: int | None = None
@@ -190,10 +178,8 @@ def _cluster(address: str) -> contextlib.AbstractContextManager[None]:
     return connected(address)
 
 
-def _source(options: argparse.Namespace) -> Source:
+def _source(options: argparse.Namespace) -> LineSource:
     """The input of the options. Raises ConfigError if only Ray can read it."""
-    from sglang_qspec.tools.batch.source import FileSource, needs_ray
-
     path: str = options.input
     if not needs_ray(path):
         return FileSource(path)
@@ -205,11 +191,8 @@ def _source(options: argparse.Namespace) -> Source:
 
 
 @contextlib.contextmanager
-def _servers(options: argparse.Namespace) -> Iterator[Sequence[Server]]:
+def _servers(options: argparse.Namespace) -> Iterator[Sequence[LineServer]]:
     """The servers of the options; not open yet."""
-    from sglang_qspec.tools.batch.http_server import HttpServer
-    from sglang_qspec.tools.batch.own_server import OwnServer, launch_settings
-
     limits = {"timeout": options.timeout, "in_flight": options.in_flight}
     if options.ray is not None:
         from sglang_qspec.tools.batch.cluster import fleet
@@ -220,17 +203,17 @@ def _servers(options: argparse.Namespace) -> Iterator[Sequence[Server]]:
         yield [HttpServer(url, **limits) for url in options.url]
     else:
         has_gpu = shutil.which("nvidia-smi") is not None
-        flags, environment = launch_settings(options.model, options.draft_model, on_cuda=has_gpu)
+        models = options.model, options.draft_model
+        flags, environment = own_server.launch_settings(*models, on_cuda=has_gpu)
+        flags += options.server_arguments
         log = _beside(options.output, ".server.log")
-        yield [OwnServer([*flags, *options.server_arguments], environment, log, **limits)]
+        yield [own_server.OwnServer(flags, environment, log, **limits)]
 
 
 async def _answer(
-    options: argparse.Namespace, servers: Sequence[Server], lines: Lines, progress: Progress
+    options: argparse.Namespace, servers: Sequence[LineServer], lines: Lines, progress: Progress
 ) -> int | None:
     """Answer all lines; returns the number of the signal that ended the run, or None."""
-    from sglang_qspec.tools.batch.runner import Runner
-
     _allow_connections()
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()

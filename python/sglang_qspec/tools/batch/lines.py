@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from sglang_qspec.errors import BatchError
 from sglang_qspec.tools.batch.digests import Digests
 from sglang_qspec.tools.batch.line import Line, parse, reseeded
-from sglang_qspec.tools.batch.source import MAX_LINE_BYTES, Source
+from sglang_qspec.tools.batch.source import MAX_LINE_BYTES, LineSource, streamed
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ SHOWN = 20
 class Lines:
     """The lines of an input that have no answer yet."""
 
-    source: Source
+    source: LineSource
     max_tokens: int | None = None
     """Length of answers that a line does not limit; None leaves that to the server."""
     skip_invalid: bool = False
@@ -41,7 +42,7 @@ class Lines:
         valid = found = 0
         bad: list[str] = []
         seen = Digests()
-        for number, text in self.source.numbered():
+        for number, text in itertools.chain.from_iterable(self.source.parts()):
             line = self._read(number, text, seen)
             if isinstance(line, Line):
                 valid += 1
@@ -71,7 +72,7 @@ class Lines:
         After `check` bad lines are left out without another message.
         """
         seen, bodies = Digests(), Digests()
-        async for number, text in self.source.stream():
+        async for number, text in streamed(self.source):
             line = self._read(number, text, seen)
             if isinstance(line, Line):
                 line = reseeded(line, bodies)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from sglang_qspec import config
@@ -14,7 +14,8 @@ from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.runner import ATTEMPTS
 from sglang_qspec.tools.batch.server import Reply
-from sglang_qspec.tools.local_server import START_S, LocalServer
+from sglang_qspec.tools.complete.http import Http
+from sglang_qspec.tools.local_server import LocalServer
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ def launch_settings(
     return flags, config.server_environment("cuda" if on_cuda else "cpu")
 
 
-class OwnServer:
-    """A child process that serves lines. `open` starts it, also after it died."""
+class OwnServer(HttpServer):
+    """A server of a child process. `open` starts the process, also after it died."""
 
     def __init__(
         self,
@@ -58,22 +59,16 @@ class OwnServer:
         in_flight: int | None = None,
         cpus: frozenset[int] | None = None,
     ) -> None:
-        """`arguments` are the server's flags without host and port, `log` gets its output.
+        """The child process is a `LocalServer` of `arguments`, `environment`, `log` and `cpus`.
 
-        `timeout` and `in_flight` are those of `HttpServer`. The server runs on `cpus`; None means
-        the CPUs of this process.
+        `timeout` and `in_flight` are those of `HttpServer`.
         """
+        super().__init__("", timeout=timeout, in_flight=in_flight)
         self.name = "the server"
-        self._arguments, self._environment, self._log = arguments, environment, log
-        self._timeout, self._in_flight, self._cpus = timeout, in_flight, cpus
+        self._log = log
+        self._new_process = partial(LocalServer, arguments, environment, log, cpus=cpus)
         self._process: LocalServer | None = None
-        self._http: HttpServer | None = None
         self._deaths = 0
-
-    @property
-    def depth(self) -> int:
-        """Number of lines that the server should have at once."""
-        return 0 if self._http is None else self._http.depth
 
     async def open(self) -> None:
         """Start a process and wait until it answers. Raises BatchError if it does not start."""
@@ -83,43 +78,32 @@ class OwnServer:
                 f"the server ended {DEATHS} times without an answer; its log is {self._log}"
             )
         self._deaths += 1  # until it answers a line
-        process = LocalServer(self._arguments, self._environment, self._log, cpus=self._cpus)
-        http = HttpServer(
-            process.url,
-            timeout=self._timeout,
-            in_flight=self._in_flight,
-            listens=lambda: process.listens(),
-        )
-        self._process, self._http = process, http
-        began = time.monotonic()
+        self._process = process = self._new_process()
+        self._http = Http(process.url, process.listens)
         logger.info("starting a server; its log is %s", self._log)
         process.launch()
-        while not await self._is_ready(http):
-            if process.exit_code is not None or time.monotonic() - began > START_S:
+        while not await self._is_ready():
+            if process.has_failed_to_start:
                 raise BatchError(f"the start of the server {process.obituary()}")
             await asyncio.sleep(POLL_S)
-        logger.info("the server answers after %.0f s", time.monotonic() - began)
+        logger.info("the server answers after %.0f s", process.age)
 
-    async def _is_ready(self, http: HttpServer) -> bool:
+    async def _is_ready(self) -> bool:
         try:
-            await http.open()
+            await super().open()
         except ServerLostError:
             return False
         return True
 
     async def ask(self, line: Line) -> Reply:
         """Send a line and wait for its reply. Raises ServerLostError."""
-        if self._http is None:
-            raise ServerLostError("the server does not run")
-        reply = await self._http.ask(line)
+        reply = await super().ask(line)
         self._deaths = 0
         return reply
 
     async def close(self) -> None:
         """End the process and all processes below it."""
-        http, self._http = self._http, None
+        await super().close()
         process, self._process = self._process, None
-        if http is not None:
-            await http.close()
         if process is not None:
             process.stop()

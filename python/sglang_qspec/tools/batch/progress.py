@@ -14,7 +14,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.results import Results
-from sglang_qspec.tools.batch.server import Reply
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +44,15 @@ class Progress:
         """Start the clock, without the time that a server took to start."""
         self._began = time.monotonic()
 
-    def answer(self, line: Line, reply: Reply) -> None:
-        """Write and count an answer."""
-        self._results.answer(line, reply)
-        self.answered += 1
-        self._tokens += reply.tokens
-        self._passes += reply.passes
-        self._accepted += reply.accepted
-
-    def fail(self, line: Line, reply: Reply) -> None:
-        """Write and count a failed line."""
-        self._results.fail(line, reply)
+    def settle(self, line: Line, reply: Reply) -> None:
+        """Write and count an answer, or a failed line."""
+        self._results.write(line, reply)
+        if reply.kind is ReplyKind.ANSWERED:
+            self.answered += 1
+            self._tokens += reply.tokens
+            self._passes += reply.passes
+            self._accepted += reply.accepted
+            return
         self.failed += 1
         if self.failed <= SHOWN:
             logger.warning("line %d (%s) failed: %s", line.number, line.custom_id, reply.reason)

@@ -8,9 +8,8 @@ import msgspec
 
 from sglang_qspec.errors import AnswerError
 from sglang_qspec.tools.batch.line import FIGURES, Line
-from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from sglang_qspec.tools.complete import peers
-from sglang_qspec.tools.complete.client import reason_of
 
 _BUSY = frozenset({429, 503})
 _AGAIN = frozenset({408, 425})
@@ -32,7 +31,7 @@ def reply_of(status: int, data: bytes, line: Line) -> Reply:
     try:
         return _answer(found, line)
     except AnswerError as error:
-        return Reply(Verdict.FAILED, status, _json(data, found), f"the answer {error}")
+        return Reply(ReplyKind.FAILED, status, _json(data, found), f"the answer {error}")
 
 
 def _answer(found: Any, line: Line) -> Reply:
@@ -44,11 +43,11 @@ def _answer(found: Any, line: Line) -> Reply:
         raise AnswerError("has choices that are no JSON objects")
     if any(each.get("finish_reason") == "abort" for each in choices):
         reason = "the server aborted the request"
-        return Reply(Verdict.FAILED, 200, msgspec.json.encode(found), reason)
+        return Reply(ReplyKind.FAILED, 200, msgspec.json.encode(found), reason)
     passes, accepted = _take_figures(found, line)
     name, usage = found.get("id"), found.get("usage")
     return Reply(
-        Verdict.ANSWERED,
+        ReplyKind.ANSWERED,
         200,
         msgspec.json.encode(found),
         request_id=name if isinstance(name, str) else "",
@@ -60,13 +59,13 @@ def _answer(found: Any, line: Line) -> Reply:
 
 def _error(status: int, data: bytes, found: Any) -> Reply:
     if status in _BUSY:
-        verdict = Verdict.BUSY
+        kind = ReplyKind.BUSY
     elif status < 500 and status not in _AGAIN:
-        verdict = Verdict.REFUSED
+        kind = ReplyKind.REFUSED
     else:
-        verdict = Verdict.FAILED
-    reason = "redirects are not followed" if 300 <= status < 400 else reason_of(data)
-    return Reply(verdict, status, _json(data, found), f"HTTP {status}: {reason}")
+        kind = ReplyKind.FAILED
+    reason = "redirects are not followed" if 300 <= status < 400 else peers.message_of(data)
+    return Reply(kind, status, _json(data, found), f"HTTP {status}: {reason}")
 
 
 def _json(data: bytes, found: Any) -> bytes:

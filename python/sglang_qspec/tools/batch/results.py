@@ -16,7 +16,7 @@ import msgspec
 from sglang_qspec.errors import BatchError
 from sglang_qspec.tools.batch.digests import Digests
 from sglang_qspec.tools.batch.line import Line
-from sglang_qspec.tools.batch.server import Reply, Verdict
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from sglang_qspec.tools.complete import peers
 
 logger = logging.getLogger(__name__)
@@ -76,13 +76,10 @@ class Results:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def answer(self, line: Line, reply: Reply) -> None:
-        """Write the answer to a line."""
-        self._output.append(_record(line, reply))
-
-    def fail(self, line: Line, reply: Reply) -> None:
-        """Write a failed line with its last reply, or with the reason if there was none."""
-        self._errors.append(_record(line, reply))
+    def write(self, line: Line, reply: Reply) -> None:
+        """Write the answer to a line, or the last reply to a line that failed."""
+        file = self._output if reply.kind is ReplyKind.ANSWERED else self._errors
+        file.append(_record(line, reply))
 
     def close(self) -> None:
         """Write both files to the disk and close them; remove a file without a record."""
@@ -105,7 +102,7 @@ def _record(line: Line, reply: Reply) -> bytes:
         "id": f"batch_req_{line.number}",
         "custom_id": line.custom_id,
         "response": response,
-        "error": error if reply.reason and reply.verdict is not Verdict.REFUSED else None,
+        "error": error if reply.reason and reply.kind is not ReplyKind.REFUSED else None,
     }
     return msgspec.json.encode(record) + b"\n"
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from sglang_qspec.errors import ClientError, ServerLostError
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.pool import Pool
-from sglang_qspec.tools.batch.server import Reply, Server, Verdict
+from sglang_qspec.tools.batch.server import LineServer, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,8 @@ class Sink(Protocol):
     def begin(self) -> None:
         """The first servers are open."""
 
-    def answer(self, line: Line, reply: Reply) -> None:
-        """The line has an answer."""
-
-    def fail(self, line: Line, reply: Reply) -> None:
-        """The line was refused, or was given up."""
+    def settle(self, line: Line, reply: Reply) -> None:
+        """The line has an answer, was refused, or was given up."""
 
 
 class Runner:
@@ -47,7 +44,7 @@ class Runner:
     """
 
     def __init__(
-        self, servers: Sequence[Server], sink: Sink, *, permanent: int | None = None
+        self, servers: Sequence[LineServer], sink: Sink, *, permanent: int | None = None
     ) -> None:
         """`permanent` is the number of servers that stay; None means all."""
         self._servers = servers
@@ -101,12 +98,12 @@ class Runner:
             else:
                 self._join(server)  # before the first line is read
 
-    def _join(self, server: Server) -> None:
+    def _join(self, server: LineServer) -> None:
         self._lost.discard(server.name)
         self._alone_since = None
         self._pool.join(server.name, server.depth)
 
-    async def _serve(self, server: Server) -> None:
+    async def _serve(self, server: LineServer) -> None:
         """Keep a server at its depth until all lines are settled; open it again if it is lost."""
         pause = PAUSE_S
         while not self._pool.done.is_set():
@@ -118,7 +115,7 @@ class Runner:
                 await self._done_within(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _help(self, server: Server) -> None:
+    async def _help(self, server: LineServer) -> None:
         """Open a server whenever too many lines wait, and close it when none waits."""
         while not self._pool.done.is_set():
             await self._pool.crowded.wait()
@@ -132,7 +129,7 @@ class Runner:
                 await server.close()
                 return
 
-    async def _work_until_lost(self, server: Server, *, unless_idle: bool = False) -> None:
+    async def _work_until_lost(self, server: LineServer, *, unless_idle: bool = False) -> None:
         """Ask the server as many lines at once as it should have.
 
         With `unless_idle` it gets no more lines once the input has ended and none waits.
@@ -146,7 +143,7 @@ class Runner:
         finally:
             self._pool.leave(server.name)
 
-    async def _reopen(self, server: Server) -> bool:
+    async def _reopen(self, server: LineServer) -> bool:
         try:
             await server.open()
         except ClientError as error:  # whatever answers in its place, the server may come back
@@ -173,7 +170,7 @@ class Runner:
         except TimeoutError:
             return
 
-    async def _work(self, server: Server, unless_idle: bool) -> None:
+    async def _work(self, server: LineServer, unless_idle: bool) -> None:
         """Ask the server one line after another."""
         while line := await self._pool.take(server.name, unless_idle=unless_idle):
             try:
@@ -181,30 +178,30 @@ class Runner:
             except ServerLostError as error:
                 self._lost.add(server.name)
                 self._pool.leave(server.name)
-                self._retry(line, Reply(Verdict.FAILED, reason=str(error)), suspect=True)
+                self._retry(line, Reply(ReplyKind.FAILED, reason=str(error)), suspect=True)
                 raise
             except asyncio.CancelledError:
                 if server.name in self._lost:
                     reason = f"{server.name} was lost"
-                    self._retry(line, Reply(Verdict.FAILED, reason=reason), suspect=True)
+                    self._retry(line, Reply(ReplyKind.FAILED, reason=reason), suspect=True)
                 raise
-            if reply.verdict is Verdict.ANSWERED:
-                self._sink.answer(line, reply)
-            elif reply.verdict is Verdict.REFUSED:
-                self._sink.fail(line, reply)
+            if reply.kind in (ReplyKind.ANSWERED, ReplyKind.REFUSED):
+                self._settle(line, reply)
             else:
                 self._retry(line, reply)
                 await asyncio.sleep(PAUSE_S)
-                continue
-            self._failures.pop(line.number, None)
-            self._pool.settle(line)
 
-    async def _ask(self, server: Server, line: Line) -> Reply:
+    def _settle(self, line: Line, reply: Reply) -> None:
+        self._sink.settle(line, reply)
+        self._failures.pop(line.number, None)
+        self._pool.settle(line)
+
+    async def _ask(self, server: LineServer, line: Line) -> Reply:
         """The server's reply to a line; waits while the server is too busy."""
         pause = PAUSE_S
         for _ in range(BUSY_ATTEMPTS):
             reply = await server.ask(line)
-            if reply.verdict is not Verdict.BUSY:
+            if reply.kind is not ReplyKind.BUSY:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -220,10 +217,8 @@ class Runner:
         if failures < ATTEMPTS:
             self._failures[line.number] = failures
             self._pool.put_back(line, suspect=suspect and failures == ATTEMPTS - 1)
-            return
-        self._failures.pop(line.number, None)
-        self._sink.fail(line, reply)
-        self._pool.settle(line)
+        else:
+            self._settle(line, reply)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -12,7 +12,7 @@ from typing import Protocol
 from sglang_qspec.tools.batch.line import Line
 
 
-class Verdict(Enum):
+class ReplyKind(Enum):
     """What a reply means for its line."""
 
     ANSWERED = auto()
@@ -27,7 +27,7 @@ class Verdict(Enum):
 class Reply:
     """The reply of a server to one line."""
 
-    verdict: Verdict
+    kind: ReplyKind
     status: int | None = None
     """HTTP status; None without a response."""
     body: bytes = b"null"
@@ -43,7 +43,7 @@ class Reply:
     """Number of output tokens that were drafted, each of which saved a pass."""
 
 
-class Server(Protocol):
+class LineServer(Protocol):
     """A server that answers lines."""
 
     @property

@@ -6,9 +6,9 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import Future
 from io import FileIO
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sglang_qspec.errors import BatchError
 
@@ -21,10 +21,10 @@ CHUNK_BYTES = 256 << 10
 
 Numbered = tuple[int, bytes | None]
 """The number of a line, from 1, and its text; None stands for a text that is too long."""
-Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
-class Source(Protocol):
+class LineSource(Protocol):
     """An input, as numbered lines without the blank ones."""
 
     @property
@@ -35,11 +35,8 @@ class Source(Protocol):
     def can_be_read_once(self) -> bool:
         """Whether reading uses the input up."""
 
-    def numbered(self) -> Iterator[Numbered]:
-        """All lines. Raises BatchError if the input cannot be read."""
-
-    def stream(self) -> AsyncIterator[Numbered]:
-        """All lines; the event loop goes on while the input blocks. Raises BatchError."""
+    def parts(self) -> Iterator[list[Numbered]]:
+        """All lines, some at a time. Raises BatchError if the input cannot be read."""
 
 
 def needs_ray(path: str) -> bool:
@@ -60,27 +57,14 @@ class FileSource:
         is_pipe = os.path.exists(self.name) and not os.path.isfile(self.name)
         return self.name == STANDARD_INPUT or is_pipe
 
-    def numbered(self) -> Iterator[Numbered]:
-        """All lines. Raises BatchError if the input cannot be read."""
+    def parts(self) -> Iterator[list[Numbered]]:
+        """All lines, some at a time. Raises BatchError if the input cannot be read."""
         splitter = _Splitter()
-        for chunk in self._chunks():
-            yield from splitter.feed(chunk)
-        yield from splitter.feed(b"")
-
-    async def stream(self) -> AsyncIterator[Numbered]:
-        """All lines. A thread reads, because standard input may block. Raises BatchError."""
-        splitter = _Splitter()
-        async for chunk in streamed(self._chunks):
-            for numbered in splitter.feed(chunk):
-                yield numbered
-        for numbered in splitter.feed(b""):
-            yield numbered
-
-    def _chunks(self) -> Iterator[bytes]:
         try:
             with self._open() as file:
                 while chunk := file.read(CHUNK_BYTES):
-                    yield chunk
+                    yield list(splitter.feed(chunk))
+                yield list(splitter.feed(b""))
         except OSError as error:
             raise BatchError(f"the input {self.name} cannot be read: {error.strerror}") from None
 
@@ -116,42 +100,27 @@ class _Splitter:
                 yield self._number, text
 
 
-class _End:
-    """Stands for the end of an iterator in a queue."""
+async def streamed(source: LineSource) -> AsyncIterator[Numbered]:
+    """All lines; the event loop goes on while the input blocks. Raises BatchError."""
+    parts = source.parts()
+    while (part := await _in_thread(lambda: next(parts, None))) is not None:
+        for numbered in part:
+            yield numbered
 
 
-class _Failure(Generic[Part]):
-    """An error of an iterator in a queue."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-async def streamed(parts: Callable[[], Iterator[Part]]) -> AsyncIterator[Part]:
-    """The parts of an iterator that a thread runs, at most two ahead.
+async def _in_thread(call: Callable[[], Result]) -> Result:
+    """The result of a call in a thread.
 
     The thread is a daemon, so that it does not keep the process alive after an interrupt.
     """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Part | _Failure[Part] | _End] = asyncio.Queue(2)
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()  # from now on it gets its result in any case
 
-    def put(part: Part | _Failure[Part] | _End) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(part), loop).result()
-
-    def read() -> None:
+    def run() -> None:
         try:
-            try:
-                for part in parts():
-                    put(part)
-            except Exception as error:
-                put(_Failure(error))
-            else:
-                put(_End())
-        except (RuntimeError, CancelledError):  # the loop has ended
-            return
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
 
-    threading.Thread(target=read, name="input", daemon=True).start()
-    while not isinstance(part := await queue.get(), _End):
-        if isinstance(part, _Failure):
-            raise part.error
-        yield part
+    threading.Thread(target=run, name="input", daemon=True).start()
+    return await asyncio.wrap_future(future)

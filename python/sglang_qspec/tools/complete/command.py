@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from sglang_qspec import values
+from sglang_qspec.tools import declare
 from sglang_qspec.tools.complete.client import Client
 from sglang_qspec.tools.complete.marks import Brackets, Colours, Marks, summary
 from sglang_qspec.tools.complete.peers import printable, reading
 from sglang_qspec.tools.complete.pieces import end_of, labels, whole
 from sglang_qspec.tools.complete.stretches import Stretch, Stretches
-from sglang_qspec.values import option
 
 DESCRIPTION = """Ask a running QSPEC server for a completion, and print it while it is generated.
 --show-drafts marks drafted text with the source of its draft: in colours on a terminal, otherwise
@@ -21,66 +24,55 @@ in brackets."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add("prompt", help="text to complete; it may contain <NGRAMGUESS> tags")
-    add(
-        "--url",
-        default="http://127.0.0.1:30000",
-        help="address of the server (default: %(default)s)",
-    )
-    add("--show-drafts", action="store_true", help="mark drafted text with its source")
-    add(
-        "--max-new-tokens",
-        type=option(values.positive),
-        default=128,
-        metavar="N",
-        help="maximum number of output tokens (default: %(default)s)",
-    )
-    add(
-        "--temperature",
-        type=option(values.number(0.0, 100.0)),
-        default=0.0,
-        metavar="T",
-        help="sampling temperature (default: 0, greedy)",
-    )
+    add = partial(declare.value, parser)
+    add("prompt", "text to complete; it may contain <NGRAMGUESS> tags")
+    declare.server(parser)
+    declare.switch(parser, "--show-drafts", "mark drafted text with its source")
+    add("--max-new-tokens", "maximum number of output tokens", values.positive, "N", default=128)
+    temperature = values.number(0.0, 100.0)
+    add("--temperature", "sampling temperature; 0 is greedy", temperature, "T", default=0.0)
+    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace, *, colours: bool) -> Iterator[str]:
-    """Yield the text to print, piece by piece. Raises ClientError.
+def run(options: argparse.Namespace, say: Callable[..., object] = print) -> None:
+    """Print the completion, piece by piece. Raises ClientError.
 
     The text has no characters that a terminal obeys, except those that mark drafts.
     """
     client = Client(options.url)
-    client.check()
+    client.state()
     sampling: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,
     }
-    with reading(client.url):
+    if options.show_drafts:
+        sampling["custom_params"] = {"qspec_return_provenance": True}
+    with reading(client.url), closing(client.generate(options.prompt, sampling)) as pieces:
         if options.show_drafts:
-            sampling["custom_params"] = {"qspec_return_provenance": True}
-            marks = Colours() if colours else Brackets()
-            yield from _marked(client, options.prompt, sampling, marks)
+            marks = Colours() if sys.stdout.isatty() else Brackets()
+            texts = _marked(client, pieces, marks)
         else:
-            yield from _plain(client, options.prompt, sampling)
+            texts = _plain(pieces)
+        for text in texts:
+            say(text, end="", flush=True)
 
 
-def _plain(client: Client, prompt: str, sampling: dict[str, Any]) -> Iterator[str]:
+def _plain(pieces: Iterator[dict[str, Any]]) -> Iterator[str]:
     shown = ""
     piece: dict[str, Any] = {}
-    for piece in whole(client.generate(prompt, sampling)):
+    for piece in whole(pieces):
         yield printable(piece["text"][len(shown) :])
         shown = piece["text"]
     yield "\n"
     end_of(piece)
 
 
-def _marked(client: Client, prompt: str, sampling: dict[str, Any], marks: Marks) -> Iterator[str]:
+def _marked(client: Client, pieces: Iterator[dict[str, Any]], marks: Marks) -> Iterator[str]:
     stretches = Stretches(client.decode)
     piece: dict[str, Any] = {"text": ""}
     provenance: list[str] = []
     passes = 0
-    for piece in whole(client.generate(prompt, sampling)):
+    for piece in whole(pieces):
         meta = piece["meta_info"]
         provenance = labels(piece)
         passes = int(meta.get("qspec", {}).get("passes", passes))

@@ -81,3 +81,22 @@ def printable(text: str) -> str:
 def message(text: str) -> str:
     """A server's text for a message: in one line, of at most SHOWN characters."""
     return " ".join(printable(text[: 2 * SHOWN]).split())[:SHOWN]
+
+
+def message_of(data: bytes) -> str:
+    """The message in the body of an HTTP error, or the body itself if it is not JSON; one line."""
+    try:
+        found = decode(data)
+    except AnswerError:
+        found = data[: 8 * SHOWN].decode(errors="replace")
+    return message_in(found) or "without a message"
+
+
+def message_in(body: Any) -> str:
+    """The message of a decoded error in the format of SGLang, OpenAI or FastAPI."""
+    while isinstance(body, dict):
+        inner = [body[key] for key in ("error", "message", "detail") if key in body]
+        if not inner:
+            break
+        body = inner[0]
+    return message(str(body))

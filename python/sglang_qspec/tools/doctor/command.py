@@ -9,10 +9,16 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
+
+from rich.console import Console
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.values import option
+from sglang_qspec.tools import declare
+from sglang_qspec.tools.doctor import report
+from sglang_qspec.tools.doctor.case import DEFAULT_PORT, Case
+from sglang_qspec.tools.doctor.checks import examine_all
 
 DESCRIPTION = """Check this machine, the installed software and a pair of models before a server
 starts, and print the command that starts it. Settings come from the environment variables
@@ -22,28 +28,16 @@ SGLANG_QSPEC_*, as for a server. The exit status is 0 if a server can start, als
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add("--model", metavar="PATH", help="the target: a folder, or a name on a hub")
-    add("--draft-model", metavar="PATH", help="the draft model: a folder, or a name on a hub")
-    add(
-        "--device",
-        type=option(values.device),
-        default="",
-        help="device of the target: cpu, cuda or cuda:N (default: SGLang's choice)",
-    )
-    add(
-        "--port",
-        type=option(values.whole(1, 65535)),
-        default=30000,
-        metavar="N",
-        help="port of the server (default: %(default)s)",
-    )
-    add(
-        "--measure",
-        action="store_true",
-        help="also measure both models for about a minute, and say what to expect",
-    )
-    add("--json", action="store_true", help="print one JSON object instead of text")
+    add = partial(declare.value, parser)
+    add("--model", "the target: a folder, or a name on a hub", metavar="PATH")
+    add("--draft-model", "the draft model: a folder, or a name on a hub", metavar="PATH")
+    device = "device of the target: cpu, cuda or cuda:N (default: SGLang's choice)"
+    add("--device", device, values.device, default="")
+    add("--port", "port of the server", values.whole(1, 65535), "N", default=DEFAULT_PORT)
+    measure = "also measure both models for about a minute, and say what to expect"
+    declare.switch(parser, "--measure", measure)
+    declare.switch(parser, "--json", "print one JSON object instead of text")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,12 +45,6 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ConfigError if options exclude each other.
     """
-    from rich.console import Console
-
-    from sglang_qspec.tools.doctor import report
-    from sglang_qspec.tools.doctor.case import Case
-    from sglang_qspec.tools.doctor.checks import examine_all
-
     console = Console(file=sys.stdout, highlight=False)  # `_quiet` redirects sys.stdout
     case = Case(options.model, options.draft_model, options.device, options.port, options.measure)
     if case.measure and (case.model is None or case.draft_model is None):

@@ -3,132 +3,135 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from sglang_qspec import values
+from sglang_qspec.tools import declare
+from sglang_qspec.tools.compare import command as compare
 from sglang_qspec.tools.models import convert, demo_models, quantize, skip_layers
 from sglang_qspec.tools.models.convert import DTYPES
 from sglang_qspec.tools.models.prompts import CALIBRATION, texts_of
 from sglang_qspec.tools.models.skip_layers import TOKENS
-from sglang_qspec.values import option
+
+DESCRIPTION = """Write target and draft checkpoints, and measure what draft models would be worth.
+docs/draft-models.md describes the tasks."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> Any:
-    """Add the tasks, and return argparse's object to which other tasks can be added."""
+class Task(NamedTuple):
+    """A task of the command. `add_options` sets the default `run`."""
+
+    add_options: Callable[[argparse.ArgumentParser], None]
+    help: str
+    description: str
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the tasks."""
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
-    tasks.add_parser(
-        "demo",
-        help="build the demo models and print their folders",
-        description="Build the demo models in the cache, without a network, and print their "
-        "folders: a line 'target PATH', then a line 'draft PATH'.",
-    ).set_defaults(run=_demo)
-    _add_quantize(tasks)
-    _add_skip_layers(tasks)
-    _add_convert(tasks)
-    return tasks
+    for name, task in TASKS.items():
+        task.add_options(tasks.add_parser(name, help=task.help, description=task.description))
 
 
-def _add_quantize(tasks: Any) -> None:
-    parser = tasks.add_parser(
-        "quantize",
-        help="write a quantized draft model of a local checkpoint",
-        description="Quantize the weights of a checkpoint by rounding to nearest, write them in "
-        "GPTQ layout, and print the output folder.",
-    )
-    add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of the checkpoint")
-    add("--bits", type=option(values.positive), required=True, help="4 or 8")
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_demo)
+
+
+def _add_quantize(parser: argparse.ArgumentParser) -> None:
+    add = partial(declare.value, parser)
+    add("--model", "folder of the checkpoint", Path, required=True)
+    add("--bits", "4 or 8", values.positive, required=True)
     _add_layout(parser)
-    add("--output", type=Path, help="folder to create (default: in the cache)")
+    add("--output", "folder to create (default: in the cache)", Path)
     parser.set_defaults(run=_quantize)
 
 
-def _add_skip_layers(tasks: Any) -> None:
-    parser = tasks.add_parser(
-        "skip-layers",
-        help="write a draft model that is the target with layers left out",
-        description="Leave decoder layers of a checkpoint out, one after another: each time the "
-        "layer whose loss costs the least agreement with the whole model, along its own answers to "
-        "the prompts. Write the rest as a checkpoint, and print its folder. `qspec models compare` "
-        "says what it is worth as a draft model.",
-    )
-    add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of the checkpoint")
-    add(
-        "--keep",
-        type=option(values.positive),
-        required=True,
-        metavar="N",
-        help="number of layers to keep",
-    )
+def _add_skip_layers(parser: argparse.ArgumentParser) -> None:
+    add = partial(declare.value, parser)
+    add("--model", "folder of the checkpoint", Path, required=True)
+    add("--keep", "number of layers to keep", values.positive, "N", required=True)
     add(
         "--prompts",
-        type=Path,
-        metavar="JSONL",
-        help="file with a `prompt` in each line, or in Spec-Bench's format (default: eight "
-        "prompts, none of which is a default prompt of compare)",
+        "file with a `prompt` in each line, or in Spec-Bench's format (default: eight prompts, "
+        "none of which is a default prompt of compare)",
+        Path,
+        "JSONL",
     )
-    add(
-        "--tokens",
-        type=option(values.positive),
-        default=TOKENS,
-        metavar="N",
-        help="maximum length of an answer, in tokens (default: %(default)s)",
-    )
-    add(
-        "--quantize",
-        type=option(values.positive),
-        metavar="BITS",
-        help="also quantize the weights: to 4 or 8 bits",
-    )
+    add("--tokens", "maximum length of an answer, in tokens", values.positive, "N", default=TOKENS)
+    add("--quantize", "also quantize the weights: to 4 or 8 bits", values.positive, "BITS")
     _add_layout(parser)
-    add("--output", type=Path, required=True, help="folder to create")
+    add("--output", "folder to create", Path, required=True)
     parser.set_defaults(run=_skip_layers)
 
 
-def _add_convert(tasks: Any) -> None:
-    parser = tasks.add_parser(
-        "convert",
-        help="write a GGUF file as a Hugging Face checkpoint",
-        description="Dequantize the weights of a GGUF file, write them with configuration, "
-        "tokenizer and chat template as a Hugging Face checkpoint, and print its folder. "
-        "Architectures are those that transformers reads from GGUF files, such as Llama, Qwen2, "
-        "Qwen3 and Gemma.",
-    )
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE.gguf", help="file to convert")
-    add("--output", type=Path, required=True, help="folder to create")
-    add(
-        "--dtype",
-        choices=DTYPES,
-        default=DTYPES[0],
-        help="data type of the weights (default: %(default)s)",
-    )
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    add = partial(declare.value, parser)
+    add("file", "file to convert", Path, "FILE.gguf")
+    add("--output", "folder to create", Path, required=True)
+    add("--dtype", "data type of the weights", choices=DTYPES, default=DTYPES[0])
     add(
         "--tokenizer",
-        type=Path,
-        help="folder with the model's own tokenizer, to take instead of the one in the file",
+        "folder with the model's own tokenizer, to take instead of the one in the file",
+        Path,
     )
     parser.set_defaults(run=_convert)
 
 
 def _add_layout(parser: argparse.ArgumentParser) -> None:
     """Add the options of quantized weights besides their bits."""
-    parser.add_argument(
+    add = partial(declare.value, parser)
+    add(
         "--group-size",
-        type=option(_group_size),
-        metavar="N|channel",
-        help="number of weights that share a scale: 128, 64, 32, or channel for all weights of an "
+        "number of weights that share a scale: 128, 64, 32, or channel for all weights of an "
         "output channel (default: channel for 8 bits, the largest number that fits for 4)",
+        _group_size,
+        "N|channel",
     )
-    parser.add_argument(
+    add(
         "--for",
+        "kind of device that runs the draft model; its kernels must take the shapes of the layers "
+        "(default: cuda if there is a GPU, otherwise cpu)",
         dest="device",
         choices=("cpu", "cuda"),
-        help="kind of device that runs the draft model; its kernels must take the shapes of the "
-        "layers (default: cuda if there is a GPU, otherwise cpu)",
     )
+
+
+TASKS = {
+    "demo": Task(
+        _add_demo,
+        "build the demo models and print their folders",
+        "Build the demo models in the cache, without a network, and print their folders: a line "
+        "'target PATH', then a line 'draft PATH'.",
+    ),
+    "quantize": Task(
+        _add_quantize,
+        "write a quantized draft model of a local checkpoint",
+        "Quantize the weights of a checkpoint by rounding to nearest, write them in GPTQ layout, "
+        "and print the output folder.",
+    ),
+    "skip-layers": Task(
+        _add_skip_layers,
+        "write a draft model that is the target with layers left out",
+        "Leave decoder layers of a checkpoint out, one after another: each time the layer whose "
+        "loss costs the least agreement with the whole model, along its own answers to the "
+        "prompts. Write the rest as a checkpoint, and print its folder. `qspec models compare` "
+        "says what it is worth as a draft model.",
+    ),
+    "convert": Task(
+        _add_convert,
+        "write a GGUF file as a Hugging Face checkpoint",
+        "Dequantize the weights of a GGUF file, write them with configuration, tokenizer and chat "
+        "template as a Hugging Face checkpoint, and print its folder. Architectures are those that "
+        "transformers reads from GGUF files, such as Llama, Qwen2, Qwen3 and Gemma.",
+    ),
+    "compare": Task(
+        compare.add_options,
+        "measure what draft models would be worth for a target",
+        compare.DESCRIPTION,
+    ),
+}
 
 
 def _demo(options: argparse.Namespace) -> str:  # noqa: ARG001
@@ -156,9 +159,8 @@ def _skip_layers(options: argparse.Namespace) -> str:
 
 
 def _convert(options: argparse.Namespace) -> str:
-    return str(
-        convert(options.file, options.output, dtype=options.dtype, tokenizer=options.tokenizer)
-    )
+    given = {"dtype": options.dtype, "tokenizer": options.tokenizer}
+    return str(convert(options.file, options.output, **given))
 
 
 def _device(options: argparse.Namespace) -> Literal["cpu", "cuda"]:
@@ -168,7 +170,7 @@ def _device(options: argparse.Namespace) -> Literal["cpu", "cuda"]:
 
 def _has_cuda() -> bool:
     """Whether torch finds a GPU on this machine."""
-    import torch
+    import torch  # takes seconds
 
     return torch.cuda.is_available()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
@@ -94,8 +95,7 @@ def ask(client: Client, question: Question) -> Generator[Event, None, None]:
     """
     prompt, sampling = _request(client, question)
     begin = time.monotonic()
-    pieces = client.generate(prompt, sampling)
-    with reading(client.url):
+    with reading(client.url), closing(client.generate(prompt, sampling)) as pieces:
         if question.speculate:
             yield from _traced(client, pieces, begin)
         else:

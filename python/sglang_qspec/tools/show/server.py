@@ -44,16 +44,13 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 class ShowServer(ThreadingHTTPServer):
     """Serves the page on `host` and `port`, and asks only the server of `client`."""
 
-    daemon_threads = True
-
     def __init__(self, host: str, port: int, client: Client, prompts: Sequence[str]) -> None:
         """Raises ClientError if the server of `client` does not answer or does not use QSPEC, or
         if the address cannot be used."""
         self.client = client
-        self.prompts = list(prompts)
         self.host = host
         model, _ = client.info()
-        self.about = {"url": client.url, "model": model, "prompts": self.prompts}
+        self.about = {"url": client.url, "model": model, "prompts": list(prompts)}
         self.files = {f"/{name}": _file(name) for name in ("page.css", *PAGE)}
         self.files["/"] = _file("index.html")
         saved = document("An answer of qspec show", SAVED, "HERE").encode()

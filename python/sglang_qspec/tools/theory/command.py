@@ -73,6 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
     add("--plot", type=Path, metavar="PNG", help="file for a plot of the prediction (with --fit)")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> str:

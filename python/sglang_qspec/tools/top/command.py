@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
 
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from sglang_qspec import values
 from sglang_qspec.errors import ClientError
+from sglang_qspec.tools import declare
 from sglang_qspec.tools.complete.client import Client
 from sglang_qspec.tools.complete.peers import reading
+from sglang_qspec.tools.top import view
 from sglang_qspec.tools.top.interval import Interval, Snapshot
-from sglang_qspec.values import number, option, whole
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 TIMEOUT_S = 10.0
 """Maximum wait for the server's answer, in seconds."""
@@ -26,27 +28,14 @@ are explained in docs/observability.md."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add(
-        "--url",
-        default="http://127.0.0.1:30000",
-        help="address of the server (default: %(default)s)",
-    )
-    add(
-        "--interval",
-        type=option(number(0.1, 3600)),
-        default=2.0,
-        metavar="S",
-        help="seconds between two frames, 0.1 to 3600 (default: 2)",
-    )
-    add(
-        "--dp-rank",
-        type=option(whole(0, 10**6)),
-        default=0,
-        metavar="N",
-        help="scheduler of a server with --dp-size, from 0 (default: 0)",
-    )
-    add("--once", action="store_true", help="print one frame after one interval, and end")
+    add = partial(declare.value, parser)
+    declare.server(parser)
+    seconds = values.number(0.1, 3600)
+    add("--interval", "seconds between two frames, 0.1 to 3600", seconds, "S", default=2.0)
+    rank = values.whole(0, 10**6)
+    add("--dp-rank", "scheduler of a server with --dp-size, from 0", rank, "N", default=0)
+    declare.switch(parser, "--once", "print one frame after one interval, and end")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -54,9 +43,6 @@ def run(options: argparse.Namespace) -> None:
 
     If the output is not a terminal, the frames follow one another.
     """
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(markup=False, emoji=False)
     client = Client(options.url, TIMEOUT_S)
     shown = frames(client, options.interval, dp_rank=options.dp_rank)
@@ -85,8 +71,6 @@ def frames(
 
     Raises ClientError.
     """
-    from sglang_qspec.tools.top import view
-
     before, schedulers = _snapshot(client, dp_rank)
     title = f"qspec top   {client.url}"
     if schedulers > 1:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,7 +66,7 @@ def test_lines_end_at_newlines_alone(
     path = tmp_path / "in.jsonl"
     lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
     path.write_text("\r\n".join(lines) + end)
-    found = list(RaySource(f"file://{path}").numbered())
+    found = list(chain.from_iterable(RaySource(f"file://{path}").parts()))
     assert [json.loads(text or b"")["prompt"] for _, text in found] == texts
     assert [number for number, _ in found] == [1, 2, 3]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from ray.data.datasource import FileBasedDatasource
 from ray.exceptions import RayError
 
 from sglang_qspec.errors import BatchError
-from sglang_qspec.tools.batch.source import MAX_LINE_BYTES, PARQUET, Numbered, streamed
+from sglang_qspec.tools.batch.source import MAX_LINE_BYTES, PARQUET, Numbered
 
 READ_BYTES = 8 << 20
 """Number of bytes that a task reads of a file at once."""
@@ -39,18 +39,8 @@ class RaySource:
         self.name = path
         self._is_parquet = path.rstrip("/").endswith(PARQUET)
 
-    def numbered(self) -> Iterator[Numbered]:
-        """All lines. Raises BatchError if the input cannot be read."""
-        for part in self._parts():
-            yield from part
-
-    async def stream(self) -> AsyncIterator[Numbered]:
-        """All lines. A thread waits for Ray Data. Raises BatchError."""
-        async for part in streamed(self._parts):
-            for numbered in part:
-                yield numbered
-
-    def _parts(self) -> Iterator[list[Numbered]]:
+    def parts(self) -> Iterator[list[Numbered]]:
+        """All lines, some at a time. Raises BatchError if the input cannot be read."""
         number = 0
         try:
             for table in self._tables():

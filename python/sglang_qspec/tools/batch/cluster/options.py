@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.values import option
+from sglang_qspec.tools import declare
 
 DEFAULTS = {
     "min_servers": 1,
@@ -23,55 +24,38 @@ MOST = 100_000
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to those of `qspec batch`."""
-    add = parser.add_argument_group("servers on a Ray cluster").add_argument
-    counted = option(values.whole(0, MOST))
-    positive = option(values.whole(1, MOST))
+    add = partial(declare.value, parser.add_argument_group("servers on a Ray cluster"))
+    counted, positive = values.whole(0, MOST), values.whole(1, MOST)
     add(
         "--ray",
+        "run the servers on this Ray cluster: HOST:PORT, auto for the one of this node, or local "
+        "for a new one on this machine",
         metavar="ADDRESS",
-        help="run the servers on this Ray cluster: HOST:PORT, auto for the one of this node, or "
-        "local for a new one on this machine",
     )
     add(
         "--min-servers",
-        type=positive,
-        metavar="N",
-        help="number of servers that must run before the first line is asked (default: 1)",
+        "number of servers that must run before the first line is asked (default: 1)",
+        positive,
+        "N",
     )
     add(
         "--max-servers",
-        type=positive,
-        metavar="N",
-        help="maximum number of servers (default: as many as the cluster holds at the start)",
+        "maximum number of servers (default: as many as the cluster holds at the start)",
+        positive,
+        "N",
     )
-    add(
-        "--target-gpus",
-        type=counted,
-        metavar="N",
-        help="GPUs of each target (default: 1, or 0 on a cluster without GPUs)",
-    )
-    add(
-        "--draft-gpus",
-        type=counted,
-        metavar="N",
-        help="GPUs of each sidecar: 0 or 1 (default: 0, it shares the GPU of its target)",
-    )
-    add(
-        "--server-cpus",
-        type=positive,
-        metavar="N",
-        help="CPUs of each server (default: 1 beside GPUs, and 2 without)",
-    )
-    add(
-        "--sidecars",
-        type=counted,
-        metavar="N",
-        help="number of sidecars that all servers share, instead of one in each server",
-    )
+    targets = "GPUs of each target (default: 1, or 0 on a cluster without GPUs)"
+    add("--target-gpus", targets, counted, "N")
+    drafts = "GPUs of each sidecar: 0 or 1 (default: 0, it shares the GPU of its target)"
+    add("--draft-gpus", drafts, counted, "N")
+    cpus = "CPUs of each server (default: 1 beside GPUs, and 2 without)"
+    add("--server-cpus", cpus, positive, "N")
+    sidecars = "number of sidecars that all servers share, instead of one in each server"
+    add("--sidecars", sidecars, counted, "N")
     add(
         "--sidecar-resource",
+        "custom resource of Ray that a node must have to run one of the shared sidecars",
         metavar="NAME",
-        help="custom resource of Ray that a node must have to run one of the shared sidecars",
     )
 
 

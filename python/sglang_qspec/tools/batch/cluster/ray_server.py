@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from sglang_qspec.errors import BatchError, QSpecError, ServerLostError
+from sglang_qspec.errors import BatchError, QSpecError, ServerLostError, first_line
 from sglang_qspec.tools.batch.cluster import session
 from sglang_qspec.tools.batch.cluster.actors import ServerActor, ServerSpec
 from sglang_qspec.tools.batch.line import Line
@@ -62,7 +62,7 @@ class RayServer:
                 break
             except RayError as error:
                 self._forget_dead(error)
-                raise ServerLostError(f"{self.name}: {_first_line(error)}") from None
+                raise ServerLostError(f"{self.name}: {first_line(error)}") from None
             except QSpecError as error:
                 self._failed_starts += 1
                 self._give_up_actor()
@@ -107,7 +107,7 @@ class RayServer:
             reply: Reply = await _call(self._actor.ask, line)
         except RayError as error:
             self._forget_dead(error)
-            raise ServerLostError(f"{self.name}: {_first_line(error)}") from None
+            raise ServerLostError(f"{self.name}: {first_line(error)}") from None
         except ServerLostError as error:
             raise ServerLostError(f"{self.name}: {error}") from None
         return reply
@@ -139,8 +139,3 @@ async def _call(method: Any, *arguments: Any) -> Any:
     except RayTaskError as error:
         cause = error.cause
         raise cause if isinstance(cause, QSpecError) else error from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

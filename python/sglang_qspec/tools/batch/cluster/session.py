@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import ray
 
-from sglang_qspec.errors import ClientError
+from sglang_qspec.errors import ClientError, first_line
 
 LOCAL = "local"
 """The address that starts a cluster on this machine, which ends with the batch."""
@@ -28,10 +28,9 @@ def connected(address: str) -> Iterator[None]:
             address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ClientError(
             f"--ray is {address!r}, but must be 'local', 'auto', or the HOST:PORT of a Ray "
-            f"cluster: {reason}"
+            f"cluster: {first_line(error)}"
         ) from None
     try:
         yield
