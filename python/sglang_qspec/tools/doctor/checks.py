@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from sglang_qspec.tools.doctor import cores, devices, models, placing, software, system
+from sglang_qspec.tools.doctor import cores, devices, models, software, start, system
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, Verdict, examine
 from sglang_qspec.tools.doctor.measure.check import measure
@@ -54,8 +54,8 @@ CHECKS = (
     Check("target", models.target, lambda case: case.sglang and case.model is not None),
     Check("draft model", models.draft, lambda case: case.sglang and case.draft_model is not None),
     Check("tokenizers", models.tokenizers, lambda case: bool(case.target and case.draft)),
-    Check("start", placing.start, _starts),
-    Check("placement", placing.placement, lambda case: case.arguments is not None),
+    Check("start", start.start, _starts),
+    Check("placement", start.placement, lambda case: case.arguments is not None),
     Check("measure", measure, _measures),
 )
 """A check that needs the result of a check that failed is left out."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from sglang_qspec import values
+from sglang_qspec.errors import ConfigError, first_line
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Verdict, failure, ok
-from sglang_qspec.tools.models.files import INDEX
+from sglang_qspec.tools.models.files import WEIGHTS, read_config
+from sglang_qspec.tools.models.intact import check_files
 
 HUB_TIMEOUT_S = 5.0
 """Longest wait for an answer of a model hub, in seconds."""
@@ -39,7 +40,7 @@ def _checkpoint(case: Case, path: str, role: str) -> Verdict:
             return failure(f"{path} is no folder", "Give the folder of a checkpoint.")
         damage = damaged(folder)
         if damage:
-            return failure(f"{path}: {damage}", "Copy or download the checkpoint again.")
+            return failure(damage, "Copy or download the checkpoint again.")
     elif objection := _hub_objection(path):
         return failure(
             f"{path} is no local folder, and the hub does not give it: {objection}",
@@ -49,7 +50,7 @@ def _checkpoint(case: Case, path: str, role: str) -> Verdict:
         found = model_pair.describe_model(path, path, False, None)
     except OSError as error:
         return failure(
-            f"{path} cannot be loaded: {str(error).splitlines()[0]}",
+            f"{path} cannot be loaded: {first_line(error)}",
             "Give the folder of a checkpoint, or the name of a model that this machine can reach.",
         )
     preflight.check_family("--model" if role == "target" else "--draft-model", path)
@@ -74,42 +75,24 @@ def _hub_objection(path: str) -> str | None:
     try:
         HfApi().model_info(path, timeout=HUB_TIMEOUT_S)
     except (OSError, httpx.HTTPError) as error:
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     return None
 
 
 def damaged(folder: Path) -> str | None:
-    """What a local checkpoint lacks; None if its configuration and weights are complete."""
-    from safetensors import SafetensorError, safe_open
+    """What a local checkpoint lacks; None if its configuration and weights are complete.
 
-    if not (folder / "config.json").is_file():
-        return "there is no file config.json"
+    Weights of other formats than safetensors are not checked.
+    """
     try:
-        json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        return f"config.json cannot be read: {error}"
-    files = sorted(folder.glob("*.safetensors"))
-    if not files and not any(folder.glob("*.bin")) and not any(folder.glob("*.pt")):
-        return "there are no weights (*.safetensors, *.bin or *.pt)"
-    missing = _named_in_index(folder) - {file.name for file in files}
-    if missing:
-        return f"the file {min(missing)} is missing"
-    for file in files:
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            return f"{file.name} is damaged: {error}"
+        read_config(folder)
+        if any(folder.glob("*.safetensors")) or not any(
+            path.suffix in WEIGHTS for path in folder.iterdir()
+        ):
+            check_files(folder)
+    except ConfigError as error:
+        return str(error)
     return None
-
-
-def _named_in_index(folder: Path) -> set[str]:
-    """Names of the files that the index of a checkpoint in parts lists."""
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        return set(index["weight_map"].values())
-    except FileNotFoundError:
-        return set()
 
 
 def tokenizers(case: Case) -> Verdict:

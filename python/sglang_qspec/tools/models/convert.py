@@ -6,13 +6,20 @@ refused.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.tools.models.cache import build_folder
-from sglang_qspec.tools.models.files import TOKENIZER_FILES, check_new, copy_files
+from sglang_qspec.tools.models.files import (
+    TOKENIZER_FILES,
+    check_new,
+    copy_files,
+    read_json,
+    write_json,
+)
 from sglang_qspec.tools.models.gguf_families import FREQUENCIES, configuration, family_of
 from sglang_qspec.tools.models.gguf_file import GGUFFile, read
 from sglang_qspec.tools.models.gguf_tokenizer import foreign, special_tokens, write_tokenizer
@@ -61,7 +68,7 @@ def write(file: Path, folder: Path, dtype: str = "bfloat16", tokenizer: Path | N
     _write_model(content, fields, dtype, folder)
     for name in ("config.json", "generation_config.json"):
         path = folder / name
-        path.write_text(json.dumps(_shortest(json.loads(path.read_text())), indent=2) + "\n")
+        write_json(path, _shortest(read_json(path)))
 
 
 def _write_model(file: GGUFFile, fields: dict[str, Any], dtype: str, folder: Path) -> None:
@@ -116,8 +123,6 @@ def _scale_positions(file: GGUFFile, config: Any) -> None:
 
 def _shortest(content: Any) -> Any:
     """Replace each number that is a float32 by the shortest decimal for it, such as 1e-05."""
-    import numpy as np
-
     if isinstance(content, dict):
         return {name: _shortest(value) for name, value in content.items()}
     if isinstance(content, list):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM
 
 from sglang_qspec.errors import QSpecError
-
-if TYPE_CHECKING:
-    import torch
 
 TOLERANCE, COARSE_TOLERANCE = 1e-3, 5e-2
 """Largest difference of two logits, relative to the largest one, that counts as rounding: in
@@ -27,9 +27,6 @@ class Fit(NamedTuple):
 
 
 def _load(path: Path) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     on_gpu = torch.cuda.is_available()
     dtype: Any = "auto" if on_gpu else torch.float32
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
@@ -63,8 +60,6 @@ class Decoder:
 
     def answer(self, prompt_ids: list[int], tokens: int) -> list[int]:
         """The greedy answer of at most `tokens` tokens."""
-        import torch
-
         prompt = torch.tensor([prompt_ids], device=self._model.device)
         with torch.inference_mode():
             found = self._model.generate(
@@ -84,8 +79,6 @@ class Decoder:
 
         Raises QSpecError if the layers cannot be run by themselves.
         """
-        import torch
-
         longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
         ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
         places = torch.zeros(len(prompts), longest, dtype=torch.bool)
@@ -111,15 +104,11 @@ class Decoder:
 
     def is_written(self, path: Path, logits: torch.Tensor) -> bool:
         """Whether the checkpoint at `path` gives these `logits` for the texts."""
-        import torch
-
         with torch.inference_mode():
             found = _load(path)(self._ids, use_cache=False).logits[self._places]
         return self._equal(found.float(), logits)
 
     def _equal(self, found: torch.Tensor, logits: torch.Tensor) -> bool:
-        import torch
-
         is_exact = self._model.dtype == torch.float32
         limit = (TOLERANCE if is_exact else COARSE_TOLERANCE) * float(logits.abs().max())
         return bool((found - logits).abs().max() <= limit)
@@ -131,8 +120,6 @@ class Decoder:
 
     def states(self, kept: Sequence[int]) -> list[torch.Tensor]:
         """The hidden states before each of the layers `kept`, [texts, tokens, hidden]."""
-        import torch
-
         states = [self._calls[0][0]]
         with torch.inference_mode():
             for layer in kept[:-1]:
@@ -144,8 +131,6 @@ class Decoder:
 
         By default the first layer reads the embeddings.
         """
-        import torch
-
         hidden = self._calls[0][0] if state is None else state
         with torch.inference_mode():
             for layer in kept:
@@ -156,8 +141,6 @@ class Decoder:
 
     def fit(self, logits: torch.Tensor) -> Fit:
         """How well `logits`, float [answer tokens, vocab], fit those of all layers."""
-        import torch
-
         probs = torch.softmax(logits, -1)
         overlap = torch.minimum(probs, self._all).sum(-1).mean()
         same = probs.argmax(-1) == self._all.argmax(-1)

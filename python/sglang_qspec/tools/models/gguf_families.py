@@ -11,15 +11,15 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
 
 from sglang_qspec.errors import QSpecError, shown
 from sglang_qspec.tools.models.gguf_file import GGUFFile
 
-if TYPE_CHECKING:
-    import numpy as np
-
-Change = Callable[["np.ndarray[Any, Any]", Mapping[str, Any]], "np.ndarray[Any, Any]"]
+Values = np.ndarray[Any, Any]
+Change = Callable[[Values, Mapping[str, Any]], Values]
 """Turns a tensor of a file into the model's, given the configuration."""
 
 FREQUENCIES = "rope_freqs.weight"
@@ -44,13 +44,11 @@ _OPTIONAL = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 """Fields that are None if the value is 0. transformers and llama.cpp have equal defaults."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[Any, ...]] = dict.fromkeys(_OPTIONAL, (0,)) | {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.scale": (0,),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
     "expert_gating_func": (1,),
@@ -59,7 +57,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_shared_count": (0, 1),
     "expert_used_count": (0,),
     "expert_weights_scale": (0, 1),
-    "final_logit_softcapping": (0,),
     "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
     "nextn_predict_layers": (0,),
@@ -82,27 +79,27 @@ _FREE = {
 its residuals are parallel."""
 
 
-def _minus_one(values: np.ndarray[Any, Any], _config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _minus_one(values: Values, _config: Mapping[str, Any]) -> Values:
     return values - 1
 
 
-def _transposed(values: np.ndarray[Any, Any], _config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _transposed(values: Values, _config: Mapping[str, Any]) -> Values:
     return values.T
 
 
-def _one_row(values: np.ndarray[Any, Any], _config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _one_row(values: Values, _config: Mapping[str, Any]) -> Values:
     return values.reshape(1, -1)
 
 
-def _query_halves(values: np.ndarray[Any, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _query_halves(values: Values, config: Mapping[str, Any]) -> Values:
     return _halves(values, config["num_attention_heads"])
 
 
-def _key_halves(values: np.ndarray[Any, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _key_halves(values: Values, config: Mapping[str, Any]) -> Values:
     return _halves(values, config["num_key_value_heads"])
 
 
-def _halves(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def _halves(values: Values, heads: int) -> Values:
     """Undo llama.cpp's order of the rows of each head, in pairs instead of halves."""
     pairs = values.reshape(heads, -1, 2, values.shape[-1])
     return pairs.swapaxes(1, 2).reshape(values.shape)
@@ -171,11 +168,7 @@ FAMILIES = {
         changes={r"(attn_qkv|attn_output|ffn_up|ffn_down)\.weight": _transposed},
     ),
     "nemotron": Family(
-        "nemotron",
-        "norm_eps",
-        has_head_dim=True,
-        has_partial_positions=True,
-        changes=_NORMS,
+        "nemotron", "norm_eps", has_head_dim=True, has_partial_positions=True, changes=_NORMS
     ),
 }
 """By `general.architecture`."""

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from sglang_qspec.errors import QSpecError, shown
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -62,7 +61,6 @@ class Tensor:
 
     def chunks(self) -> Iterator[np.ndarray[Any, Any]]:
         """The values in order: float32 arrays [rows, last dimension], of 16 MiB or one row."""
-        import numpy as np
         from gguf import GGMLQuantizationType, dequantize
 
         step = max(1, _CHUNK_BYTES // (4 * self.shape[-1]))
@@ -79,8 +77,6 @@ class Tensor:
 
     def values(self) -> np.ndarray[Any, Any]:
         """All values, float32 of `shape`."""
-        import numpy as np
-
         found = np.empty((self.rows, self.shape[-1]), np.float32)
         first = 0
         for chunk in self.chunks():

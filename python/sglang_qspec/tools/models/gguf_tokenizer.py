@@ -6,7 +6,6 @@ refuses files with others.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_qspec.errors import QSpecError, shown
+from sglang_qspec.errors import QSpecError, first_line, shown
+from sglang_qspec.tools.models.files import read_json, write_json
 from sglang_qspec.tools.models.gguf_file import GGUFFile
 
 DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
@@ -40,8 +40,7 @@ def foreign(what: str) -> Iterator[None]:
             f"converting needs {error.name or error}: run `pip install 'sglang-qspec[convert]'`"
         ) from error
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise QSpecError(f"{what}: {reason}") from error
+        raise QSpecError(f"{what}: {first_line(error)}") from error
 
 
 def special_tokens(file: GGUFFile) -> dict[str, int | None]:
@@ -162,7 +161,7 @@ def _remove_foreign_tokens(path: Path, metadata: dict[str, Any]) -> None:
         for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == _UNUSED and re.fullmatch(rf"\[PAD{token_id}\]", token)
     }
-    content = json.loads(path.read_text())
+    content = read_json(path)
     content["added_tokens"] = [
         added for added in content["added_tokens"] if added["id"] < len(tokens)
     ]
@@ -171,4 +170,4 @@ def _remove_foreign_tokens(path: Path, metadata: dict[str, Any]) -> None:
         content["model"]["vocab"] = {
             token: token_id for token, token_id in vocabulary.items() if token not in padding
         }
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_json(path, content)

@@ -5,12 +5,10 @@ transformers fills weights that are missing, or that have another shape, with ra
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from sglang_qspec.errors import ConfigError, shown
-from sglang_qspec.tools.models.files import INDEX
+from sglang_qspec.errors import ConfigError, first_line, shown
+from sglang_qspec.tools.models.files import INDEX, read_json
 
 
 def check_intact(model: Path) -> None:
@@ -19,7 +17,7 @@ def check_intact(model: Path) -> None:
     Reads no weights. A model that transformers does not know as a language model gets no check of
     its shapes.
     """
-    _check_files(model)
+    check_files(model)
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.utils import logging
@@ -33,8 +31,7 @@ def check_intact(model: Path) -> None:
             model, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
         )
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"{model} cannot be loaded: {reason}") from error
+        raise ConfigError(f"{model} cannot be loaded: {first_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
     for name, held, expected in sorted(found["mismatched_keys"]):
@@ -46,7 +43,7 @@ def check_intact(model: Path) -> None:
         raise ConfigError(f"{model} has no {name}, which its configuration needs")
 
 
-def _check_files(model: Path) -> None:
+def check_files(model: Path) -> None:
     """Raise ConfigError unless the index and the files of the weights fit together."""
     from safetensors import SafetensorError, safe_open
 
@@ -72,11 +69,9 @@ def _index(model: Path) -> dict[str, str]:
     """The file of each weight; empty for a checkpoint without an index."""
     path = model / INDEX
     try:
-        content: Any = json.loads(path.read_text())
+        content = read_json(path)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
     placed = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(placed, dict) or not placed:
         raise ConfigError(f"{path} has the weight_map {shown(placed)}, but must have an object")

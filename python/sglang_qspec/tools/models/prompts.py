@@ -11,41 +11,6 @@ import msgspec
 
 from sglang_qspec.errors import ConfigError
 
-PROMPTS = (
-    "Explain in simple words why the sky is blue during the day and red at sunset.",
-    "Write a short story about a lighthouse keeper who finds a message in a bottle.",
-    "List five ways to save water at home, with one sentence for each.",
-    "What is the difference between a list and a tuple in Python? Give a small example.",
-    "A baker sells 12 loaves in the morning and twice as many in the afternoon. Each loaf costs "
-    "3 euros. How much money does the baker earn in a day? Show the steps.",
-    "Summarize the following text in two sentences: The first bicycles had no pedals. Riders "
-    "pushed themselves along with their feet on the ground, and steered with a simple bar. Decades "
-    "later, pedals were fixed to the front wheel, and soon after a chain drove the rear wheel, "
-    "which made cycling faster, safer and more comfortable for everyone.",
-    "Write a polite email to a neighbour who plays loud music late at night.",
-    "Translate into French: The train to the mountains leaves at nine, and the children are ready.",
-    "Give me a recipe for a simple vegetable soup, with the ingredients first.",
-    "Who was Marie Curie, and what is she known for?",
-    "Write a Python function that returns the largest number in a list, and explain each line.",
-    "Plan a weekend trip to a small town by the sea for a family with two children.",
-)
-"""Of our own, of mixed kinds and lengths; for the demo, the tests and `qspec models compare`."""
-
-CALIBRATION = (
-    "Explain how a refrigerator keeps food cold.",
-    "Write a short dialogue between a teacher and a pupil who forgot the homework.",
-    "A train travels 180 kilometres in two hours and then 60 kilometres in half an hour. What is "
-    "its average speed? Show the steps.",
-    "Write a Python function that counts the vowels of a text.",
-    "Summarize in one sentence: Bees collect nectar from flowers and turn it into honey. While "
-    "they fly from flower to flower they also carry pollen, so many plants depend on them.",
-    "Name three large rivers in South America, and one fact about each.",
-    "Translate into Spanish: My sister works in a library near the harbour.",
-    "Give advice to someone who wants to learn to play the guitar.",
-)
-"""By which `qspec models skip-layers` chooses layers. None of them is in PROMPTS, so that
-`compare` judges the choice by other texts."""
-
 MT_BENCH = "mt_bench"
 MT_BENCH_CATEGORIES = frozenset(
     {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -64,7 +29,7 @@ class Prompt:
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
-class Line(msgspec.Struct):
+class DatasetLine(msgspec.Struct):
     """A line of a dataset: `category` and `turns` (Spec-Bench), or `prompt` and maybe `group`."""
 
     turns: Annotated[list[Text], msgspec.Meta(min_length=1)] | None = None
@@ -94,7 +59,7 @@ def load(path: Path) -> list[Prompt]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                prompts.append(msgspec.json.decode(line, type=Line).read())
+                prompts.append(msgspec.json.decode(line, type=DatasetLine).read())
             except ValueError as error:  # msgspec's errors too
                 raise ConfigError(f"{path}:{number}: {error}") from None
     if not prompts:
@@ -122,3 +87,11 @@ def chat_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         )["input_ids"]
         for text in texts
     ]
+
+
+_SHIPPED = load(Path(__file__).with_name("prompts.jsonl"))
+PROMPTS = tuple(prompt.text for prompt in _SHIPPED if prompt.group == "default")
+"""Of our own, of mixed kinds and lengths; for the demo, the tests and `qspec models compare`."""
+CALIBRATION = tuple(prompt.text for prompt in _SHIPPED if prompt.group == "calibration")
+"""By which `qspec models skip-layers` chooses layers. None of them is in PROMPTS, so that
+`compare` judges the choice by other texts."""

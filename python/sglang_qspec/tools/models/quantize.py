@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import json
 import logging
 import shutil
 import sys
@@ -22,8 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.sidecar import marlin as kernels
-from sglang_qspec.tools.models.cache import MANIFEST, Recipe, build_folder, cached, sha256
-from sglang_qspec.tools.models.files import TOKENIZER_FILES, check_new, copy_files, read_config
+from sglang_qspec.tools.models.cache import Recipe, build_folder, cached, sha256
+from sglang_qspec.tools.models.files import (
+    TOKENIZER_FILES,
+    check_new,
+    copy_files,
+    copy_others,
+    read_config,
+    write_json,
+)
 from sglang_qspec.tools.models.intact import check_intact
 
 if TYPE_CHECKING:
@@ -112,9 +118,7 @@ def rounded(quantized: Path, source: Path) -> Path:
 def _dequantize(quantized: Path, source: Path, folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    for path in source.iterdir():
-        if path.suffix != ".safetensors" and path.is_file() and path.name != MANIFEST:
-            shutil.copyfile(path, folder / path.name)
+    copy_others(source, folder)
     bits = read_config(quantized)["quantization_config"]["bits"]
     weights = {}
     for path in sorted(quantized.glob("*.safetensors")):
@@ -209,7 +213,7 @@ def _tidy(model: Path, folder: Path) -> None:
         config.pop(name, None)
         if name in source:
             config[name] = source[name]
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "config.json", config)
     _restore_weights(model, folder)
 
 

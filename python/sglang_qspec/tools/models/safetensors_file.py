@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_qspec.tools.models.files import INDEX
+from sglang_qspec.tools.models.files import write_index
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,7 @@ def write_checkpoint(
         places |= dict.fromkeys((tensor for tensor, _ in shard), name)
     if len(shards) > 1:
         size = sum(math.prod(shape) for _, shape in shapes) * dtype.itemsize
-        index = {"metadata": {"total_size": size}, "weight_map": places}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        write_index(folder, places, size)
 
 
 def _shards(shapes: Shapes, width: int) -> list[list[tuple[str, Sequence[int]]]]:

@@ -8,22 +8,28 @@ another: each time the layer whose loss costs the least agreement.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_qspec.errors import ConfigError, QSpecError
-from sglang_qspec.tools.models.cache import MANIFEST, build_folder
-from sglang_qspec.tools.models.decoder import Decoder, Fit
-from sglang_qspec.tools.models.files import INDEX, check_new, read_config
+from sglang_qspec.tools.models.cache import build_folder
+from sglang_qspec.tools.models.files import (
+    check_new,
+    copy_others,
+    read_config,
+    write_index,
+    write_json,
+)
 from sglang_qspec.tools.models.intact import check_intact
 from sglang_qspec.tools.models.prompts import CALIBRATION, chat_ids
 from sglang_qspec.tools.models.quantize import GroupSize, group_for, quantize
+
+if TYPE_CHECKING:
+    from sglang_qspec.tools.models.decoder import Decoder, Fit
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +56,10 @@ def skip_layers(
     `device` (`models.quantize`).
 
     Raises ConfigError if an argument is not allowed for the model, or if the checkpoint is not
-    intact. Raises QSpecError if its layers
-    cannot be left out, or `output` exists and is not empty.
+    intact. Raises QSpecError if its layers cannot be left out, or `output` exists and is not empty.
     """
+    from sglang_qspec.tools.models.decoder import Decoder  # torch takes seconds
+
     check_new(output)
     layers = read_config(model).get("num_hidden_layers")
     if not isinstance(layers, int):
@@ -106,7 +113,7 @@ def choose(decoder: Decoder, keep: int) -> tuple[list[int], Fit]:
     from tqdm import tqdm
 
     kept = list(range(len(decoder)))
-    fit = Fit(1.0, 1.0)
+    fit = decoder.fit(decoder.logits(kept))
     rounds = range(len(kept), keep, -1)
     with tqdm(total=sum(rounds), desc=f"choosing {keep} of {len(kept)} layers") as progress:
         for _ in rounds:
@@ -124,13 +131,11 @@ def choose(decoder: Decoder, keep: int) -> tuple[list[int], Fit]:
 
 
 def write(model: Path, kept: Sequence[int], folder: Path) -> None:
-    """Write the checkpoint `model` with only the layers `kept` into the empty `folder`."""
+    """Write the intact checkpoint `model` with only the layers `kept` into the empty `folder`."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     shards = sorted(model.glob("*.safetensors"))
-    if not shards:
-        raise ConfigError(f"{model} has no .safetensors files; convert it to that format first")
     number = {str(old): new for new, old in enumerate(kept)}
     places: dict[str, str] = {}
     size = 0
@@ -147,14 +152,9 @@ def write(model: Path, kept: Sequence[int], folder: Path) -> None:
         places |= dict.fromkeys(tensors, shard.name)
         save_file(tensors, folder / shard.name, metadata={"format": "pt"})
     if len(shards) > 1:
-        index = {"metadata": {"total_size": size}, "weight_map": places}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    config = _cut(read_config(model), kept)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for path in model.iterdir():
-        is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-        if path.is_file() and not is_weights and path.name not in ("config.json", INDEX, MANIFEST):
-            shutil.copyfile(path, folder / path.name)
+        write_index(folder, places, size)
+    copy_others(model, folder)
+    write_json(folder / "config.json", _cut(read_config(model), kept))
 
 
 def _cut(config: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:

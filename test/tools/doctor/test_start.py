@@ -9,7 +9,7 @@ import psutil
 
 from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.sidecar.memory import cpu_bytes, gib
-from sglang_qspec.tools.doctor import placing
+from sglang_qspec.tools.doctor import start
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Status, Verdict, examine
 
@@ -28,7 +28,7 @@ def placed(target: str, draft: str | None) -> Verdict:
     """The verdict about a CPU server as SGLang would start it."""
     case = Case(target, draft, kind="cpu", arguments=SimpleNamespace(mem_fraction_static=0.7))
     case.placement = None if draft is None else Placement("cpu", mem_fraction=0.15)
-    return examine("placement", lambda: placing.placement(case)).verdict
+    return examine("placement", lambda: start.placement(case)).verdict
 
 
 def test_models_that_fit_are_placed(tmp_path: Path) -> None:
