@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS
-from sglang_qspec.engine.placement import devices as placement
+from sglang_qspec.engine.placement.memory import weight_bytes
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.curve import Curve
@@ -143,7 +143,7 @@ class Comparison:
             greedy,
             sampled,
             found.step_seconds,
-            placement.weight_bytes(path),
+            weight_bytes(path),
             found.memory_bytes,
             found.dtype,
             found.quantization,
