@@ -168,7 +168,7 @@ class Lead:
                 if self._core_use.enter(len(rids), self._runtime):
                     plan = self._choose_plan(batch, rids)
                 self.speculator.totals.pipeline = plan.pipeline
-                self.speculator.sidecar.demand.lookahead = self._runtime.lookahead(
+                self.speculator.sidecar.lookahead = self._runtime.lookahead(
                     plan.pipeline, plan.width
                 )
                 if plan.pipeline == "halves":
