@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     if arguments[:1] == ["sidecar"]:  # has its own parser
+        # The other commands do without torch and ZMQ, which take seconds to import.
         from sglang_qspec.sidecar.__main__ import main as sidecar
 
         return sidecar(arguments[1:]) or 0

@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_qspec.engine.start.arguments import add_flags
+    from sglang_qspec.engine.start.flags import add_flags
 
     # By default argparse accepts a prefix of a flag as the flag.
     parser = Parser(allow_abbrev=False)

@@ -68,7 +68,7 @@ def read_server(arguments: Sequence[str]) -> argparse.Namespace:
     """What the server's parser, with QSPEC's flags, reads. Exits if an argument is wrong."""
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_qspec.engine.start.arguments import add_flags
+    from sglang_qspec.engine.start.flags import add_flags
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)

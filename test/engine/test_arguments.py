@@ -13,7 +13,7 @@ import pytest
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig, from_environment, variable
 from sglang_qspec.engine.boundary import compat, installed, touched
-from sglang_qspec.engine.start import arguments, hooks, unsupported
+from sglang_qspec.engine.start import checks, hooks, unsupported
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.models import DemoModels
 
@@ -100,7 +100,7 @@ def test_a_cpu_needs_the_variable_without_which_sglang_cannot_start_there(
     monkeypatch.setattr(installed, "check", lambda _: None)
     words = "--device is 'cpu', .* only if SGLANG_USE_CPU_ENGINE is 1 in the environment: set it"
     with pytest.raises(ConfigError, match=words):
-        arguments.check(server_args(device="cpu"))
+        checks.check(server_args(device="cpu"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -111,7 +111,7 @@ def test_rejection_sampling_is_accepted_on_every_device(
     monkeypatch.setattr(installed, "check", lambda _: None)
     unset = ("num_draft_tokens", "num_steps", "eagle_topk", "draft_model_path")
     args = server_args(device=device, **{f"speculative_{name}": None for name in unset})
-    assert arguments.check(args).acceptance == "reject"
+    assert checks.check(args).acceptance == "reject"
 
 
 @pytest.mark.parametrize(("setting", "refused"), [("off", False), ("on", True)])
@@ -124,9 +124,9 @@ def test_several_ranks_verify_no_drafts_in_prefills(
     args = server_args(tp_size=2, **{f"speculative_{name}": None for name in unset})
     if refused:
         with pytest.raises(ConfigError, match="prefill-drafts is 'on'.*--tp-size 2"):
-            arguments.check(args)
+            checks.check(args)
     else:
-        assert arguments.check(args).prefill_drafts == "off"
+        assert checks.check(args).prefill_drafts == "off"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_ragged_passes_are_refused_where_a_cpus_attention_backend_cannot_run_the
     args = server_args(**given, **{f"speculative_{name}": None for name in unset})
     if refused:
         with pytest.raises(ConfigError, match="--speculative-qspec-verify is 'ragged'"):
-            arguments.check(args)
+            checks.check(args)
     else:
-        assert arguments.check(args).verify == "ragged"
+        assert checks.check(args).verify == "ragged"
 
 
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,19 +225,19 @@ def draft(models: DemoModels, **changes: Any) -> Any:
 
 
 def test_the_demo_draft_fits_the_demo_target(models: DemoModels) -> None:
-    arguments._check_draft_model(draft(models), QSpecConfig())
+    checks.check_draft_model(draft(models), QSpecConfig())
 
 
 def test_a_missing_draft_folder_is_named(models: DemoModels) -> None:
     with pytest.raises(ConfigError, match=r"--speculative-draft-model-path is './nowhere'"):
-        arguments._check_draft_model(
+        checks.check_draft_model(
             draft(models, speculative_draft_model_path="./nowhere"), QSpecConfig()
         )
 
 
 def test_a_draft_folder_without_a_model_is_named(models: DemoModels, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model can be loaded"):
-        arguments._check_draft_model(
+        checks.check_draft_model(
             draft(models, speculative_draft_model_path=str(tmp_path)), QSpecConfig()
         )
 
@@ -262,7 +262,7 @@ def test_a_draft_whose_vocabulary_is_padded_differently_is_accepted(
     config["vocab_size"] += padding
     (other / "config.json").write_text(json.dumps(config))
     with caplog.at_level("INFO"):
-        arguments._check_draft_model(
+        checks.check_draft_model(
             draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
         )
     assert f"The target has 49152 token ids and the draft model {49152 + padding}" in caplog.text
@@ -271,7 +271,7 @@ def test_a_draft_whose_vocabulary_is_padded_differently_is_accepted(
 def refused_tokenizer(models: DemoModels, other: Path) -> str:
     """The refusal of a draft model for its tokenizer."""
     with pytest.raises(ConfigError, match="its tokenizer differs from the target's") as refusal:
-        arguments._check_draft_model(
+        checks.check_draft_model(
             draft(models, speculative_draft_model_path=str(other)), QSpecConfig()
         )
     return str(refusal.value)
@@ -309,7 +309,7 @@ def test_a_token_that_only_one_tokenizer_has_is_a_difference(
 
 def test_an_endpoint_and_a_draft_model_exclude_each_other(models: DemoModels) -> None:
     with pytest.raises(ConfigError, match="give one of them"):
-        arguments._check_draft_model(draft(models), QSpecConfig(endpoint="ipc:///tmp/x/y"))
+        checks.check_draft_model(draft(models), QSpecConfig(endpoint="ipc:///tmp/x/y"))
 
 
 @pytest.mark.parametrize(
@@ -386,10 +386,10 @@ def test_a_target_with_multimodal_positions_verifies_one_width(
     (tmp_path / "config.json").write_text(json.dumps({**content, "rope_parameters": rope}))
     args = server_args(model_path=str(tmp_path))
     monkeypatch.setenv(variable("verify"), "auto")
-    arguments._check_target(args, ModelConfig(str(models.target)), QSpecConfig())
+    checks.check_target(args, ModelConfig(str(models.target)), QSpecConfig())
     assert config.from_environment().verify == "auto"
     target = ModelConfig(str(tmp_path))
-    arguments._check_target(args, target, QSpecConfig())
+    checks.check_target(args, target, QSpecConfig())
     assert config.from_environment().verify == "tree"
     with pytest.raises(ConfigError, match="is 'ragged', but .* has multimodal rotary positions"):
-        arguments._check_target(args, target, QSpecConfig(verify="ragged"))
+        checks.check_target(args, target, QSpecConfig(verify="ragged"))

@@ -16,7 +16,7 @@ from sglang_qspec import config
 from sglang_qspec.config import variable
 from sglang_qspec.engine.boundary import refusal
 from sglang_qspec.engine.cuda import backends
-from sglang_qspec.engine.placement import devices as placement
+from sglang_qspec.engine.placement import claims, devices
 from sglang_qspec.engine.placement import processes as process_placement
 from sglang_qspec.engine.placement.devices import Gpu
 from sglang_qspec.engine.placement.processes import Placement
@@ -58,8 +58,8 @@ def cuda(sm: int = 90, gpus: int = 1) -> Iterator[None]:
             ("sglang.srt.arg_groups.memory_hook.get_device_memory_capacity", 80 * 1024),
         ):
             stack.enter_context(mock.patch(target, return_value=value))
-        stack.enter_context(mock.patch.object(placement, "visible_gpus", return_value=found))
-        stack.enter_context(mock.patch.object(placement, "claim", return_value=True))
+        stack.enter_context(mock.patch.object(devices, "visible_gpus", return_value=found))
+        stack.enter_context(mock.patch.object(claims.OF_PROCESS, "claim", return_value=True))
         yield
 
 

@@ -4,6 +4,8 @@ The process that parses arguments and serves clients gets the hooks of `hooks.fr
 process those of `hooks.scheduler`, and the detokenizer's those of `hooks.detokenizer`. With another
 algorithm the hooks change nothing. But on a CPU where SGLang's kernels cannot load, `cpu` supplies
 kernels to every server.
+
+Each process imports only what it needs, and nothing of SGLang before its version is known.
 """
 
 from __future__ import annotations

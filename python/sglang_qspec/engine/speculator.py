@@ -238,14 +238,14 @@ class Speculator:
         If the lookahead is at least the width of the pass, only trees with free nodes count.
         """
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        if not self.sidecar.ready or not self.sidecar.demand.lookahead:
+        if not self.sidecar.ready or not self.sidecar.lookahead:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
             live = self._live.get(rid)
             if live is None:
                 continue
             widest = min(trees.width, live.controls.draft_token_num)
-            if size < widest or self.sidecar.demand.lookahead < widest:
+            if size < widest or self.sidecar.lookahead < widest:
                 awaited[row] = self.sidecar.awaits(live)
         return awaited
 

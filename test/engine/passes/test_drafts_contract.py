@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
     def drafted(self) -> DraftTrees:
         """Trees with a step draft, in a round of `ahead`."""
-        self.drafts.sidecar.demand.lookahead = STEPS
+        self.drafts.sidecar.lookahead = STEPS
         self.propose()  # a server reports its output before each pass
         self.drafts.record(["a"], self.propose(1), [[]], [9])
         self.receive()
@@ -195,7 +195,7 @@ def test_a_round_waits_for_the_drafts_that_come_and_learns_from_its_pass(case: C
     rounds = Rounds(case.drafts, runtime, times)
     plan = rounds.begin(1, splits=lambda: False)
     assert plan == PipelinePlan("sequential", 1 + STEPS)
-    assert (case.drafts.totals.pipeline, case.drafts.sidecar.demand.lookahead) == (
+    assert (case.drafts.totals.pipeline, case.drafts.sidecar.lookahead) == (
         "sequential",
         STEPS,
     )

@@ -34,7 +34,7 @@ def test_a_pass_does_not_wait_for_drafts_beyond_a_full_narrow_tree(active: Specu
     assert active.sidecar.awaits(live)
     assert not active.awaited(["a"], trees).any()
     assert active.awaited(["a"], active.propose(["a"], [[8]], 2)).any() == (
-        active.sidecar.demand.lookahead < 2
+        active.sidecar.lookahead < 2
     )
 
 

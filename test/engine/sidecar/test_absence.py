@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.engine.sidecar.absence import PATIENCE_S, Absence
+from sglang_qspec.engine.sidecar.absence import WARN_AFTER_S, Absence
 from sglang_qspec.link import FakeSidecarLink, LinkState
 from test.engine.speculating import make, poll
 
@@ -39,7 +39,7 @@ def test_a_sidecar_that_does_not_connect_is_warned_of_once(
     link.die()
     poll(active)
     assert active.describe()["sidecar_warning"] is None
-    clock.now = PATIENCE_S + 13
+    clock.now = WARN_AFTER_S + 13
     with caplog.at_level(logging.WARNING):
         poll(active)
         clock.now += 1
@@ -53,21 +53,21 @@ def test_a_connected_sidecar_ends_the_warning() -> None:
     clock = Clock()
     absence = Absence(None, clock)
     absence.look(LinkState.CONNECTING)
-    clock.now = PATIENCE_S
+    clock.now = WARN_AFTER_S
     absence.look(LinkState.CONNECTING)
     assert absence.warning is not None
     absence.look(LinkState.READY)
     assert absence.warning is None
     absence.look(LinkState.LOST)
     assert absence.warning is None
-    clock.now = 2 * PATIENCE_S
+    clock.now = 2 * WARN_AFTER_S
     assert absence.warning is not None
 
 
 def test_a_server_without_a_sidecar_has_no_warning() -> None:
     clock = Clock()
     active = make(None, clock)
-    clock.now = 10 * PATIENCE_S
+    clock.now = 10 * WARN_AFTER_S
     poll(active)
     assert active.describe()["sidecar_warning"] is None
 
@@ -80,7 +80,7 @@ def test_the_warning_says_how_much_cpu_time_the_sidecar_has_had(
     process: Any = Process(os.getpid())
     absence = Absence(process, clock)
     absence.look(LinkState.CONNECTING)
-    clock.now = PATIENCE_S
+    clock.now = WARN_AFTER_S
     assert "s of CPU time" in str(absence.warning)
     monkeypatch.setattr(absence, "_cpu_seconds", lambda: cpu_s)
     assert f"it has had {cpu_s} s of CPU time" in str(absence.warning)
@@ -94,5 +94,5 @@ def test_a_sidecar_that_has_ended_has_no_cpu_time() -> None:
     process: Any = Process(child.pid)
     absence = Absence(process, clock)
     absence.look(LinkState.CONNECTING)
-    clock.now = PATIENCE_S
+    clock.now = WARN_AFTER_S
     assert "CPU time" not in str(absence.warning)

@@ -193,10 +193,10 @@ def test_a_pass_awaits_steps_only_after_the_first_step_draft_of_a_request(
     assert active.awaited(["a", "b"], trees).all()  # sent before the sidecar knew of the commit
     full = active.propose(["a", "b"], [[8, 20], [8]], 2)
     assert active.awaited(["a", "b"], full).all()  # lookahead 1: passes are made for drafts
-    active.sidecar.demand.lookahead = 8
+    active.sidecar.lookahead = 8
     assert not active.awaited(["a", "b"], full).any()  # step drafts run ahead of the pass
     link.die()
     poll(active)
-    active.sidecar.demand.lookahead = 8
+    active.sidecar.lookahead = 8
     assert not active.awaited(["a", "b"], trees).any()
     assert not active.wait_for_steps(0.001)

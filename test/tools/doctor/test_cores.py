@@ -11,7 +11,7 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.tools.doctor import cores
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, Status
-from test.engine.sidecar.test_core_division import VARIABLES, machine
+from test.engine.placement.test_core_division import VARIABLES, machine
 
 ABSENT = 4095
 """A CPU that no test machine has."""

@@ -47,7 +47,7 @@ class Driven:
     def commit(self, at: float, row: Request, done: int, lookahead: int = 4) -> None:
         def act() -> None:
             row.done = done
-            self.server.demand.lookahead = lookahead
+            self.server.lookahead = lookahead
             self.server.commit(row)
 
         self.clock.call(at, act)

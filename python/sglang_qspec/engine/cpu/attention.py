@@ -279,6 +279,7 @@ def _absorb() -> None:
 
     In the other form SGLang writes the cache with a Triton kernel.
     """
+    # Only models with such layers need SGLang's code for them.
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
         AttnForwardMethod,

@@ -8,17 +8,50 @@ Linux's idle class, so the target can also use these cores for a while
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sglang_qspec import values
-from sglang_qspec.config import AUTO_CORES, SHARED_CORES, QSpecConfig
+from sglang_qspec.config import AUTO_CORES, SHARED_CORES, QSpecConfig, flag
 from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement.processes import Placement
+
+logger = logging.getLogger(__name__)
 
 SHARE = 4
 """The sidecar gets one core in SHARE, and at least one."""
 _TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def divide(placed: Placement, settings: QSpecConfig, ranks: int) -> Placement:
+    """Divide the CPUs between a target of this number of ranks and its sidecar."""
+    if pinned_cpus(settings):
+        left = left_cpus(settings) if ranks == 1 else ""
+        shares = shares_cpus(settings, ranks)
+        if left:
+            logger.info("The target leaves the CPUs %s to its sidecar.", left)
+        elif shares:
+            logger.warning(
+                "The target also runs on CPUs of its sidecar (%s is %s), and each slows the other "
+                "down: the target keeps its CPUs if OMP_NUM_THREADS or SGLANG_CPU_OMP_THREADS_BIND "
+                "is set, if it has several ranks, or if it has no others.",
+                flag("cores"),
+                settings.cores,
+            )
+        return replace(placed, left=left, shares_cpus=shares)
+    if settings.cores == AUTO_CORES and ranks > 1:
+        pinned, shares = beside_ranks(ranks)
+        return replace(placed, pinned=pinned, shares_cpus=shares)
+    cores, shares = sidecar_cpus(settings), shares_cpus(settings)
+    if settings.cores == AUTO_CORES and not cores:
+        logger.info(
+            "Target and sidecar share the CPUs: to divide them takes two cores or more, and "
+            "neither OMP_NUM_THREADS nor SGLANG_CPU_OMP_THREADS_BIND."
+        )
+    return replace(placed, cores=cores, shares_cpus=shares)
 
 
 def sidecar_cpus(settings: QSpecConfig) -> str:
@@ -55,6 +88,7 @@ def beside_ranks(ranks: int) -> tuple[str, bool]:
 
 def _of_ranks(ranks: int) -> frozenset[int]:
     """The CPUs on which the ranks of a target run."""
+    # `qspec doctor` loads this module to check a machine without SGLang.
     from sglang.srt.utils.numa_utils import get_cpu_ids_by_node
 
     groups = process_placement.rank_cpus().split("|")

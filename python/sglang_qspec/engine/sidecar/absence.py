@@ -10,7 +10,7 @@ import psutil
 from sglang_qspec.link import LinkState
 from sglang_qspec.sidecar.child_process import SidecarProcess
 
-PATIENCE_S = 30.0
+WARN_AFTER_S = 30.0
 """Seconds without a connected sidecar after which the server warns."""
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class Absence:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong, after PATIENCE_S without a connected sidecar; None before."""
+        """What is wrong, after WARN_AFTER_S without a connected sidecar; None before."""
         waited_s = self._clock() - self._since
-        if self._state in (None, LinkState.READY) or waited_s < PATIENCE_S:
+        if self._state in (None, LinkState.READY) or waited_s < WARN_AFTER_S:
             return None
         text = f"no sidecar has been connected for {waited_s:.0f} s ({self._state.value})"
         used_s = self._cpu_seconds()

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.utils.hf_transformers.common import get_hf_text_config
+from sglang.srt.utils.hf_transformers_utils import get_config, get_tokenizer
+
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.link.fingerprint import fingerprint, first_difference
@@ -36,9 +39,6 @@ def describe_model(
 
     Raises OSError or ValueError, as transformers does, if it cannot load the model.
     """
-    from sglang.srt.utils.hf_transformers.common import get_hf_text_config
-    from sglang.srt.utils.hf_transformers_utils import get_config
-
     hf_config: Any = get_config(path, trust_remote_code=trust_remote_code, revision=revision)
     tokenizer = tokenizer_path, trust_remote_code, revision
     names = getattr(hf_config, "architectures", None) or [hf_config.model_type]
@@ -67,8 +67,6 @@ def load_tokenizer(tokenizer_path: str, trust_remote_code: bool, revision: str |
 
     Raises OSError or ValueError, as transformers does, if it cannot load the tokenizer.
     """
-    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
-
     return get_tokenizer(tokenizer_path, trust_remote_code=trust_remote_code, revision=revision)
 
 

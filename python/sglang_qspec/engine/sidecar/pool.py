@@ -60,7 +60,7 @@ class SidecarPool:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.demand = Demand.of(settings, sources, vocab_size, clock)
+        self._demand = Demand.of(settings, sources, vocab_size, clock)
         self.starved = False
         """Whether the target has the CPUs of its own sidecar, so that the sidecar cannot answer."""
         self._live = live
@@ -76,6 +76,15 @@ class SidecarPool:
         self._absence = Absence(opened.process, clock)
         for link in opened.links:
             self._add(link)
+
+    @property
+    def lookahead(self) -> int:
+        """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
+        return self._demand.lookahead
+
+    @lookahead.setter
+    def lookahead(self, tokens: int) -> None:
+        self._demand.lookahead = tokens
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -116,21 +125,21 @@ class SidecarPool:
         drafted: list[tuple[LiveRequest, Drafted]] = []
         count = len(self._clients)
         limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // max(1, count))
-        until = self.demand.clock() + POLL_BUDGET_S
+        until = self._demand.clock() + POLL_BUDGET_S
         for _ in range(count):
             client = self._clients[self._next % count]
             self._next = (self._next + 1) % count
             # Without live requests the target's CPUs are idle.
             client.link.starved = self.starved and bool(client.requests)
             drafted += client.receive(limit)
-            if self.demand.clock() >= until:
+            if self._demand.clock() >= until:
                 break
         return drafted
 
     def catch_up(self) -> None:
         """Send pending messages. Connected sidecars take over the requests of lost ones."""
-        if self._sources.paused != self.demand.paused:
-            self.demand.paused = self._sources.paused
+        if self._sources.paused != self._demand.paused:
+            self._demand.paused = self._sources.paused
             self._reconsider()
         if len(self._clients) > 1:
             self._router.hand_over()
@@ -171,12 +180,12 @@ class SidecarPool:
 
     def stop(self) -> None:
         """End all submissions, and open none before `resume`."""
-        self.demand.stopped = True
+        self._demand.stopped = True
         self._reconsider()
 
     def resume(self) -> None:
         """Submit all live requests again."""
-        self.demand.stopped = False
+        self._demand.stopped = False
         for client in self._clients:
             client.begin_anew()
             client.catch_up(SUBMIT_BUDGET_S / len(self._clients))
@@ -233,7 +242,7 @@ class SidecarPool:
     def _add(self, link: Link) -> None:
         used = {client.number for client in self._clients}
         number = next(number for number in range(len(used) + 1) if number not in used)
-        self._clients.append(SidecarClient(link, self.demand, number))
+        self._clients.append(SidecarClient(link, self._demand, number))
 
     def _remove(self, client: SidecarClient) -> None:
         """Leave a sidecar. Its requests are without one until `change` chooses another."""

@@ -43,14 +43,14 @@ def front() -> tuple[Hook, ...]:
         tool_calls,
     )
     from sglang_qspec.engine.scheduler import internal_state
-    from sglang_qspec.engine.start import arguments, lora
+    from sglang_qspec.engine.start import flags, lora
     from sglang_qspec.errors import RequestError
 
     refusal = (RequestError,)
     skip = OnError.SKIP
     return (
-        Hook(_SERVER_ARGS + ".add_cli_args", arguments.add_flags, AFTER, OnError.STOP_START),
-        Hook(_SERVER_ARGS + ".from_cli_args", arguments.read_flags, AROUND, OnError.STOP_START),
+        Hook(_SERVER_ARGS + ".add_cli_args", flags.add_flags, AFTER, OnError.STOP_START),
+        Hook(_SERVER_ARGS + ".from_cli_args", flags.read_flags, AROUND, OnError.STOP_START),
         Hook(
             "sglang.srt.arg_groups.lora_hook.check_lora_speculative_compatibility",
             lora.allow,

@@ -20,6 +20,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.cpu.install import install_kernels
+from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.errors import ConfigError
 
 CPU_BACKEND = "torch_native"
@@ -54,7 +55,7 @@ def check(view: Any, settings: QSpecConfig) -> None:
             f"{config.flag('prefill_drafts')} is 'on', but must be 'off' with --enable-lora: "
             "SGLang applies an adapter of the LM head to the last token of a prompt only"
         )
-    if str(view.device).split(":")[0] == "cpu":
+    if kind_of(view) == "cpu":
         _check_cpu(view)
     else:
         _check_gpu(view, settings)

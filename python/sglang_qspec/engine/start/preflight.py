@@ -16,6 +16,7 @@ from sglang.srt.plugins import GENERAL_PLUGINS_GROUP, load_plugins
 from sglang.srt.server_args import ServerArgs
 
 from sglang_qspec.engine.boundary import compat, installed
+from sglang_qspec.engine.placement import claims
 from sglang_qspec.engine.start import families, hooks
 from sglang_qspec.errors import ConfigError
 
@@ -71,12 +72,10 @@ def resolved(**arguments: Any) -> Any:
     placement of the sidecar. Raises QSpecError for what QSPEC does not support, and SGLang's own
     exceptions.
     """
-    from sglang_qspec.engine.placement import devices as placement
-
     load_plugins()
     args = ServerArgs(**arguments)
     try:
         args.resolve_once()
     finally:
-        placement.release()
+        claims.OF_PROCESS.release()
     return resolving_view(args)

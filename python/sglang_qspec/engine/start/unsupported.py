@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from sglang.srt.arg_groups.overrides import attn_dp_enabled_of
 from sglang.srt.environ import envs
 
+from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.errors import ConfigError
 
 
@@ -85,7 +86,7 @@ def _parallelism(args: Any) -> list[Restriction]:
 
 
 def _others(args: Any) -> list[Restriction]:
-    device = str(args.device).split(":")[0]
+    device = kind_of(args)
     return [
         Restriction(
             device not in ("cpu", "cuda"),

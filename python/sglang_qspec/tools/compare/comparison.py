@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS, visible_gpus
-from sglang_qspec.engine.placement.devices import weight_bytes
+from sglang_qspec.engine.placement.memory import weight_bytes
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.curve import Curve

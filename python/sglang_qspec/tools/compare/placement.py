@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 
 from sglang_qspec.config import AUTO_CORES, QSpecConfig
-from sglang_qspec.engine.placement import core_division, devices
+from sglang_qspec.engine.placement import core_division, sidecar
+from sglang_qspec.engine.placement.devices import visible_gpus
+from sglang_qspec.engine.placement.memory import weight_bytes
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 
@@ -57,15 +59,15 @@ def place_models(
     empty text lets both use all. Raises ConfigError for CPUs that this process does not have.
     """
     cpus = frozenset(os.sched_getaffinity(0))
-    decision = devices.decide(
+    choice = sidecar.choose(
         QSpecConfig(draft_device=draft_device, cores=cores),
         on_cpu=device == "cpu",
         held=frozenset() if device == "cpu" else frozenset({0}),
-        gpus=devices.visible_gpus(),
-        weights=devices.weight_bytes(draft),
+        gpus=visible_gpus(),
+        weights=weight_bytes(draft),
         claim=lambda _gpu: True,
     )
-    found = decision.placement.device
+    found = choice.placement.device
     if device != "cpu" or found != "cpu":
         return ModelPlacement(device, found, cpus)
     asked = QSpecConfig(cores=cores)

@@ -29,7 +29,7 @@ def draft(case: Case) -> Finding:
 
 def _checkpoint(case: Case, path: str, role: str) -> Finding:
     """Check a checkpoint, and store its description in the field `role` of `case`."""
-    from sglang_qspec.engine.placement.devices import weight_bytes
+    from sglang_qspec.engine.placement.memory import weight_bytes
     from sglang_qspec.engine.sidecar import model_pair
     from sglang_qspec.engine.start import preflight
     from sglang_qspec.sidecar.memory import gib

@@ -24,7 +24,8 @@ def placement(case: Case) -> Finding:
     """Where target and draft model go, and whether their memory holds them."""
     import psutil
 
-    from sglang_qspec.engine.placement.devices import visible_gpus, weight_bytes
+    from sglang_qspec.engine.placement.devices import visible_gpus
+    from sglang_qspec.engine.placement.memory import weight_bytes
     from sglang_qspec.sidecar.memory import cpu_bytes, gib, kv_bytes
 
     assert case.model is not None

@@ -95,7 +95,7 @@ class SimulatedDrafts:
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Which requests get step drafts that a wait could use."""
         awaited = np.zeros(len(rids), dtype=np.bool_)
-        lookahead = self.sidecar.demand.lookahead
+        lookahead = self.sidecar.lookahead
         if not self.sidecar.ready or not lookahead:
             return awaited
         for row, (rid, size) in enumerate(zip(rids, trees.sizes.tolist(), strict=True)):
@@ -138,7 +138,7 @@ class SimulatedDrafts:
     @property
     def _source(self) -> Source:
         """The source of all drafts of the present round."""
-        return Source.STEP if self.sidecar.demand.lookahead else Source.QUEUE
+        return Source.STEP if self.sidecar.lookahead else Source.QUEUE
 
     def _commit(self, request: Request, tokens: int) -> None:
         """Add output tokens, and report them to the sidecar."""

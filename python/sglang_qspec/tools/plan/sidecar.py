@@ -18,14 +18,6 @@ MOST_READ_CPU, MOST_READ_GPU = 256, 2048
 
 
 @dataclass
-class Demand:
-    """What a simulated target asks of its sidecar: a `decide.StepDemand`."""
-
-    lookahead: int = 0
-    """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
-
-
-@dataclass
 class Server:
     """The requests of one target at the sidecar; for that target, a `decide.DraftingSidecar`."""
 
@@ -40,8 +32,8 @@ class Server:
     """Lookahead of each served request, in tokens."""
     used: float = 0.0
     """Drafting time, in seconds."""
-    demand: Demand = field(default_factory=Demand)
-    """What the target asks for in the present round."""
+    lookahead: int = 0
+    """Maximum lookahead of step drafts in the present round, in tokens."""
 
     @property
     def ready(self) -> bool:
@@ -75,7 +67,7 @@ class Server:
 
     def commit(self, request: Request) -> None:
         """Send the output so far. Without lookahead the draft of the queue goes on alone."""
-        known, lookahead = request.done, self.demand.lookahead
+        known, lookahead = request.done, self.lookahead
 
         def act() -> None:
             # Tokens that the draft has are in the draft model's KV.

@@ -157,7 +157,7 @@ class Target:
         rids = [request.rid for request in self._running]
         plan = self._rounds.begin(len(rids), splits=self._splits)
         if Source.STEP in self._drafts.sources.paused:
-            self._server.demand.lookahead = 0
+            self._server.lookahead = 0
         parts = [rids]
         if plan.pipeline == "halves":
             parts = [[rids[row] for row in half] for half in self._halves.split(rids)]

@@ -153,7 +153,7 @@ class PassAccounting:
             )
         else:
             sources.update(candidates, first)
-        source = Source.STEP if self._drafts.sidecar.demand.lookahead else Source.QUEUE
+        source = Source.STEP if self._drafts.sidecar.lookahead else Source.QUEUE
         sources.observe(source, 0, 0, cost=proposal.waited + link_seconds + lost)
 
     def _learn_first(

@@ -17,19 +17,11 @@ from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTrees
 
 
-class StepDemand(Protocol):
-    """What a target asks of its sidecars."""
-
-    lookahead: int
-    """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
-
-
 class DraftingSidecar(Protocol):
     """The sidecars of a target, as one."""
 
-    @property
-    def demand(self) -> StepDemand:
-        """What the target asks for; it changes between rounds."""
+    lookahead: int
+    """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
 
     @property
     def ready(self) -> bool:

@@ -29,7 +29,7 @@ class Rounds:
         if drafted:
             plan = self._choose(requests, splits)
         self._drafts.totals.pipeline = plan.pipeline
-        self._drafts.sidecar.demand.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
+        self._drafts.sidecar.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
         return plan
 
     def _choose(self, requests: int, splits: Callable[[], bool]) -> PipelinePlan:
