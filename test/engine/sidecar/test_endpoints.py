@@ -51,7 +51,7 @@ def test_another_value_is_refused(settings: QSpecConfig, folder: Path, value: fl
         ("ipc://b", "must be ipc:// and an absolute path"),
         ("ipc:///a,ipc:///b", "one address"),
         (" ipc:///a", "one address without spaces"),
-        ("ipc://" + "/a" * 60, "a path of 120 bytes"),
+        ("ipc://" + "/a" * 60, "its path has 120 bytes"),
         ("tcp://host:5555", "tcp endpoint needs a key file"),
         ("tcp://host", "must be ipc://PATH or tcp://HOST:PORT"),
     ],
