@@ -31,7 +31,7 @@ PARTS = (
     Part(
         "mocked",
         f"{_HERE}.pytests",
-        120,
+        300,
         "tests with fake CUDA tensors and mocked GPUs, flags, defaults",
     ),
     Part(
