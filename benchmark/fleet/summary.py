@@ -12,6 +12,12 @@ PARTS = ("model", "sampling", "link", "idle")
 """Timed parts of the loop; the rest is the drafter's own work."""
 Figures = Mapping[str, Any]
 """The figures of a model with a number of tenants, by name."""
+
+
+def _share_of(part: str) -> Callable[[Figures], object]:
+    return lambda row: f"{row[f'{part}_share']:.0%}"
+
+
 COLUMNS: Mapping[str, Callable[[Figures], object]] = {
     "model": lambda row: row["model"],
     "tenants": lambda row: row["tenants"],
@@ -20,10 +26,7 @@ COLUMNS: Mapping[str, Callable[[Figures], object]] = {
     "over the first": lambda row: row["over_one"],
     "request (ms)": lambda row: "-" if row["request_ms"] is None else f"{row['request_ms']:.0f}",
     "fairness": lambda row: row["fairness"],
-    **{
-        f"{part} %": lambda row, part=part: f"{row[f'{part}_share']:.0%}"  # type: ignore[misc]
-        for part in (*PARTS[:3], "drafter", "idle")
-    },
+    **{f"{part} %": _share_of(part) for part in (*PARTS[:3], "drafter", "idle")},
     "sidecar CPU": lambda row: row["sidecar_cpu"],
     "tenants CPU": lambda row: row["tenants_cpu"],
 }

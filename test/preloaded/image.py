@@ -14,7 +14,7 @@ import importlib.abc
 import importlib.util
 import multiprocessing.util
 import os
-import pickle
+import pkgutil
 import resource
 import runpy
 import signal
@@ -27,6 +27,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
 
+import msgspec
 import setproctitle
 
 from test.preloaded.interpreter import (
@@ -209,7 +210,8 @@ def wait(connection: socket.socket, image: Image) -> Command | None:
         os.sched_setaffinity(0, command.cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, command.files)
         if command.prepare is not None:
-            command.prepare()
+            name, given = command.prepare
+            pkgutil.resolve_name(name)(*given)
         ours, theirs = (_moved(end) for end in socket.socketpair())
         if not os.fork():
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -233,7 +235,7 @@ def _receive(connection: socket.socket) -> tuple[Command, list[int]] | None:
         return None
     (size,) = SIZE.unpack(head)
     data = connection.recv(size, socket.MSG_WAITALL)
-    return pickle.loads(data), descriptors  # noqa: S301 (from the caller alone)
+    return msgspec.msgpack.decode(data, type=Command), descriptors
 
 
 def _fork_twice() -> int | None:

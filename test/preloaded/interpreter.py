@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import pickle
 import resource
 import socket
 import struct
@@ -26,15 +25,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_CHILD_SUBREAPER = 36
 PROGRAMS = {"sglang.launch_server", "sglang_qspec.sidecar"}
 """Modules that the image can run with `-m`."""
 SIZE = struct.Struct("q")
-"""Size of a pickled command, and the answer: the new process's id, or a negative error number."""
+"""Size of an encoded command, and the answer: the new process's id, or a negative error number."""
 READ_AT_IMPORT = {
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": (
         "sglang.srt.managers.schedule_policy",
@@ -67,8 +69,9 @@ class Command:
     parent: int
     """Process id of the caller."""
     own_group: bool = False
-    prepare: Callable[[], object] | None = None
-    """What the new process calls first."""
+    prepare: tuple[str, tuple[Any, ...]] | None = None
+    """Name of a function that the new process calls first, as `pkgutil.resolve_name` takes it, and
+    its arguments."""
 
 
 class Interpreter:
@@ -102,9 +105,9 @@ class Interpreter:
             tuple(descriptors),
             os.getpid(),
             own_group,
-            prepare,
+            None if prepare is None else _named(prepare),
         )
-        data = pickle.dumps(command)
+        data = msgspec.msgpack.encode(command)
         with self._lock, _adopting():
             socket.send_fds(self._connection, [SIZE.pack(len(data))], [*descriptors.values()])
             self._connection.sendall(data)
@@ -189,10 +192,18 @@ def suits(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     )
 
 
+def _named(function: Callable[[], object]) -> tuple[str, tuple[Any, ...]]:
+    """The name and the arguments of a function of a module, or of a `partial` of one."""
+    called, given = function, ()
+    if isinstance(function, partial):
+        called, given = function.func, function.args
+    return f"{called.__module__}:{called.__qualname__}", given
+
+
 class Popen(subprocess.Popen[Any]):
     """`subprocess.Popen` that starts a server's programs preloaded.
 
-    `preexec_fn` must be picklable then.
+    `preexec_fn` must be a function of a module then, or a `partial` of one.
     """
 
     def _execute_child(self, args: Any, executable: Any, *given: Any) -> None:

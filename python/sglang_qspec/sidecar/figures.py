@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.messages import Heartbeat
 
@@ -192,5 +192,5 @@ REPORTED = tuple(figure for figure in FIGURES if figure.name in Heartbeat.__stru
 def heartbeat(parts: Parts) -> Heartbeat:
     """The present load and counters of the sidecar, for its servers."""
     step_times = parts.drafter.statistics.step_times
-    found = {figure.name: figure.read(parts) for figure in REPORTED}
-    return Heartbeat(**found, step_times=step_times)  # type: ignore[arg-type]
+    found: dict[str, Any] = {figure.name: figure.read(parts) for figure in REPORTED}
+    return Heartbeat(**found, step_times=step_times)

@@ -24,7 +24,7 @@ def machine(*used: float, size: int = 80) -> list[Gpu]:
 
 
 def place(gpus: list[Gpu], *held: int, **settings: Any) -> Placement:
-    """The placement of a CUDA server whose ranks hold `held`, if nobody has claimed a GPU."""
+    """The sidecar's placement beside ranks on the GPUs `held`, with no GPU claimed."""
     return decided(gpus, *held, **settings).placement
 
 

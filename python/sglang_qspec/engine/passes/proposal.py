@@ -17,7 +17,7 @@ class Proposal:
     candidates: DraftTrees | None = None
     """The larger trees from which `trees` are cut; None for a pass that may not use drafts."""
     waited: float = 0.0
-    """Seconds that the proposer waited for step drafts."""
+    """Wait for step drafts, in seconds."""
 
     def take(self, rows: Sequence[int]) -> Proposal:
         """The proposal for the requests at the indices `rows`."""

@@ -34,7 +34,7 @@ class Router:
         self._faults = Faults(logger, clock, owner="sidecars")
 
     def client_of(self, live: LiveRequest) -> SidecarClient | None:
-        """The client whose sidecar drafts for a request; None if the request has no sidecar."""
+        """The client of a request's sidecar; None if it has none."""
         for client in self._clients:
             if live.rid in client.requests:
                 return client

@@ -74,7 +74,7 @@ class Submissions:
         self.tokens += len(commit.token_ids)
 
     def check_integrity(self, requests: Iterable[LiveRequest]) -> None:
-        """Raise RuntimeError if the open submissions are not those of these requests."""
+        """Raise RuntimeError unless each open submission belongs to one of these requests."""
         submitted = {
             live.drafting.submission.number: live
             for live in requests

@@ -151,7 +151,7 @@ class LoadedModel:
         shared = min(target_vocab, self._model.vocab_size)
         agreed: list[list[bool]] = [[] for _ in read]
         rows: dict[int, int] = {}
-        """Row of each answer whose prompt can be read, by the place of the answer."""
+        """KV row of each answer with a readable prompt, by the index of the answer."""
         logits: dict[int, torch.Tensor] = {}
         for place, answer in enumerate(read):
             if max(answer.prompt_ids) < shared:

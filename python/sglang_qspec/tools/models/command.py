@@ -134,7 +134,7 @@ TASKS = {
 }
 
 
-def _demo(options: argparse.Namespace) -> str:  # noqa: ARG001
+def _demo(_options: argparse.Namespace) -> str:
     models = demo_models(on_cuda=_has_cuda())
     return f"target {models.target}\ndraft {models.draft}"
 

@@ -54,7 +54,7 @@ class SimulatedDrafts:
         return len(self._requests)
 
     def admit(self, request: Request) -> None:
-        """Serve a request, whose prefill has given the first output token."""
+        """Serve a request. Its prefill has given the first output token."""
         self._requests[request.rid] = request
         self._commit(request, 1)
 
