@@ -98,17 +98,16 @@ class Names:
         self._modules = set(sys.modules)
         self._names: dict[int, list[tuple[ModuleType, str]]] = {}
         for module in _modules(self._modules):
-            for name, value in vars(module).items():
-                if isinstance(value, FunctionType) and (value.__module__ or "").startswith(
-                    "sglang"
-                ):
+            # `isinstance` would ask lazy objects for their class, which adds names to modules.
+            for name, value in list(vars(module).items()):
+                if type(value) is FunctionType and (value.__module__ or "").startswith("sglang"):
                     self._names.setdefault(id(value), []).append((module, name))
 
     def __call__(self, original: object, wrapped: object, source: object) -> int:
         found = [pair for pair in self._names.get(id(original), ()) if pair[0] is not source]
         for module in _modules(sys.modules.keys() - self._modules):
             if module is not source:
-                names = [name for name, value in vars(module).items() if value is original]
+                names = [name for name, value in list(vars(module).items()) if value is original]
                 found += [(module, name) for name in names]
         for module, name in found:
             if vars(module).get(name) is original:
