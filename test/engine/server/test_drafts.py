@@ -44,6 +44,7 @@ def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_draft
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
     """With `fixed_width` a draft need not be worth its row."""
+    until(lambda: not state(server)["sources"]["guess"]["paused"])  # by wrong guesses of a test
     passes = {}
     for on in (1, 0):
         turn(server, prefill_drafts=on, fixed_width=1)

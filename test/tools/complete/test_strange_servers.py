@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -67,6 +68,14 @@ def test_a_strange_answer_is_an_error_of_one_line(
         assert other.asked == []
     assert max(server.sent, default=0) < 2 * peers.MAX_BYTES
     assert_one_line(capsys)
+
+
+def test_even_a_small_compressed_answer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its bound would otherwise be one of compressed bytes."""
+    data = gzip.compress(json.dumps(PIECE_OF_ANSWER).encode())
+    with strange(lambda path, body: response(data, "Content-Encoding: gzip")) as server:  # noqa: ARG005
+        assert main(["complete", "Hi", "--url", server.url]) == 1
+    assert "is compressed (gzip)" in assert_one_line(capsys)
 
 
 def assert_one_line(capsys: pytest.CaptureFixture[str]) -> str:
