@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server
 from benchmark.harness.speculation import state_of
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.tools.models import DemoModels
 from test.deployment.router import Router
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, GREEDY, generate, of_sidecar, until
+from test.preloaded.server import Server
 from test.random_llama import write_random_llama
 
 # Three processes that load a model start at once, which takes over a minute on two cores.

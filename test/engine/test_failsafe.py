@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.boundary.failsafe import guarded
@@ -29,6 +28,7 @@ from test.engine.server.running import (
     state,
     until,
 )
+from test.preloaded.server import Server
 
 FAULTY = """
 from itertools import count

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from benchmark.prompts import PROMPTS
 from sglang_qspec.engine.boundary.hook import OnError
 from sglang_qspec.engine.start import hooks
@@ -29,6 +29,7 @@ from test.engine.server.running import (
     tagged,
     until,
 )
+from test.preloaded.server import Server
 
 pytestmark = pytest.mark.server
 

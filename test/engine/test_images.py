@@ -12,13 +12,13 @@ from PIL import Image
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine import vision
 from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, TEXT, ask, guessing
 from test.engine.server.running import QSPEC
 from test.engine.vision import Reference
+from test.preloaded.server import Server
 
 pytestmark = pytest.mark.server
 

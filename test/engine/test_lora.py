@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from sglang_qspec.config import MODES
@@ -22,6 +22,7 @@ from test.engine.adapters import LINEAR, write_adapter
 from test.engine.awaiting import awaiting, held
 from test.engine.features.asking import PLAIN, ask, guessing
 from test.engine.server.running import QSPEC, cores, of_sidecar, state, turn, until
+from test.preloaded.server import Server
 from test.random_llama import write_random_llama
 
 pytestmark = pytest.mark.server

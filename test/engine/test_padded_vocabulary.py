@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, QSPEC, cores, of_sidecar, state, until
+from test.preloaded.server import Server
 from test.random_llama import pad_vocabulary, write_random_llama
 
 pytestmark = pytest.mark.server

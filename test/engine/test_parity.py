@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import QSPEC, cores, state
+from test.preloaded.server import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(3600)]
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server
 from sglang_qspec.engine.sidecar.endpoints import PREFIX
 from sglang_qspec.link import keys
 from sglang_qspec.tools.ports import free_port
@@ -29,6 +28,7 @@ from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, of_sidecar, state, until
 from test.engine.slow_proxy import SlowProxy
 from test.engine.test_tensor_parallel import TENSOR_PARALLEL
+from test.preloaded.server import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1800)]
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from sglang_qspec.tools.models import DemoModels
+from test.preloaded.server import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1500)]
 

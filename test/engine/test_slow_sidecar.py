@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.messages import OverloadLevel
 from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import COMMON, GREEDY, state, until
 from test.engine.test_several_servers import Sidecar, all_ready, flags, key_file
+from test.preloaded.server import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(900)]
 

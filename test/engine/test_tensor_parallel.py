@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from benchmark.harness.speculation import wait_for_sidecar
 from sglang_qspec.config import MODES
 from test.engine.awaiting import AWAIT
@@ -30,6 +30,7 @@ from test.engine.server.running import (
     turn,
     until,
 )
+from test.preloaded.server import Server
 
 pytestmark = [
     pytest.mark.server,

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from benchmark.harness.speculation import wait_for_sidecar
 from test.engine.awaiting import awaiting
 from test.engine.server.running import GREEDY, sidecar_process, state, until
+from test.preloaded.server import Server
 
 pytestmark = [
     pytest.mark.server,

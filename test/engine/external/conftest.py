@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.tools.models import DemoModels
@@ -15,6 +14,7 @@ from test.engine.awaiting import awaiting
 from test.engine.external.load import PLAINLY, SLOTS
 from test.engine.external.sidecars import Sidecars
 from test.engine.server.running import cores, state, until
+from test.preloaded.server import Server
 
 
 @pytest.fixture(scope="package")

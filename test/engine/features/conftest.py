@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, ask
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import QSPEC, state, until
+from test.preloaded.server import Server
 
 ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),

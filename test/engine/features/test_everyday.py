@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import QSPEC
+from test.preloaded.server import Server
 from test.random_llama import write_random_llama
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough]

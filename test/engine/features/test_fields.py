@@ -21,10 +21,10 @@ from sglang.srt.entrypoints.openai.protocol import (
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.features.asking import TEXT, guessing
 from test.engine.server.running import QSPEC, generate, state, until
+from test.preloaded.server import Server
 from test.random_llama import write_random_llama
 
 pytestmark = pytest.mark.server

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from sglang.srt.arg_groups.choices import GRAMMAR_BACKEND_CHOICES
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from sglang_qspec.tools.models import DemoModels
 from test.engine.features.asking import PLAIN, ask, both, check_same, guessing
 from test.engine.server.running import COMMON, QSPEC, state
+from test.preloaded.server import Server
 
 pytestmark = pytest.mark.server
 

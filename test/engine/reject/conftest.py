@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import COMMON, QSPEC, cores, state, until
+from test.preloaded.server import Server
 
 
 @pytest.fixture(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.overlapping import OVERLAP
@@ -32,6 +31,7 @@ from test.engine.server.running import (
 from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 from test.engine.server.test_provenance import ASKED, check
 from test.engine.server.traces import BOTH, NARROW, body_of, check_trace
+from test.preloaded.server import Server
 
 pytestmark = pytest.mark.server
 
