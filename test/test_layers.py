@@ -44,7 +44,7 @@ ENGINE = (
     "plugin",
 )
 PASSES = (
-    "staging",
+    "transfers",
     "outcome",
     "request_record",
     "outputs",
@@ -56,7 +56,7 @@ PASSES = (
     "launch",
     "sample",
     "settlement",
-    "lead",
+    "leader",
     "launcher",
     "worker",
 )
@@ -222,7 +222,7 @@ DEVICE_HOMES = (
     "cpu/",
     "engine/cpu/",
     "engine/cuda/",
-    "engine/passes/staging.py",
+    "engine/passes/transfers.py",
     "engine/passes/launch/tree_attention.py",
     "verify/gumbel_argmax.py",
     "verify/inverse.py",
@@ -266,7 +266,7 @@ def test_only_settings_and_the_start_of_a_process_touch_the_environment() -> Non
     # process.
     allowed = {
         "config.py",
-        "engine/placement/processes.py",
+        "engine/placement/environment.py",
         "tools/models/cache.py",
         "tools/batch/cluster/session.py",
         "cpu/install.py",

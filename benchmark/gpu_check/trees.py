@@ -19,7 +19,7 @@ WIDTHS = (1, 2, 8, 13)
 
 def staging(device: torch.device) -> None:
     """Arrays keep values, types and shapes in the transfer."""
-    from sglang_qspec.engine.passes.staging import stage
+    from sglang_qspec.engine.passes.transfers import to_device
 
     arrays = (
         np.arange(6, dtype=np.int32).reshape(2, 3).T,
@@ -28,7 +28,7 @@ def staging(device: torch.device) -> None:
         np.array([[2**60], [-5]]),
         np.array([0.5, -1.5], np.float32),
     )
-    for array, tensor in zip(arrays, stage(device, *arrays), strict=True):
+    for array, tensor in zip(arrays, to_device(device, *arrays), strict=True):
         assert tensor.device.type == device.type
         expected = torch.from_numpy(array)
         assert tensor.dtype == expected.dtype

@@ -27,7 +27,7 @@ PANELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "drafted for": ("requests_in_flight",),
     },
     "tokens": {"in tries": ("trie_tokens",), "in the sidecar's KV": ("sidecar_kv_tokens",)},
-    "sidecar": {"prompts": ("sidecar_texts",), "KV rows": ("sidecar_rows",)},
+    "sidecar": {"prompts": ("sidecar_texts",), "KV rows": ("sidecar_kv_rows",)},
 }
 """Panels by title; a panel has lines by name, and a line is the sum of columns of the journal."""
 

@@ -19,7 +19,7 @@ USS_EVERY = 10
 MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
 """Fields of /server_info that are 0 without requests."""
-SIDECAR_STATE = ("sidecar_texts", "sidecar_rows", "sidecar_kv_tokens")
+SIDECAR_STATE = ("sidecar_texts", "sidecar_kv_rows", "sidecar_kv_tokens")
 """Fields of the sidecar that are 0 without requests; they may be missing."""
 COLUMNS = [
     "at",

@@ -7,7 +7,8 @@ such as `--speculative-draft-model-path` and `--speculative-num-draft-tokens`.
 Settings reach SGLang's subprocesses through the environment, because a plugin cannot add fields to
 SGLang's arguments. The server therefore writes flags to environment variables.
 
-This file reads settings and devices from the environment, `process_placement` reads the rest.
+This file reads settings and devices from the environment, `engine/placement/environment.py` reads
+the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ALGORITHM = "QSPEC"
 FLAG_PREFIX = "--speculative-qspec-"
 ENV_PREFIX = "SGLANG_QSPEC_"
 PLACEMENT_VARIABLE = ENV_PREFIX + "PLACEMENT"
-"""Variable in which a server's processes hand on where its sidecar runs (`process_placement`)."""
+"""Variable in which a server's processes hand on where its sidecar runs (see
+`engine/placement/environment.py`)."""
 MAX_COMPLETIONS = 64
 """Maximum number of completions drafted for one request."""
 AUTO_CORES = "auto"

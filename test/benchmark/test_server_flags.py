@@ -22,7 +22,7 @@ from benchmark.harness.options import add_servers, add_unpinned, parsed, setting
 from benchmark.parallel import plan
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.tools.models import DemoModels
 from test.engine.test_gpu_defaults import cuda, resolved
 
@@ -113,7 +113,7 @@ def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
         # The settings of QSPEC and the placement are in the environment.
         with cuda(sm), mock.patch.dict(os.environ):
             view = resolved(ServerArgs.from_cli_args(parser.parse_args(arguments)))
-            sidecar = process_placement.read()
+            sidecar = environment.read()
         own = configuration.name
         assert view.dtype == dtype, (name, own)
         assert (view.attention_backend == "triton") == (dtype == "float32"), (name, own)

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig, from_environment, variable
-from sglang_qspec.engine.boundary import compat, installed, touched
+from sglang_qspec.engine.boundary import compat, installed, sglang_names
 from sglang_qspec.engine.start import checks, hooks, unsupported
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.models import DemoModels
@@ -180,7 +180,7 @@ def hooked() -> list[str]:
 def test_every_touched_name_exists_in_the_installed_sglang() -> None:
     import pkgutil
 
-    for name in (*hooked(), *touched.CALLED):
+    for name in (*hooked(), *sglang_names.CALLED):
         pkgutil.resolve_name(name)  # raises if a part of it is missing
 
 
@@ -201,7 +201,7 @@ def test_the_list_of_touched_names_is_complete() -> None:
     """SGLang has each `from sglang... import NAME` of the package, or a name inside NAME."""
     import ast
 
-    listed = {*hooked(), *touched.CALLED}
+    listed = {*hooked(), *sglang_names.CALLED}
     package = Path(compat.__file__).parents[1]
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -16,10 +16,9 @@ from sglang_qspec import config
 from sglang_qspec.config import variable
 from sglang_qspec.engine.boundary import refusal
 from sglang_qspec.engine.cuda import backends
-from sglang_qspec.engine.placement import claims, devices
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import claims, devices, environment
 from sglang_qspec.engine.placement.devices import Gpu
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar.loading import DraftModelOptions, server_args
 from sglang_qspec.sidecar.memory import GIB
@@ -71,7 +70,7 @@ def plugin() -> None:
 @pytest.fixture(autouse=True)
 def no_placement() -> Iterator[None]:
     yield
-    process_placement.write(None)
+    environment.write(None)
 
 
 def resolved(args: ServerArgs) -> Any:
@@ -231,19 +230,19 @@ def test_the_sidecar_captures_graphs_only_for_passes_that_it_runs(models: DemoMo
 def test_on_one_gpu_the_targets_fraction_falls_by_the_sidecars(models: DemoModels) -> None:
     with cuda():
         without = server(models, speculative_draft_model_path=None).mem_fraction_static
-        assert process_placement.read() is None
+        assert environment.read() is None
         shared = server(models).mem_fraction_static
     assert 0.15 <= without - shared <= 0.155
-    assert process_placement.read() == Placement("cuda:0", True, 0.15)
+    assert environment.read() == Placement("cuda:0", True, 0.15)
 
 
 def test_on_two_gpus_the_target_keeps_its_fraction(models: DemoModels) -> None:
     with cuda(gpus=2):
         without = server(models, speculative_draft_model_path=None).mem_fraction_static
         assert server(models).mem_fraction_static == without
-        assert process_placement.read() == Placement("cuda:1")
+        assert environment.read() == Placement("cuda:1")
         assert server(models, base_gpu_id=1).mem_fraction_static == without
-        assert process_placement.read() == Placement("cuda:0")
+        assert environment.read() == Placement("cuda:0")
 
 
 def test_a_given_fraction_of_the_target_is_kept_or_refused(
@@ -268,11 +267,11 @@ def test_the_reserve_also_covers_a_kv_that_sglang_sizes_after_capture(
 def test_a_server_with_another_algorithm_has_no_placement_and_keeps_its_fraction(
     models: DemoModels,
 ) -> None:
-    process_placement.write(Placement("cuda:7"))
+    environment.write(Placement("cuda:7"))
     with cuda():
         stock = server(models, speculative_algorithm=None, speculative_draft_model_path=None)
         qspec = server(models, speculative_draft_model_path=None)
-    assert process_placement.read() is None
+    assert environment.read() is None
     # SGLang reserves at least 10 GiB for more running requests too.
     assert stock.max_running_requests is None
     assert qspec.max_running_requests == 48

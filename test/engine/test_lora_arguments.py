@@ -14,7 +14,7 @@ from sglang_qspec import config
 from sglang_qspec.config import variable
 from sglang_qspec.engine.boundary import refusal
 from sglang_qspec.engine.cpu.lora import GPU_DEFAULT
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.start import lora
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.models import DemoModels
@@ -39,7 +39,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(refusal, "_on_command_line", False)
     monkeypatch.setenv(variable("verify"), "auto")
     yield
-    process_placement.write(None)
+    environment.write(None)
 
 
 @pytest.mark.parametrize("sm", [80, 90, 100])

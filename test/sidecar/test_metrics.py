@@ -83,7 +83,7 @@ def test_the_series_have_the_figures_of_the_latest_snapshot(
     publish()
     drafted = driver.drafter.statistics.drafted_tokens
     assert value(metrics, "requests") == 1
-    assert value(metrics, "rows") == 3
+    assert value(metrics, "drafting_rows") == 3
     assert value(metrics, "kv_rows") == driver.model.rows.open_rows > 0
     used = driver.model.rows.total_slots - driver.model.rows.free_slots
     assert value(metrics, "kv_tokens") == used > 0

@@ -134,7 +134,7 @@ class TrieFuzz:
                 self.store.insert(rid, trie.serial, source, stream_id, base_len, start, token_ids)
             else:
                 before = trie.size
-                Trie.insert(  # with any numbers, which `RequestTrie.insert` does not allow
+                Trie.insert_chunk(  # with any numbers, which `RequestTrie.insert` does not allow
                     trie, self.anything(), stream_id, base_len, start, token_ids, self.anything()
                 )
                 self.store._size += trie.size - before
@@ -262,7 +262,7 @@ class TrieFuzz:
         with suppress(*REFUSED):
             trie = native(prompt, 3, max_match=max_match, trust=trust, sources=31, **limits)
             trie.commit([1, 2, 1])
-            trie.insert(0, 0, 0, 0, [1, 2, 3], False)
+            trie.insert_chunk(0, 0, 0, 0, [1, 2, 3], False)
             trie.check_integrity()
 
     def parents(self, n: int, width: int) -> np.ndarray:

@@ -90,6 +90,7 @@ FIGURES = (
         name="rows",
         read=lambda parts: parts.drafter.advanced,
         help="Completions that the latest pass advanced",
+        series="drafting_rows",
         entry="drafting_rows",
         summary="drafting_rows",
     ),
@@ -115,7 +116,7 @@ FIGURES = (
         read=lambda parts: parts.rows.open_rows,
         help="Open rows of the draft model's KV",
         entry="kv_rows",
-        summary="sidecar_rows",
+        summary="sidecar_kv_rows",
     ),
     Figure(
         name="kv_tokens",

@@ -52,7 +52,7 @@ class Trie:
     @property
     def last_token(self) -> int:
         """The last committed token; before any output the last token of the prompt."""
-    def insert(
+    def insert_chunk(
         self,
         source: int,
         stream_id: int,
@@ -64,7 +64,7 @@ class Trie:
         """`RequestTrie.insert`; the result is an index of the members of `Insertion`."""
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append output tokens of the target, and update all matches."""
-    def longest_match(self, sources: int) -> int:
+    def match_length(self, sources: int) -> int:
         """`RequestTrie.longest_match` over `sources`, one bit for each."""
     def evict(self) -> None:
         """Drop all drafts and all own text except its last `max_match` tokens."""

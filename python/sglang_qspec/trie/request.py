@@ -63,7 +63,7 @@ class RequestTrie(Trie):
             max_width=max_width,
         )
 
-    def insert(  # type: ignore[override]  # with enums for numbers
+    def insert(
         self,
         source: Source,
         stream_id: int,
@@ -82,7 +82,7 @@ class RequestTrie(Trie):
         """
         if source not in (Source.QUEUE, Source.GUESS, Source.STEP):
             raise ValueError(f"source is {source.name}, but a draft's is QUEUE, GUESS or STEP")
-        return _INSERTIONS[super().insert(source, stream_id, base_len, start, token_ids, greedy)]
+        return _INSERTIONS[self.insert_chunk(source, stream_id, base_len, start, token_ids, greedy)]
 
     def propose(self, width: int, policy: int = 0) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.
@@ -94,16 +94,14 @@ class RequestTrie(Trie):
         arrays = propose([self], [self.last_token], width, self._limits.min_score, policy)
         return DraftTrees(*arrays)[0]
 
-    def longest_match(  # type: ignore[override]  # with enums for bits
-        self, paused: Collection[Source] = ()
-    ) -> int:
+    def longest_match(self, paused: Collection[Source] = ()) -> int:
         """Length of the longest match that proposes a token now, in tokens; 0 for none.
 
         A match is a run of the last committed tokens, at most `max_match`, that also occurs in a
         stream or in the own text. For a followed stream it is the part that the output has
         confirmed, and the token before the stream. Matches of `paused` sources do not count.
         """
-        return super().longest_match(bits_of(paused))
+        return self.match_length(bits_of(paused))
 
 
 def bits_of(paused: Collection[Source]) -> int:

@@ -134,7 +134,7 @@ class Serving:
         prompts: Sequence[Sequence[int]] = PROMPTS,
     ) -> Record:
         """Serve `prompts`, one for each of `params`, with guesses for each if there are any."""
-        totals = self.worker._lead.speculator.totals
+        totals = self.worker._leader.speculator.totals
         before = totals.eager_passes, sum(totals.accepted.values())
         self._passes.clear()
         for row, own in enumerate(params):
@@ -273,7 +273,7 @@ def cases(serving: Serving) -> dict[str, Record]:
             records[f"one request at width {width}"] = serving.serve([{}], guesses)
     records["adaptive"] = serving.serve([{}] * 5, guesses)
     with serving.settings(mode="halves"):
-        serving.worker._lead.speculator.sidecar.stepping = len
+        serving.worker._leader.speculator.sidecar.stepping = len
         records["halves"] = serving.serve([{}] * 5, guesses)
     penalties = {"frequency_penalty": 0.6, "repetition_penalty": 1.1}
     records["penalised"] = serving.serve([penalties] * 5, guesses)

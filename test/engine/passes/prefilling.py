@@ -93,13 +93,13 @@ class Prefilling(Serving):
         reqs = list(running.waiting_queue)
         first: dict[Any, int] = {}
         tallies: dict[str, Any] = {}
-        end = self.worker._lead.speculator.end
+        end = self.worker._leader.speculator.end
 
         def ended(rid: str, *args: Any) -> Any:
             tallies[rid] = end(rid, *args)
             return tallies[rid]
 
-        self.worker._lead.speculator.end = ended
+        self.worker._leader.speculator.end = ended
         for step in count():
             if all(req.finished() for req in reqs):
                 break
@@ -118,9 +118,9 @@ class Prefilling(Serving):
                     first.setdefault(req, len(req.output_ids))
             running.last_batch = batch
             retracted += sum(req.is_retracted for req in reqs)
-        del self.worker._lead.speculator.end
+        del self.worker._leader.speculator.end
         allocator, cache = running.token_to_kv_pool_allocator, running.tree_cache
-        self.worker._lead.speculator.check_integrity()
+        self.worker._leader.speculator.check_integrity()
         return Record(
             [list(req.output_ids_through_stop) for req in reqs],
             len(self._passes),

@@ -10,8 +10,8 @@ import pytest
 
 from sglang_qspec.engine.passes.decide import core_use
 from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
-from sglang_qspec.engine.passes.lead import Lead
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.passes.leader import Leader
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.policy import PassCost, PassTimes
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
@@ -131,11 +131,11 @@ def test_the_target_has_all_cpus_once_speculation_has_ended(
 ) -> None:
     assert divided.enter(REQUESTS, RUNTIME)
     cores: Any = divided._cores
-    lead: Any = Lead.__new__(Lead)
-    lead._runtime, lead._core_use = RUNTIME, divided
+    leader: Any = Leader.__new__(Leader)
+    leader._runtime, leader._core_use = RUNTIME, divided
     monkeypatch.setattr("sglang_qspec.engine.speculator.active", lambda: None)
     for _ in range(2):
-        lead._plan(None)
+        leader._plan(None)
         assert cores.count == 2
     assert divided._speculator.totals.target_cpus == 2
 

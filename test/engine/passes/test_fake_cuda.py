@@ -24,12 +24,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
-from sglang_qspec.engine.passes import staging, tracing, worker
+from sglang_qspec.engine.passes import tracing, transfers, worker
 from sglang_qspec.engine.passes.launch.prefill import _drafts_of, with_drafts
 from sglang_qspec.engine.passes.launch.relay import relayed
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.passes.launcher import Launcher
-from sglang_qspec.engine.passes.lead import Lead
+from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.passes.outcome import ComingOutcome
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.sample import output_counts, penalties, sample
@@ -242,7 +242,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The batches of the passes that moved KV to the accepted paths."""
     moved: list[Any] = []
     monkeypatch.setattr(TreeVerifyInput, "move_accepted", lambda _, batch, *__: moved.append(batch))
-    monkeypatch.setattr(staging, "_event", lambda _: None)
+    monkeypatch.setattr(transfers, "_event", lambda _: None)
     return moved
 
 
@@ -267,13 +267,15 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
     speculates._overlap = True
     speculates._device = "cuda"
     speculates._ranks = RankGroup()
-    lead: Any = object.__new__(Lead)
-    lead.speculator = active
-    lead.accounting = SimpleNamespace(begin=lambda _: None)
-    lead._proposer = SimpleNamespace(propose=lambda *_, **__: without_waits(Proposal(trees, trees)))
+    leader: Any = object.__new__(Leader)
+    leader.speculator = active
+    leader.accounting = SimpleNamespace(begin=lambda _: None)
+    leader._proposer = SimpleNamespace(
+        propose=lambda *_, **__: without_waits(Proposal(trees, trees))
+    )
     target: Any = Target()
     graphs = PassGraphs(None, QSpecConfig())
-    speculates._launcher = Launcher(target, graphs, lead, widest=WIDTH, overlap=True)
+    speculates._launcher = Launcher(target, graphs, leader, widest=WIDTH, overlap=True)
     launched: list[Pass] = []
     speculates._settlement = SimpleNamespace(add=launched.append)
     count = len(reqs)
@@ -297,7 +299,7 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
             spec_info=relayed(lens, ones, lens, WIDTH),
         )
         traced = tracing.PassTrace.of(reqs)
-        proposal = lead._propose(batch, PipelinePlan("queue", WIDTH), traced)
+        proposal = leader._propose(batch, PipelinePlan("queue", WIDTH), traced)
         order = PassOrder(trees if trees.width > 1 else None)
         speculates._decode(Pass(batch, order, "queue", proposal, traced), None)
     assert speculator.active() is active
@@ -375,7 +377,7 @@ def test_an_outcome_is_read_with_one_synchronisation(monkeypatch: pytest.MonkeyP
     def event(device: torch.device) -> Any:
         return SimpleNamespace(synchronize=lambda: waits.append(device))
 
-    monkeypatch.setattr(staging, "_event", event)
+    monkeypatch.setattr(transfers, "_event", event)
     with fake_cuda() as costs:
         numbers = torch.zeros(6, dtype=torch.int32, device=CUDA)
         outcome = ComingOutcome(numbers, numbers[:2], numbers.view(2, 3), np.array([0, 3]))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from sglang_qspec.engine.placement.devices import Gpu
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.memory import (
     check_sidecar,
     default_fraction,
     target_fraction,
     weight_bytes,
 )
-from sglang_qspec.engine.placement.processes import Placement
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar.memory import GIB
 from test.engine.placement import test_sidecar

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine.placement.devices import Gpu
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.sidecar import DeviceChoice, choose
 from sglang_qspec.sidecar.memory import GIB
 

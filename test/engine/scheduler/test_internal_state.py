@@ -13,7 +13,7 @@ from sglang_qspec.engine.sidecar.endpoints import PREFIX
 from sglang_qspec.values import MAX_ENDPOINTS
 
 
-class Lead:
+class Leader:
     """Rank 0's part of a worker."""
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internal_state, "_validate", lambda *_: None)
 
 
-def worker_of(lead: Lead | None, *endpoints: str) -> QSpecWorker:
+def worker_of(leader: Leader | None, *endpoints: str) -> QSpecWorker:
     worker: Any = object.__new__(QSpecWorker)
-    worker._lead, worker.endpoints = lead, endpoints
+    worker._leader, worker.endpoints = leader, endpoints
     return worker
 
 
@@ -53,27 +53,27 @@ def update(worker: QSpecWorker, changes: dict[str, float]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("lead", [Lead(), None], ids=["rank 0", "rank 1"])
-def test_an_update_changes_all_its_endpoints(lead: Lead | None) -> None:
-    worker = worker_of(lead, "a", "b")
+@pytest.mark.parametrize("leader", [Leader(), None], ids=["rank 0", "rank 1"])
+def test_an_update_changes_all_its_endpoints(leader: Leader | None) -> None:
+    worker = worker_of(leader, "a", "b")
     assert update(worker, {"c": 1, "a": 0})
     assert worker.endpoints == ("b", "c")
-    if lead is not None:
-        assert set(lead.changes) == {("b", "c")}
+    if leader is not None:
+        assert set(leader.changes) == {("b", "c")}
 
 
-@pytest.mark.parametrize("lead", [Lead(), None], ids=["rank 0", "rank 1"])
-def test_an_update_with_a_wrong_part_changes_nothing(lead: Lead | None) -> None:
-    worker = worker_of(lead, "a")
+@pytest.mark.parametrize("leader", [Leader(), None], ids=["rank 0", "rank 1"])
+def test_an_update_with_a_wrong_part_changes_nothing(leader: Leader | None) -> None:
+    worker = worker_of(leader, "a")
     assert not update(worker, {"b": 1, "nowhere": 0})
     assert not update(worker, {str(number): 1 for number in range(MAX_ENDPOINTS)})
     assert worker.endpoints == ("a",)
-    assert lead is None or not lead.changes
+    assert leader is None or not leader.changes
 
 
 def test_an_update_may_replace_an_endpoint_of_a_full_list() -> None:
     full = tuple(str(number) for number in range(MAX_ENDPOINTS))
-    worker = worker_of(Lead(), *full)
+    worker = worker_of(Leader(), *full)
     assert update(worker, {full[0]: 0, "more": 1})
     assert worker.endpoints == (*full[1:], "more")
 

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.placement import processes as process_placement
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement import environment
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.sidecar import startup
 from sglang_qspec.link import SidecarLink, keys
 from sglang_qspec.messages import PROTOCOL, Hello
@@ -49,7 +49,7 @@ def test_a_sidecar_on_the_targets_gpu_starts_after_the_target_has_sized_its_kv(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")  # restored at the end
-    process_placement.write(Placement("cuda:0", True, 0.2))
+    environment.write(Placement("cuda:0", True, 0.2))
     start().close()
     assert not started
     startup.start_waiting(None)
@@ -75,7 +75,7 @@ def test_a_sidecar_on_a_device_of_its_own_starts_at_once(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")
-    process_placement.write(Placement("cuda:1"))
+    environment.write(Placement("cuda:1"))
     start().close()
     assert {"--device=cuda:1", "--mem-fraction=0.0"} <= set(started[0])
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.sidecar.memory import cpu_bytes, gib
 from sglang_qspec.tools.doctor import start
 from sglang_qspec.tools.doctor.case import Case

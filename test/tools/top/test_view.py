@@ -39,7 +39,7 @@ def everything() -> Interval:
         now["sources"][source]["paused"] = True
     now.update(pipeline="sequential", sidecar="connecting", drafted_tokens=9_999_999)
     now.update(live_requests=9999, waiting_requests=8888, drafting_requests=9999)
-    now.update(drafting_rows=9999, sidecar_texts=9999, sidecar_rows=99_999)
+    now.update(drafting_rows=9999, sidecar_texts=9999, sidecar_kv_rows=99_999)
     now.update(sidecar_kv_tokens=9_999_999, sidecar_restarts=99, declined_requests=999)
     now.update(sidecar_backlog_seconds=86400.0, sidecar_overload=5)
     now.update(evictions=999, dropped_messages=dict.fromkeys(now["dropped_messages"], 999))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import sglang
 
-from sglang_qspec.engine.boundary import touched
+from sglang_qspec.engine.boundary import sglang_names
 from sglang_qspec.engine.boundary.hook import Hook
 from sglang_qspec.errors import ConfigError
 
@@ -24,7 +24,7 @@ def check_version() -> None:
 
 def used_names(hooks: Iterable[Hook]) -> tuple[str, ...]:
     """The targets of `hooks`, and all other names of SGLang that QSPEC uses."""
-    return (*(hook.target for hook in hooks), *touched.CALLED)
+    return (*(hook.target for hook in hooks), *sglang_names.CALLED)
 
 
 def missing_names(names: Iterable[str]) -> list[str]:

@@ -14,8 +14,7 @@ from sglang_qspec import config
 from sglang_qspec.engine.boundary.refusal import refuse
 from sglang_qspec.engine.cpu import lora, ranks
 from sglang_qspec.engine.cpu.attention import NAME
-from sglang_qspec.engine.placement import core_division
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import core_division, environment
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 
@@ -48,7 +47,7 @@ def _choose(server_args: Any, previous: Callable[[Any], None]) -> None:
         declare_resolution(server_args, "sglang_qspec.engine.cpu", attention_backend=NAME)
     if view.device == "cpu" and view.lora_backend == lora.GPU_DEFAULT:
         declare_resolution(server_args, "sglang_qspec.engine.cpu", lora_backend=lora.NAME)
-    process_placement.place_ranks(())
+    environment.place_ranks(())
     ranks_here = view.tp_size * view.dp_size * view.pp_size
     if view.device == "cpu" and ranks_here > 1:
         declare_resolution(server_args, "sglang_qspec.engine.cpu", sleep_on_idle=True)

@@ -19,7 +19,7 @@ from sglang.srt.distributed import bootstrap, parallel_state
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils.numa_utils import get_cpu_ids_by_node
 
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.values import parse_cores
 
@@ -89,7 +89,7 @@ def place(ranks: int, cores: Sequence[frozenset[int]], *, spare: int = 0) -> Non
     over which SGLang distributes them itself. Raises ConfigError if there are fewer cores than
     ranks.
     """
-    if ranks == 1 or process_placement.rank_cpus() != "all" or ranks <= len(get_cpu_ids_by_node()):
+    if ranks == 1 or environment.rank_cpus() != "all" or ranks <= len(get_cpu_ids_by_node()):
         return
     if len(cores) < ranks:
         raise ConfigError(
@@ -97,7 +97,7 @@ def place(ranks: int, cores: Sequence[frozenset[int]], *, spare: int = 0) -> Non
             f"{len(cores)} CPU cores for them"
         )
     used = max(ranks, len(cores) - spare)
-    process_placement.place_ranks(groups_of(ranks, cores[:used]))
+    environment.place_ranks(groups_of(ranks, cores[:used]))
 
 
 def groups_of(ranks: int, cores: Sequence[frozenset[int]]) -> list[str]:

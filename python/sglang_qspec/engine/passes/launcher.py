@@ -22,15 +22,15 @@ from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import prefill_tokens, tracing
 from sglang_qspec.engine.passes.launch import batch_split, prefill, prefill_hooks, relay
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput
-from sglang_qspec.engine.passes.lead import Lead
+from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import last_ids_of
 from sglang_qspec.engine.passes.sample.grammar import grammar_mask
 from sglang_qspec.engine.passes.sample.penalties import read_outputs
 from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.engine.passes.sample.seeds import seeded_draws
-from sglang_qspec.engine.passes.staging import stage
 from sglang_qspec.engine.passes.target_pass import Pass
+from sglang_qspec.engine.passes.transfers import to_device
 from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ class Launcher:
         self,
         target_worker: TpModelWorker,
         graphs: PassGraphs,
-        lead: Lead | None,
+        leader: Leader | None,
         *,
         widest: int,
         overlap: bool,
     ) -> None:
-        """`lead` is None on ranks after rank 0; `widest` is the width of the widest pass."""
+        """`leader` is None on ranks after rank 0; `widest` is the width of the widest pass."""
         self._target_worker = target_worker
         self._graphs = graphs
-        self._lead = lead
+        self._leader = leader
         self._widest = widest
         self._overlap = overlap
 
@@ -63,7 +63,7 @@ class Launcher:
         if self._overlap:
             batch.input_ids = relay.last_ids(batch)
         else:
-            (batch.input_ids,) = stage(batch.device, last_ids_of(batch.reqs))
+            (batch.input_ids,) = to_device(batch.device, last_ids_of(batch.reqs))
         batch.out_cache_loc = batch.req_to_token_pool.req_to_token[
             batch.req_pool_indices, batch.seq_lens
         ].to(torch.int64)
@@ -155,8 +155,8 @@ class Launcher:
         with self._graphs.at(width), ragged.padded(batch, self._graphs.tiers):
             result = self._target_worker.forward_batch_generation(batch, is_verify=width > 1)
         ragged.cut(result.logits_output, rows)
-        if self._lead is not None:
-            self._lead.note_eager(eager=not result.can_run_cuda_graph)
+        if self._leader is not None:
+            self._leader.note_eager(eager=not result.can_run_cuda_graph)
         return result
 
     def _accept(
@@ -179,12 +179,12 @@ class Launcher:
 
         The other ranks get the tokens of rank 0.
         """
-        proposals = None if self._lead is None else self._lead.proposals(batch, trees)
+        proposals = None if self._leader is None else self._leader.proposals(batch, trees)
         return seeded_draws(batch, proposals)
 
     def _timed(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
         """A context that measures a prefill on rank 0."""
-        return nullcontext() if self._lead is None else self._lead.timed(batch)
+        return nullcontext() if self._leader is None else self._leader.timed(batch)
 
     def _finished(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Pass:
     """A decode pass or a prefill.
 
-    `Lead` decides it on rank 0, `Launcher` runs it, and `Settlement` reads its outcome.
+    `Leader` decides it on rank 0, `Launcher` runs it, and `Settlement` reads its outcome.
     """
 
     batch: ScheduleBatch

@@ -4,7 +4,7 @@ The scheduler calls `forward_batch_generation` once per iteration, with a batch 
 decode. A decode batch takes one target pass, or one pass for each half. A `Pass` goes through three
 steps:
 
-- `Lead` decides it on rank 0, and the other ranks get its order: which trees it verifies, if any.
+- `Leader` decides it on rank 0, and the other ranks get its order: which trees it verifies, if any.
 - `Launcher` runs the target over it, samples, and accepts draft tokens.
 - `Settlement` reads its outcome on the host, at once or with the overlap scheduler one pass later.
 """
@@ -42,7 +42,7 @@ from sglang_qspec.engine.passes.launch.verify_input import (
     verify_input_of,
 )
 from sglang_qspec.engine.passes.launcher import Launcher
-from sglang_qspec.engine.passes.lead import Lead, speculator_of
+from sglang_qspec.engine.passes.leader import Leader, speculator_of
 from sglang_qspec.engine.passes.outputs import check_lengths
 from sglang_qspec.engine.passes.sample import grammar
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
@@ -76,11 +76,11 @@ class QSpecWorker(BaseSpecWorker):
         self._runtime = RuntimeSettings.of(settings, widest, ragged=verification.ragged)
         self._graphs = PassGraphs(target_worker.model_runner, settings)
         self._overlap = not get_schedule().disable_overlap_schedule
-        self._lead: Lead | None = None
+        self._leader: Leader | None = None
         """Decides the passes; None on ranks after rank 0."""
         if self._ranks.rank == 0:
             vocab_size = target_worker.model_config.vocab_size
-            self._lead = Lead(
+            self._leader = Leader(
                 speculator_of(settings, self._runtime, gpu_id, vocab_size),
                 self._runtime,
                 self._graphs,
@@ -89,9 +89,9 @@ class QSpecWorker(BaseSpecWorker):
                 overlap=self._overlap,
             )
         self._launcher = Launcher(
-            target_worker, self._graphs, self._lead, widest=widest, overlap=self._overlap
+            target_worker, self._graphs, self._leader, widest=widest, overlap=self._overlap
         )
-        accounting = None if self._lead is None else self._lead.accounting
+        accounting = None if self._leader is None else self._leader.accounting
         self._settlement = Settlement(accounting, overlap=self._overlap)
         sampling_seeds.install()
         grammar.install(get_exec().kernel.grammar_backend)
@@ -112,8 +112,8 @@ class QSpecWorker(BaseSpecWorker):
 
     def clear_cache_pool(self) -> None:
         """Drop all drafts. SGLang calls this for /flush_cache and after weight updates."""
-        if self._lead is not None:
-            self._lead.drop_drafts()
+        if self._leader is not None:
+            self._leader.drop_drafts()
 
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
@@ -149,8 +149,8 @@ class QSpecWorker(BaseSpecWorker):
     def change_endpoints(self, endpoints: tuple[str, ...]) -> None:
         """Use the sidecars at these addresses, and no others, from now on."""
         self.endpoints = endpoints
-        if self._lead is not None:
-            self._lead.change_endpoints(endpoints)
+        if self._leader is not None:
+            self._leader.change_endpoints(endpoints)
 
     def settle(self, result: GenerationBatchResult) -> None:
         """Settle the pass with this result, which the scheduler is about to process."""
@@ -161,8 +161,8 @@ class QSpecWorker(BaseSpecWorker):
     def _decided(self, batch: ScheduleBatch) -> Iterator[Pass]:
         """The passes of a decode round, the same ones on all ranks."""
         ordered = self._ranks.begin_round()
-        if self._lead is not None:
-            for decided in self._lead.passes(batch):
+        if self._leader is not None:
+            for decided in self._leader.passes(batch):
                 self._ranks.send(decided.order)
                 yield decided
             return
@@ -214,7 +214,7 @@ class QSpecWorker(BaseSpecWorker):
     def _prefill(self, batch: ScheduleBatch, on_publish: Publish | None) -> GenerationBatchResult:
         """Run a prefill, which may verify drafts, or an idle batch."""
         prefill_tokens.forget(batch.reqs)
-        drafts = None if self._lead is None else self._lead.prepare_prefill(batch)
+        drafts = None if self._leader is None else self._leader.prepare_prefill(batch)
         launched = Pass(batch)
         if drafts is None or not self._launcher.verify_prefill(launched, drafts):
             self._launcher.plain_prefill(launched)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sglang_qspec import values
 from sglang_qspec.config import AUTO_CORES, SHARED_CORES, QSpecConfig, flag
-from sglang_qspec.engine.placement import processes as process_placement
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement import environment
+from sglang_qspec.engine.placement.environment import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def sidecar_cpus(settings: QSpecConfig) -> str:
     The setting `auto`, the default, divides the CPUs. It does not if the user has placed the
     target's threads, or if this process may run on one core only.
     """
-    if settings.cores != AUTO_CORES or process_placement.places_threads():
+    if settings.cores != AUTO_CORES or environment.places_threads():
         return ""
     cores = cores_of(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -91,7 +91,7 @@ def _of_ranks(ranks: int) -> frozenset[int]:
     # `qspec doctor` loads this module to check a machine without SGLang.
     from sglang.srt.utils.numa_utils import get_cpu_ids_by_node
 
-    groups = process_placement.rank_cpus().split("|")
+    groups = environment.rank_cpus().split("|")
     if groups == ["all"]:  # SGLang gives each rank a NUMA node
         groups = get_cpu_ids_by_node()[:ranks]
     return frozenset(cpu for group in groups for cpu in values.parse_cores(group))
@@ -117,7 +117,7 @@ def left_cpus(settings: QSpecConfig) -> str:
     """
     own = frozenset(os.sched_getaffinity(0))
     pinned = values.parse_cores(pinned_cpus(settings)) & own
-    return "" if process_placement.places_threads() or pinned == own else _text(pinned)
+    return "" if environment.places_threads() or pinned == own else _text(pinned)
 
 
 def pinned_cpus(settings: QSpecConfig) -> str:

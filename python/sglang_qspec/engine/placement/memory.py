@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_qspec.config import SHARED_FRACTION, flag
 from sglang_qspec.engine.placement.devices import Gpu
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from sglang_qspec import config
 from sglang_qspec.config import SHARED_FRACTION, QSpecConfig
-from sglang_qspec.engine.placement import claims, core_division, devices, memory
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import claims, core_division, devices, environment, memory
 from sglang_qspec.engine.placement.devices import UNUSED, Gpu
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     memory.check_sidecar(placed, choice.gpu, weights)
     if view.dp_size > 1:
         placed = replace(placed, endpoint=claims.OF_PROCESS.open_endpoint())
-    process_placement.write(placed)
+    environment.write(placed)
     if not placed.shared:
         return fraction
     target = memory.weight_bytes(view.model_path)

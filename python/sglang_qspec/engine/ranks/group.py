@@ -33,7 +33,7 @@ class RankGroup:
         self._ended = False
         """Whether all ranks know that speculation has ended."""
         if self.size > 1:
-            self._group, self._lead = group.cpu_group, group.ranks[0]
+            self._group, self._leader = group.cpu_group, group.ranks[0]
         self._frame = torch.zeros(FRAME, dtype=torch.uint8)
 
     @property
@@ -90,4 +90,4 @@ class RankGroup:
         self._ended = self._ended or not order.speculates
 
     def _broadcast(self, data: torch.Tensor) -> None:
-        dist.broadcast(data, src=self._lead, group=self._group)
+        dist.broadcast(data, src=self._leader, group=self._group)

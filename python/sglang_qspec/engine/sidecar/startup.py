@@ -13,9 +13,8 @@ import torch
 from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get_spec
 
 from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag, visible_gpus
-from sglang_qspec.engine.placement import core_division
-from sglang_qspec.engine.placement import processes as process_placement
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement import core_division, environment
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
@@ -101,7 +100,7 @@ def _start_own(
     size of the target's KV would depend on how far the sidecar's start has come.
     """
     global _waiting
-    placed = process_placement.read() or _default_placement(settings, gpu_id)
+    placed = environment.read() or _default_placement(settings, gpu_id)
     if placed.endpoint and get_parallel().dp_rank:
         return SidecarLink(placed.endpoint, hello), None
     sweep_abandoned()

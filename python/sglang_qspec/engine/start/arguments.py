@@ -15,8 +15,7 @@ from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sglang_qspec import config
 from sglang_qspec.engine.boundary import refusal
-from sglang_qspec.engine.placement import processes as process_placement
-from sglang_qspec.engine.placement import sidecar
+from sglang_qspec.engine.placement import environment, sidecar
 from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.engine.start import checks, families
 from sglang_qspec.errors import QSpecError
@@ -58,7 +57,7 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
     target's GPU, `mem_fraction_static` is lowered by the sidecar's share. SGLang sizes KV in two
     ways, and both read `mem_fraction_static`.
     """
-    process_placement.write(None)
+    environment.write(None)
     view = resolving_view(server_args)
     if not config.is_qspec(view):
         previous(server_args)

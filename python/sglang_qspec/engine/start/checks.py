@@ -12,7 +12,7 @@ from typing import Any
 from sglang_qspec import config
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.engine.boundary import compat, installed
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.start import families, lora, unsupported
@@ -109,7 +109,7 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
         trust_remote_code=args.trust_remote_code,
         revision=args.speculative_draft_model_revision,
     )
-    placed = process_placement.read()
+    placed = environment.read()
     if placed is not None and placed.device != "cpu":
         quantization = getattr(args, "speculative_draft_model_quantization", None)
         kernels.check_checkpoint(Path(path).expanduser(), quantization=quantization)

@@ -68,7 +68,7 @@ def check_family(given_as: str, path: str) -> None:
 def resolved(**arguments: Any) -> Any:
     """SGLang's arguments after the checks of a start: the view that the hooks get, too.
 
-    `arguments` are fields of SGLang's ServerArgs. Afterwards `process_placement.read` returns the
+    `arguments` are fields of SGLang's ServerArgs. Afterwards `environment.read` returns the
     placement of the sidecar. Raises QSpecError for what QSPEC does not support, and SGLang's own
     exceptions.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 
 if TYPE_CHECKING:
     from sglang_qspec.engine.sidecar.model_pair import ModelDescription

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sglang_qspec import values
 from sglang_qspec.config import AUTO_CORES, QSpecConfig, flag
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, failure, ok, warning
 
@@ -28,7 +28,7 @@ def cores(case: Case) -> Finding:
     if len(physical) < len(cpus):
         found += f" on {_count(len(physical), 'core')}"
     found += f", in {_count(len(nodes), 'NUMA node')}"
-    variables = process_placement.thread_variables()
+    variables = environment.thread_variables()
     found += "".join(f", {name}={text}" for name, text in variables.items())
     threads, bound = (variables.get(name) for name in ("OMP_NUM_THREADS", BIND))
     if threads is not None and not (threads.isdecimal() and int(threads) > 0):
@@ -96,7 +96,7 @@ def sidecar_cores(case: Case) -> Finding:
         return warning(
             f"{shares}: {name} is {given}", f"Give {name} auto, with which it gets the CPUs {own}."
         )
-    variables = process_placement.thread_variables()
+    variables = environment.thread_variables()
     if variables:
         return warning(
             f"{shares}: the CPUs are not divided, because {' and '.join(variables)} is set",

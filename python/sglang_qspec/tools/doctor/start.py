@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, failure, ok
 
@@ -13,7 +13,7 @@ def start(case: Case) -> Finding:
 
     arguments = preflight.resolved(**case.server_arguments())
     case.arguments = arguments
-    case.placement = process_placement.read()
+    case.placement = environment.read()
     return ok(
         f"SGLang and QSPEC accept the models and the settings (attention backend "
         f"{arguments.decode_attention_backend or arguments.attention_backend})"

@@ -212,12 +212,12 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("draft_size", &RequestTrie::draft_size)
       .def_property_readonly("bytes", &RequestTrie::bytes)
       .def_property_readonly("last_token", &RequestTrie::last_token)
-      .def("insert", &insert)
+      .def("insert_chunk", &insert)
       .def("commit",
            [](RequestTrie& trie, py::handle token_ids) {
              trie.commit(own_token_ids_of(token_ids, "token_ids", trie.vocab_size(), kMostTokens));
            })
-      .def("longest_match", &RequestTrie::longest_match)
+      .def("match_length", &RequestTrie::longest_match)
       .def("evict", &RequestTrie::evict)
       .def("check_integrity", &RequestTrie::check_integrity);
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sglang_qspec.config import PIPELINES
-from sglang_qspec.engine.placement.processes import Placement
+from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
 from sglang_qspec.policy import CoreSplit, PassTimes
 from sglang_qspec.policy.pass_times import ALONE

@@ -13,7 +13,7 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from sglang_qspec.engine.passes.launch.relay import carried
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.transfers import to_device
 
 
 def can_split(batch: ScheduleBatch) -> bool:
@@ -69,7 +69,7 @@ def join(
             for ids in [result.next_token_ids.view(-1, result.speculative_num_draft_tokens)]
         ]
     )
-    (order,) = stage(tokens.device, np.array([row for part in rows for row in part]).argsort())
+    (order,) = to_device(tokens.device, np.array([row for part in rows for row in part]).argsort())
     accept_lens = torch.cat([result.accept_lens for result in results])[order]
     return finished(
         LogitsProcessorOutput(next_token_logits=None),

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.passes.outputs import last_ids_of, outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
-from sglang_qspec.engine.passes.staging import host_waits, stage
+from sglang_qspec.engine.passes.transfers import host_waits, to_device
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
@@ -147,7 +147,7 @@ def _drafts_of(batch: ScheduleBatch, proposal: Proposal) -> PrefillDrafts:
     order, rows = places_of(lens, sizes - 1)
     roots = sizes.cumsum() - sizes
     drafted = np.delete(np.arange(sizes.sum()), roots)
-    staged = stage(batch.device, order, rows, drafted, sizes - 1)
+    staged = to_device(batch.device, order, rows, drafted, sizes - 1)
     verify_input = verify_input_of(trees, batch.seq_lens - 1, batch.device, full_mask=False)
     return PrefillDrafts(proposal, verify_input, *staged)
 

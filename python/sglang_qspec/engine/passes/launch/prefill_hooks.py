@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_exec
 
 from sglang_qspec.engine import speculator
 from sglang_qspec.engine.passes.launch.prefill import can_verify
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.transfers import to_device
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -55,7 +55,7 @@ def reserve(result: None, batch: ScheduleBatch) -> None:
     # Drafts must not evict a cached prompt or make a later request wait.
     if allocator.available_size() < needed + len(reqs) * allocator.page_size:
         return
-    (chosen,) = stage(batch.device, np.array(places, np.int64))
+    (chosen,) = to_device(batch.device, np.array(places, np.int64))
     current_cpu, wanted_cpu = (torch.tensor(lens, dtype=torch.int32) for lens in (current, wanted))
     alloc_for_spec_decode(
         batch.tree_cache,

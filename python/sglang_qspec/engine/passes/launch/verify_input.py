@@ -20,7 +20,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
 
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.transfers import to_device
 from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def verify_input_of(
         return _ragged_input_of(trees, seq_lens, device)
     bs, width = trees.token_ids.shape
     layout = trees.lay_out()
-    token_ids, depths, next_token, next_sibling, tree_mask = stage(
+    token_ids, depths, next_token, next_sibling, tree_mask = to_device(
         device,
         trees.token_ids.astype(np.int64),
         layout.depths,
@@ -138,7 +138,7 @@ def _ragged_input_of(
     nodes = np.minimum(np.arange(width), trees.sizes[:, None] - 1)
     owners, offsets = (nodes == np.arange(width)).nonzero()
     lens = trees.sizes
-    token_ids, depths, next_token, next_sibling, index, owner, offset, ends, mask = stage(
+    token_ids, depths, next_token, next_sibling, index, owner, offset, ends, mask = to_device(
         device,
         trees.token_ids.astype(np.int64),
         layout.depths[owners, offsets],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_qspec.engine.passes.outputs import output_of
 from sglang_qspec.engine.passes.sample.output_counts import OutputCounts
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.transfers import to_device
 from sglang_qspec.verify.penalties import BatchPenalties, Penalty, penalize
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def batch_penalties(
     lists = [penalty.stop_ids for penalty in penalties]
     longest = max(map(len, lists))
     stop_ids = [list(ids) + (list(ids[:1]) or [0]) * (longest - len(ids)) for ids in lists]
-    numbers, factors, stops, entries = stage(
+    numbers, factors, stops, entries = to_device(
         device,
         np.array(
             [

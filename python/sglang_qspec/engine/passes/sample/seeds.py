@@ -24,7 +24,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.engine.passes.request_record import record_of
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes.transfers import to_device
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, rank_limit_of, sample_probs
@@ -110,7 +110,7 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
     before = info.sampling_seed
     seeds = np.array([_seed_of(req) for req in batch.reqs], np.int64)
     drafted = () if proposals is None else proposals
-    info.sampling_seed, *staged = stage(
+    info.sampling_seed, *staged = to_device(
         info.temperatures.device, seeds, *(values.numpy() for values in drafted)
     )
     limit = rank_limit_of(req.sampling_params for req in batch.reqs)

@@ -13,7 +13,7 @@ _ALIGNMENT = 8
 """Alignment of each array in the transfer, in bytes: the size of the largest element type."""
 
 
-def stage(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]:
+def to_device(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]:
     """Return the arrays as tensors on `device`, which share one block of memory there.
 
     The transfer is one asynchronous copy from pinned memory. On a CPU the tensors share the memory

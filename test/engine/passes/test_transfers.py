@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_qspec.engine.passes import staging
-from sglang_qspec.engine.passes.staging import stage
+from sglang_qspec.engine.passes import transfers
+from sglang_qspec.engine.passes.transfers import to_device
 from test.verify.fake_cuda import CUDA, fake_cuda
 
 ARRAYS = (
@@ -21,15 +21,15 @@ ARRAYS = (
 
 def test_on_a_cpu_tensors_share_the_memory_of_the_arrays() -> None:
     array = np.zeros(3)
-    (tensor,) = stage("cpu", array)
+    (tensor,) = to_device("cpu", array)
     array[1] = 4.0
     assert tensor.tolist() == [0.0, 4.0, 0.0]
 
 
 def test_the_packed_arrays_keep_values_types_and_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The packing of other devices, whose memory is the host's here."""
-    monkeypatch.setattr(staging, "_upload", lambda packed, _device: packed)
-    for array, tensor in zip(ARRAYS, stage("cuda", *ARRAYS), strict=True):
+    monkeypatch.setattr(transfers, "_upload", lambda packed, _device: packed)
+    for array, tensor in zip(ARRAYS, to_device("cuda", *ARRAYS), strict=True):
         expected = torch.from_numpy(array)
         assert tensor.dtype == expected.dtype
         assert torch.equal(tensor, expected)
@@ -37,7 +37,7 @@ def test_the_packed_arrays_keep_values_types_and_shapes(monkeypatch: pytest.Monk
 
 def test_all_arrays_take_one_transfer() -> None:
     with fake_cuda() as costs:
-        tensors = stage("cuda", *ARRAYS)
+        tensors = to_device("cuda", *ARRAYS)
         assert {tensor.device for tensor in tensors} == {CUDA}
     assert len(costs.uploads) == 1
     assert costs.pinned == 1

@@ -1,6 +1,6 @@
 """What rank 0 decides about the passes of the target: plans, drafts, halves, CPUs and statistics.
 
-A target of several ranks has one `Lead`. The other ranks get its decisions as `PassOrder`s.
+A target of several ranks has one `Leader`. The other ranks get its decisions as `PassOrder`s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_qspec.engine.passes.launch.verify_input import total_len_of
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.target_pass import Pass
-from sglang_qspec.engine.placement import processes as process_placement
+from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
@@ -53,7 +53,7 @@ def speculator_of(
     return Speculator(settings, vocab_size, TrieStore(limits), opened, runtime_settings=runtime)
 
 
-class Lead:
+class Leader:
     """Owns the process's `Speculator` and the policies of its passes."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Lead:
         self._overlap = overlap
         times = PassTimes(pass_cost(device))
         rows = PrefillRows(times)
-        self._core_use = CoreUse(process_placement.read(), times, active)
+        self._core_use = CoreUse(environment.read(), times, active)
         self.accounting = PassAccounting(
             active, runtime, times=times, rows=rows, core_use=self._core_use
         )
