@@ -19,7 +19,6 @@ import numpy as np
 
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieLimits, TrieStore, Trust
 from sglang_qspec.trie._native import (
-    POLICIES,
     Trie,
     count_by_position,
     count_by_source,
@@ -164,9 +163,8 @@ class TrieFuzz:
         tries = [self.store.get(rid) if rid else None for rid in rids]
         roots = [trie.last_token if trie else 3 for trie in tries]
         width = self.random.choice((1, 2, 3, 8, 33, 200))
-        policy = self.random.randrange(len(POLICIES))
         floor = self.random.choice((0.0, 1e-300, 0.02, 0.5, 1.0))
-        trees = DraftTrees(*propose(tries, roots, width, floor, policy))
+        trees = DraftTrees(*propose(tries, roots, width, floor))
         assert trees.width == width
         assert len(trees) == len(roots)
         for row, root in enumerate(roots):

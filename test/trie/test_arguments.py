@@ -85,19 +85,18 @@ def test_token_ids_that_shrink_while_they_are_read_are_safe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "floor", "policy", "message"),
+    ("width", "floor", "message"),
     [
-        (0, 0.1, 0, "width is 0, but must be from 1"),
-        (1 << 30, 0.1, 0, "width is 1073741824"),
-        (2, float("nan"), 0, "floor is nan"),
-        (2, 0.1, 3, "policy is 3, but must be from 0 to 2"),
+        (0, 0.1, "width is 0, but must be from 1"),
+        (1 << 30, 0.1, "width is 1073741824"),
+        (2, float("nan"), "floor is nan"),
     ],
 )
 def test_invalid_arguments_of_a_proposal_are_refused(
-    width: int, floor: float, policy: int, message: str
+    width: int, floor: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        propose([RequestTrie([1], LIMITS)], [1], width, floor, policy)
+        propose([RequestTrie([1], LIMITS)], [1], width, floor)
 
 
 PARENTS, SIZES = np.array([[0, 0, 1]], np.int32), np.array([3], np.int32)

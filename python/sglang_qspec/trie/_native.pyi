@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-POLICIES: tuple[str, ...]
-"""Names of the scoring policies of `propose`; a policy's number is its index."""
 STREAM_TOKENS: int
 """Extra tokens that the caps count for each stream, for the memory of the stream itself."""
 MOST_TOKENS: int
@@ -76,7 +74,6 @@ def propose(
     roots: Sequence[int],
     width: int,
     floor: float,
-    policy: int,
     sources: int = ...,
 ) -> tuple[
     NDArray[np.int32],

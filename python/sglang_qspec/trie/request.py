@@ -84,14 +84,12 @@ class RequestTrie(Trie):
             raise ValueError(f"source is {source.name}, but a draft's is QUEUE, GUESS or STEP")
         return _INSERTIONS[self.insert_chunk(source, stream_id, base_len, start, token_ids, greedy)]
 
-    def propose(self, width: int, policy: int = 0) -> DraftTree:
+    def propose(self, width: int) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.
 
-        `policy` is an index of `_native.POLICIES`. Servers use the first one; docs/results.md
-        compares it with the others. Before any output, the root of a prompt that ends outside the
-        vocabulary is token 0.
+        Before any output, the root of a prompt that ends outside the vocabulary is token 0.
         """
-        arrays = propose([self], [self.last_token], width, self._limits.min_score, policy)
+        arrays = propose([self], [self.last_token], width, self._limits.min_score)
         return DraftTrees(*arrays)[0]
 
     def longest_match(self, paused: Collection[Source] = ()) -> int:

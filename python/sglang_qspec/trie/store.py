@@ -155,7 +155,7 @@ class TrieStore:
         """
         tries = [None if rid is None else self._tries.get(rid) for rid in rids]
         allowed = bits_of(paused)
-        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, 0, allowed))
+        return DraftTrees(*propose(tries, roots, width, self.limits.min_score, allowed))
 
     def _hold(self, rid: str, trie: RequestTrie) -> None:
         """Make an evicted request evictable again, because it is about to get tokens."""

@@ -15,10 +15,6 @@
 
 namespace qspec {
 
-// How nodes are scored. Servers use `kEstimate`; the benchmark compares the others with it:
-// `kFrequency` counts streams, `kRecency` goes breadth first, newest stream first.
-enum Policy { kEstimate = 0, kFrequency, kRecency };
-
 // A node at which a stream matches the committed text, and how it matches.
 struct Place {
   NodeId node;
@@ -50,21 +46,20 @@ class Grower {
   // Write the tree of at most `width` nodes with scores of at least `floor`. Returns its size.
   // `root` is the last committed token; `places` are different nodes with that token.
   int grow(Token root, const std::vector<Place>& places, const Arena& arena,
-           const Trust& trust, const Standing& standing, Policy policy, double floor, int width,
+           const Trust& trust, const Standing& standing, double floor, int width,
            const TreeRow& row) {
     heap_.clear();
     places_.assign(places.begin(), places.end());
     found_ = 0;
     int size = root_alone(root, row);
-    if (width > 1) branch(0, 0, 1.0, 0, places_.size(), arena, trust, standing, policy, floor);
+    if (width > 1) branch(0, 0, 1.0, 0, places_.size(), arena, trust, standing, floor);
     while (!heap_.empty() && size < width) {
       std::pop_heap(heap_.begin(), heap_.end());
       const Candidate best = heap_.back();
       heap_.pop_back();
       place(row, size, best);
       if (++size < width) {
-        branch(size - 1, best.depth, best.score, best.begin, best.end, arena, trust, standing, policy,
-               floor);
+        branch(size - 1, best.depth, best.score, best.begin, best.end, arena, trust, standing, floor);
       }
     }
     return size;
@@ -90,7 +85,6 @@ class Grower {
     double weight;
     double heaviest, heaviest_guess;
     Source source;  // of the heaviest stream
-    NodeId newest;
     std::size_t count, end;
   };
 
@@ -103,39 +97,30 @@ class Grower {
 
   // Push the candidate children of tree node `parent`, which stands for the places [begin, end).
   void branch(int parent, int depth, double score, std::size_t begin, std::size_t end,
-              const Arena& arena, const Trust& trust, const Standing& standing, Policy policy,
-              double floor) {
+              const Arena& arena, const Trust& trust, const Standing& standing, double floor) {
     branches_.clear();
     forget_map();
-    double total = policy == kEstimate ? 1.0 : 0.0;
+    double total = 1.0;
     for (std::size_t at = begin; at < end; ++at) {
       const NodeId child = arena.next(places_[at].node);
       if (!child) continue;
       const Place& from = places_[at];
       double weight =
-          policy == kEstimate
-              ? standing.odds(from.kind, trust.chance(from.kind, from.followed, from.length))
-              : 1.0;
+          standing.odds(from.kind, trust.chance(from.kind, from.followed, from.length));
       Branch& branch = branch_of(arena.token(child));
       const double heaviest = branch.heaviest_guess;
-      if (from.kind == kGuessed && policy == kEstimate) {
+      if (from.kind == kGuessed) {
         // Guesses are often variants of one text, so guesses that agree count only once.
         branch.heaviest_guess = std::max(heaviest, weight);
         weight = branch.heaviest_guess - heaviest;
       }
       total += weight;
       branch.weight += weight;
-      branch.newest = std::max(branch.newest, child);
       ++branch.count;
       if (weight > branch.heaviest) {
         branch.heaviest = weight;
         branch.source = kSourceOf[from.kind];
       }
-    }
-    if (policy == kRecency) {
-      std::stable_sort(branches_.begin(), branches_.end(),
-                       [](const Branch& a, const Branch& b) { return a.newest > b.newest; });
-      forget_map();
     }
     // Store the places after each token next to each other.
     std::size_t free = places_.size();
@@ -152,8 +137,7 @@ class Grower {
       places_[branch_of(arena.token(child)).end++] = {child, longer, from.kind, from.followed};
     }
     for (const Branch& branch : branches_) {
-      const double chance =
-          policy == kRecency ? 1.0 / (depth + 2) : score * branch.weight / total;
+      const double chance = score * branch.weight / total;
       if (chance < floor) continue;
       heap_.push_back({chance, ++found_, parent, branch.token, branch.source, depth + 1,
                        branch.end - branch.count, branch.end});
@@ -173,7 +157,7 @@ class Grower {
     }
     const auto known = branch_of_token_.find(token);
     if (known != branch_of_token_.end()) return branches_[known->second];
-    branches_.push_back({token, 0.0, 0.0, 0.0, kQueue, kNoNode, 0, 0});
+    branches_.push_back({token, 0.0, 0.0, 0.0, kQueue, 0, 0});
     return branches_.back();
   }
 

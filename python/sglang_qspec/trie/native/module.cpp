@@ -24,9 +24,8 @@ namespace {
 // sources and scores, each [n, width], and sizes [n]. A null trie gives the root alone. `allowed` has
 // a bit for each source that may be proposed.
 py::tuple propose(const std::vector<RequestTrie*>& tries, const std::vector<Token>& roots,
-                  int width, double floor, int policy, unsigned allowed) {
+                  int width, double floor, unsigned allowed) {
   check_range("width", width, 1, kMostWidth);
-  check_range("policy", policy, kEstimate, kRecency);
   if (!(floor >= 0.0 && floor <= 1.0)) {
     throw py::value_error("floor is " + std::to_string(floor) + ", but must be from 0 to 1");
   }
@@ -46,8 +45,7 @@ py::tuple propose(const std::vector<RequestTrie*>& tries, const std::vector<Toke
     const TreeRow tree{token_ids.mutable_data(row, 0), parents.mutable_data(row, 0),
                        sources.mutable_data(row, 0), scores.mutable_data(row, 0)};
     const int size =
-        tries[at] ? tries[at]->propose(grower, roots[at], static_cast<Policy>(policy), floor, width,
-                                        allowed, tree)
+        tries[at] ? tries[at]->propose(grower, roots[at], floor, width, allowed, tree)
                   : root_alone(roots[at], tree);
     pad(tree, size, width);
     sizes.mutable_at(row) = size;
@@ -192,7 +190,6 @@ int insert(RequestTrie& trie, int source, py::handle stream_id, py::handle base_
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
-  module.attr("POLICIES") = py::make_tuple("estimate", "frequency", "recency");
 
   module.attr("STREAM_TOKENS") = kStreamTokens;
   module.attr("MOST_TOKENS") = kMostTokens;
@@ -222,7 +219,7 @@ PYBIND11_MODULE(_native, module) {
       .def("check_integrity", &RequestTrie::check_integrity);
 
   module.def("propose", &propose, py::arg("tries"), py::arg("roots"), py::arg("width"),
-             py::arg("floor"), py::arg("policy"), py::arg("sources") = ~0u);
+             py::arg("floor"), py::arg("sources") = ~0u);
   module.def("lay_out", &lay_out);
   module.def("count_by_source", &count_by_source);
   module.def("count_by_position", &count_by_position, py::arg("parents"), py::arg("sources"),

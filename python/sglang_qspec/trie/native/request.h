@@ -98,11 +98,10 @@ class RequestTrie {
 
   // Write the tree of at most `width` nodes behind the last committed token `root`. Returns its size.
   // Only sources that are in both `sources` and `sources_` are proposed.
-  int propose(Grower& grower, Token root, Policy policy, double floor, int width, unsigned sources,
-              const TreeRow& row) {
+  int propose(Grower& grower, Token root, double floor, int width, unsigned sources, const TreeRow& row) {
     find_places(sources);
     const int most = std::min(width, max_width_);
-    return grower.grow(root, places_, arena_, *trust_, standing_, policy, floor, most, row);
+    return grower.grow(root, places_, arena_, *trust_, standing_, floor, most, row);
   }
 
   // Length of the longest match that proposes a token with these `sources`; 0 for none.
