@@ -192,6 +192,32 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(needs).prepare()  # raises CycleError, which names a circle
 
 
+def late_imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The first import of every block of imports inside a function."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for function in (node for node in ast.walk(tree) if isinstance(node, functions)):
+        for node in ast.walk(function):
+            body = [*ast.iter_child_nodes(node)]
+            for before, statement in zip([None, *body], body, strict=False):
+                late = isinstance(statement, ast.Import | ast.ImportFrom)
+                if late and not isinstance(before, ast.Import | ast.ImportFrom):
+                    yield statement
+
+
+def test_imports_in_functions_of_the_system_have_a_reason() -> None:
+    """A comment beside the import, or a sentence of the module's docstring about its imports."""
+    bare = []
+    for name, part, tree in modules():
+        lines = (PACKAGE / name).read_text().splitlines()
+        if part == "tools" or "import" in (ast.get_docstring(tree) or ""):
+            continue
+        for statement in late_imports(tree):
+            beside = lines[statement.lineno - 1 : statement.end_lineno]
+            if "  #" not in "".join(beside) and "#" not in lines[statement.lineno - 2]:
+                bare.append(f"{name}:{statement.lineno}")
+    assert not bare
+
+
 @pytest.mark.parametrize("package", HOMES)
 def test_a_third_party_package_is_imported_only_in_its_home(package: str) -> None:
     homes = HOMES[package]

@@ -16,6 +16,7 @@ def native() -> Any:
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return None
     try:
+        # Its instructions would end the process on other processors.
         from sglang_qspec.cpu import _native
     except ImportError:
         return None

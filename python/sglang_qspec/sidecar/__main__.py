@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     try:
         _check_model(options.model_path)
         if options.replicas > 1:
-            from sglang_qspec.sidecar import replicas
+            from sglang_qspec.sidecar import replicas  # this process only supervises others
 
             return replicas.run(options, argv, stop_signal())
         kind = hardware.settle_device(options.device)
@@ -69,6 +69,7 @@ def _is_final(error: QSpecError) -> bool:
     """Whether a new start would fail like this one."""
     if isinstance(error, ConfigError):
         return True
+    # It imports torch, which an error before that import must not take seconds for.
     from sglang_qspec.sidecar.loading import LoadError
 
     return isinstance(error, LoadError) and error.is_final

@@ -1,6 +1,7 @@
 """The draft model with its KV rows, run by SGLang's model runner without SGLang's scheduler.
 
-In the sidecar, only this file and `sidecar.loading` import sglang.
+In the sidecar, only this file and `sidecar.loading` import sglang. They do so in functions:
+`loading` says why.
 """
 
 from __future__ import annotations

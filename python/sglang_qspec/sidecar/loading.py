@@ -1,6 +1,7 @@
 """Loads the draft model with SGLang's model runner, for `sidecar.draft_model`.
 
-SGLang has one configuration per process, so a process can load only one model.
+SGLang has one configuration per process, so a process can load only one model. Its modules are
+imported when a model is loaded: they take seconds, and need the kernels that its plugins supply.
 """
 
 from __future__ import annotations

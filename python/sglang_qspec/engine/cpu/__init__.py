@@ -11,6 +11,7 @@ def activate() -> None:
     """
     if not install_kernels():
         return
+    # These import modules of SGLang that fail without the stand-ins.
     from sglang_qspec.engine.cpu import (
         attention,
         defaults,

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from sglang_qspec import config
 from sglang_qspec.engine.frontend import fields, guesses, tags
 from sglang_qspec.errors import RequestError
@@ -117,8 +119,6 @@ async def _ollama(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    from starlette.responses import JSONResponse
-
     manager = serving.tokenizer_manager
     if not config.is_qspec(manager.server_args):
         return await handle(serving, request, *args, **kwargs)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from sglang_qspec import config
 from sglang_qspec.engine.frontend import fields, guesses, samples, tags
 from sglang_qspec.errors import RequestError
@@ -17,8 +19,8 @@ from sglang_qspec.errors import RequestError
 
 async def serve_generate(serve: Callable[..., Any], obj: Any, request: Any) -> Any:
     """Around `serve_generate_request`: answer an error with HTTP 400 before a stream starts."""
+    # `sgl.Engine` serves without this module.
     from sglang.srt.entrypoints.http_server import _global_state
-    from starlette.responses import JSONResponse
 
     try:
         _strip_request(_global_state.tokenizer_manager, obj)

@@ -53,6 +53,7 @@ def _append(calls: list[ToolCallItem], more: list[ToolCallItem]) -> None:
 
 
 def _pieces(text: str) -> list[str]:
+    # `sgl.Engine` serves without this module.
     from sglang.srt.entrypoints.http_server import _global_state
 
     manager = _global_state and _global_state.tokenizer_manager

@@ -9,6 +9,16 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fastapi import HTTPException
+from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
+from sglang.srt.runtime_context import (
+    attention_backends,
+    get_device,
+    get_lora,
+    get_parallel,
+    get_spec,
+)
+
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculator
@@ -27,8 +37,6 @@ KEY = "qspec"
 
 def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
     """After `SchedulerInternalStateController._add_speculative`, on the scheduler's settings."""
-    from sglang.srt.runtime_context import get_parallel
-
     server_info.hide(state)
     latest = speculator.latest()
     if latest is not None:
@@ -47,8 +55,7 @@ def add_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any] | 
     because an update may also have settings of SGLang. Returns the handlers, or None for a server
     without QSPEC.
     """
-    from sglang.srt.managers.scheduler_components.internal_state import _UpdateHandler
-
+    # The process that serves clients needs this module, but not the worker.
     from sglang_qspec.engine.passes.worker import QSpecWorker
 
     worker = controller.scheduler.model_worker
@@ -87,8 +94,6 @@ class _EndpointChange:
 
     def validate(self, name: str, value: float) -> None:
         """Plan one change. Raises SGLang's UpdateRejected for one that is not allowed."""
-        from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
-
         _validate(self._worker, name, value)
         try:
             self._planned = endpoints.changed(self._planned, name, value)
@@ -105,9 +110,6 @@ def _validate(worker: QSpecWorker, name: str, value: float) -> None:
 
     `check_update` answers wrong values with HTTP 400; this check applies if that hook fails.
     """
-    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected
-    from sglang.srt.runtime_context import get_device, get_parallel
-
     if not worker.speculates:
         raise UpdateRejected(f"{name} cannot be set: speculation failed, restart the server")
     try:
@@ -126,8 +128,6 @@ def _change(name: str, value: float) -> None:
 
 def check_update(manager: Any, obj: Any) -> None:
     """Before `TokenizerManager.set_internal_state`: answer a wrong value with HTTP 400."""
-    from fastapi import HTTPException
-
     args = manager.server_args
     if not config.is_qspec(args):
         return
@@ -142,8 +142,6 @@ def _check(given: Mapping[str, Any], settings: QSpecConfig, device: str, ranks: 
 
     Raises RequestError for one that is not allowed.
     """
-    from sglang.srt.runtime_context import attention_backends, get_lora, get_spec
-
     endpoints.check(given, settings)
     verification = tree_attention.verification_of(settings, device, attention_backends()[1])
     runtime_settings.check(

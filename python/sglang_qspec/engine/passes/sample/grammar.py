@@ -36,6 +36,7 @@ def install(backend: str) -> None:
             setattr(BaseGrammarBackend, name, None)
     if backend != "outlines":
         return
+    # Only this backend needs the package `outlines`.
     from sglang.srt.constrained.outlines_backend import OutlinesGrammar
 
     if "rollback" in vars(OutlinesGrammar):
