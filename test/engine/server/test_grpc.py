@@ -83,5 +83,7 @@ def test_a_stream_repeats_no_character(server: Server, text: str) -> None:
     sampling = {"temperature": 0.0, "max_new_tokens": 90, "regex": re.escape(text)}
     prompt = f"Say: <NGRAMGUESS>{text}</NGRAMGUESS>"
     pieces = list(text_generate(server, prompt, sampling_params=sampling, stream=True))
-    assert "".join(piece.text for piece in pieces) == text
-    assert pieces[-1].finished
+    assert [text.startswith(piece.text) for piece in pieces] == [True] * len(pieces)
+    assert (pieces[-1].text, pieces[-1].finished) == (text, True)
+    # Passes that accept drafts give several tokens at once.
+    assert len(pieces) < int(meta_info(pieces[-1], "completion_tokens"))
