@@ -194,13 +194,12 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def late_imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
     """The first import of every block of imports inside a function."""
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions, kinds = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.Import, ast.ImportFrom)
     for function in (node for node in ast.walk(tree) if isinstance(node, functions)):
         for node in ast.walk(function):
             body = [*ast.iter_child_nodes(node)]
             for before, statement in zip([None, *body], body, strict=False):
-                late = isinstance(statement, ast.Import | ast.ImportFrom)
-                if late and not isinstance(before, ast.Import | ast.ImportFrom):
+                if isinstance(statement, kinds) and not isinstance(before, kinds):
                     yield statement
 
 
