@@ -84,5 +84,4 @@ def test_a_stream_repeats_no_character(server: Server, text: str) -> None:
     prompt = f"Say: <NGRAMGUESS>{text}</NGRAMGUESS>"
     pieces = list(text_generate(server, prompt, sampling_params=sampling, stream=True))
     assert "".join(piece.text for piece in pieces) == text
-    print(pieces[-1])
     assert pieces[-1].finished
