@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    pytest.register_assert_rewrite("test.engine.contract", "test.engine.load")
     if config.getoption("--thorough"):
         most = 100 * settings().max_examples
         settings.register_profile("thorough", settings.default, max_examples=most)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmark.harness.server import Server
+from benchmark.harness.speculation import states_of
 from test.engine.awaiting_plugin import HOLD, done_file
 from test.engine.faulty import plugin
 from test.engine.server.running import until
@@ -41,7 +42,7 @@ def awaiting(folder: Path, more: str = "") -> dict[str, str]:
 
 
 class Held:
-    """A target of one rank that runs passes only when the test lets it.
+    """A target that runs passes only when the test lets it. All its ranks do, and all schedulers.
 
     The server takes requests, aborts and all other messages meanwhile.
     """
@@ -49,23 +50,31 @@ class Held:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._allowed = Path(server._environment[HOLD])
-        self._done = done_file(self._allowed)
+        schedulers = range(len(states_of(server)))
+        self._done = [done_file(self._allowed, scheduler) for scheduler in schedulers]
         self._passes = 0
 
     def run(self, passes: int) -> None:
-        """Let the target run this number of passes, prefills included, and wait for their end."""
+        """Let the target run this number of passes, prefills included, and wait for their end.
+
+        Each scheduler must have requests.
+        """
         self._passes += passes
         whole = self._allowed.with_suffix(".new")
         whole.write_text(str(self._passes))
         whole.rename(self._allowed)
         if passes:
-            until(lambda: self._done.exists() and self._done.read_text() == str(self._passes))
+            until(lambda: all(self._passes_of(done) == str(self._passes) for done in self._done))
 
     def release(self) -> None:
         """Let the target run on its own, after it has taken all messages that were sent."""
         self._server.get("/server_info")
         self._allowed.unlink(missing_ok=True)
-        until(lambda: not self._done.exists())
+        until(lambda: not any(done.exists() for done in self._done))
+
+    @staticmethod
+    def _passes_of(done: Path) -> str:
+        return done.read_text() if done.exists() else ""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,20 @@ HOLD = "QSPEC_TEST_HOLD"
 number of passes that the file has as text."""
 
 
-def done_file(allowed: Path) -> Path:
-    """Where a held target writes the number of passes that it has run, beside the file of HOLD."""
-    return allowed.with_suffix(".done")
+def done_file(allowed: Path, scheduler: int = 0) -> Path:
+    """Where a held target writes the number of passes that it has run, beside the file of HOLD.
+
+    `scheduler` is the data-parallel rank.
+    """
+    return allowed.with_suffix(f".done{scheduler}")
 
 
 class Hold:
     """Whether a test holds the target of this process."""
 
-    def __init__(self, allowed: Path) -> None:
+    def __init__(self, allowed: Path, scheduler: int = 0) -> None:
         self._allowed = allowed
-        self._done = done_file(allowed)
+        self._done = done_file(allowed, scheduler)
         self._before: int | None = None
         """Number of passes before the test held the target; None while it does not."""
 
@@ -56,19 +60,31 @@ class Hold:
 def install() -> None:
     """Change the classes of this process."""
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.runtime_context import get_parallel
 
     from sglang_qspec.engine.passes.decide.proposer import Proposer
     from sglang_qspec.engine.sidecar.client import SidecarClient
     from sglang_qspec.engine.speculator import Speculator
     from sglang_qspec.policy import CoreSplit, PassTimes, Sources
 
-    hold = Hold(Path(os.environ.get(HOLD, os.devnull + ".none")))
+    @cache
+    def hold() -> Hold:
+        allowed = Path(os.environ.get(HOLD, os.devnull + ".none"))
+        return Hold(allowed, get_parallel().dp_rank or 0)
+
     missed: set[int] = set()
     """Sessions of the link in which a draft took more than LIMIT_S."""
 
+    def holds(scheduler: Any) -> bool:
+        first = scheduler.tp_group.rank_in_group == 0
+        held: bool = scheduler.tp_group.broadcast_object(
+            first and hold().holds(scheduler.forward_ct)
+        )
+        return held
+
     def ingest(sound: Callable[..., Any], self: Any, *given: Any) -> Any:
         result = sound(self, *given)
-        while hold.holds(self.forward_ct):
+        while holds(self):
             time.sleep(POLL_S)
             sound(self, *given)
         return result

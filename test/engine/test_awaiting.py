@@ -81,3 +81,16 @@ def test_a_held_target_runs_the_allowed_number_of_passes(tmp_path: Path) -> None
     allowed.unlink()
     assert not hold.holds(10)
     assert not done.exists()
+
+
+def test_each_scheduler_of_a_held_target_runs_the_allowed_number_of_passes(tmp_path: Path) -> None:
+    allowed = tmp_path / "hold"
+    allowed.write_text("1")
+    first, second = (awaiting_plugin.Hold(allowed, scheduler) for scheduler in (0, 1))
+    assert [hold.holds(passes) for hold, passes in ((first, 7), (second, 3))] == [False, False]
+    assert first.holds(8)
+    done = [awaiting_plugin.done_file(allowed, scheduler) for scheduler in (0, 1)]
+    assert [each.read_text() for each in done] == ["1", "0"]
+    allowed.unlink()
+    assert not first.holds(8)
+    assert [each.exists() for each in done] == [False, True]

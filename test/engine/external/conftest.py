@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,8 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
-from test.engine.external.load import PLAINLY, SLOTS
 from test.engine.external.sidecars import Sidecars
-from test.engine.server.running import cores, state, until
+from test.engine.server.running import PLAIN, ask_all, connected, cores
 from test.preloaded.server import Server
 
 
@@ -33,7 +33,7 @@ def server(
     models: DemoModels, sidecars: Sidecars, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     arguments = [
-        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", str(SLOTS)),
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "4"),
         *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
         *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
         *("--speculative-qspec-endpoint", sidecars.endpoint),
@@ -41,7 +41,7 @@ def server(
     ]
     environment = awaiting(tmp_path_factory.mktemp("plugin"))
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
-        until(lambda: state(running)["sidecar"] == "ready")
+        connected(running)
         yield running
 
 
@@ -50,15 +50,18 @@ def prompts(models: DemoModels) -> list[str]:
     return render(models.target, PROMPTS)
 
 
-@pytest.fixture(scope="package")
-def few(prompts: list[str]) -> list[str]:
-    """The prompts of `loaded`."""
-    return prompts[:8]
+def bodies_of(prompts: list[str]) -> list[dict[str, Any]]:
+    return [{"text": text, "sampling_params": {"max_new_tokens": 40}} for text in prompts]
 
 
 @pytest.fixture(scope="package")
-def plain(server: Server, few: list[str]) -> list[list[int]]:
-    """Output ids of plain decoding, with all prompts of `few` in one call."""
-    answers = server.post("/generate", {"text": few, "sampling_params": PLAINLY})
+def bodies(prompts: list[str]) -> list[dict[str, Any]]:
+    return bodies_of(prompts)
+
+
+@pytest.fixture(scope="package")
+def expected(server: Server, prompts: list[str]) -> list[dict[str, Any]]:
+    """The answers to all prompts without drafts."""
+    answers = ask_all(server, bodies_of(prompts), **PLAIN)
     assert not any("qspec" in answer["meta_info"] for answer in answers)
-    return [answer["output_ids"] for answer in answers]
+    return answers

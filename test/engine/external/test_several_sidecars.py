@@ -14,9 +14,10 @@ from sglang_qspec.config import MODES
 from sglang_qspec.engine.sidecar.endpoints import PREFIX
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import held
-from test.engine.external.load import GREEDY, drafts_are_accepted, loaded
+from test.engine.contract import Answers, Bodies
 from test.engine.external.sidecars import Sidecars
-from test.engine.server.running import state, turn, until
+from test.engine.load import drafts_are_accepted, loaded
+from test.engine.server.running import GREEDY, ids, state, turn, until
 
 pytestmark = pytest.mark.server
 
@@ -84,15 +85,15 @@ def test_both_sidecars_draft_and_equal_prompts_meet_on_one(
             counts = [each["requests"] for each in state(server)["sidecars"]]
             assert sorted(counts) == [0, 12]
         repeated = asked.result()
-    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
+    assert ids(answers) == ids(expected)
     assert {tuple(a["output_ids"]) for a in repeated} == {tuple(expected[0]["output_ids"])}
 
 
 def test_a_killed_sidecars_requests_get_drafts_of_the_other_and_no_answer_changes(
-    server: Server, sidecars: Sidecars, other: Sidecars, few: list[str], plain: list[list[int]]
+    server: Server, sidecars: Sidecars, other: Sidecars, bodies: Bodies, expected: Answers
 ) -> None:
     until(lambda: both_ready(server))
-    with loaded(server, few, plain):
+    with loaded(server, bodies, expected):
         until(lambda: entry(server, other)["requests"] > 1)
         moved = state(server)["handovers"]
         other.kill()
@@ -104,16 +105,16 @@ def test_a_killed_sidecars_requests_get_drafts_of_the_other_and_no_answer_change
         assert state(server)["handovers"] > moved
     other.start()
     until(lambda: both_ready(server))
-    with loaded(server, few, plain):
+    with loaded(server, bodies, expected):
         until(lambda: has_requests(server, other))
         drafts_of(server, other)
 
 
 def test_a_stopped_sidecar_loses_its_requests_and_gets_new_ones_when_it_goes_on(
-    server: Server, sidecars: Sidecars, other: Sidecars, few: list[str], plain: list[list[int]]
+    server: Server, sidecars: Sidecars, other: Sidecars, bodies: Bodies, expected: Answers
 ) -> None:
     until(lambda: both_ready(server))
-    with loaded(server, few, plain):
+    with loaded(server, bodies, expected):
         until(lambda: has_requests(server, sidecars))
         sidecars.signal(signal.SIGSTOP)
         until(lambda: entry(server, sidecars)["state"] == "lost")
@@ -125,10 +126,10 @@ def test_a_stopped_sidecar_loses_its_requests_and_gets_new_ones_when_it_goes_on(
 
 
 def test_a_sidecar_is_removed_and_added_under_load(
-    server: Server, sidecars: Sidecars, other: Sidecars, few: list[str], plain: list[list[int]]
+    server: Server, sidecars: Sidecars, other: Sidecars, bodies: Bodies, expected: Answers
 ) -> None:
     until(lambda: both_ready(server))
-    with loaded(server, few, plain):
+    with loaded(server, bodies, expected):
         until(lambda: has_requests(server, sidecars))
         assert change(server, sidecars, 0) == [True]
         (left,) = state(server)["sidecars"]

@@ -10,7 +10,7 @@ import pytest
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.overlapping import OVERLAP
-from test.engine.server.running import COMMON, QSPEC, cores, state, until
+from test.engine.server.running import COMMON, QSPEC, connected, cores, state
 from test.preloaded.server import Server
 
 
@@ -31,6 +31,6 @@ def server(
     more = OVERLAP if request.param == "overlap" else ""
     environment = awaiting(tmp_path_factory.mktemp("plugin"), more)
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
-        until(lambda: state(running)["sidecar"] == "ready")
+        connected(running)
         yield running
         assert not state(running)["failed"], running.log[-4000:]

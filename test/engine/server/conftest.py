@@ -10,14 +10,19 @@ from benchmark.prompts import PROMPTS
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.ports import free_port
 from test.engine.awaiting import awaiting
-from test.engine.server.running import COMMON, GREEDY, PENALIZED, QSPEC, Plain, cores, state, until
-from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS
+from test.engine.frequencies import SAMPLED, SAMPLES, sample
+from test.engine.server.running import COMMON, GREEDY, PENALIZED, QSPEC, Plain, connected, cores
 from test.preloaded.server import Server
 
 
 @pytest.fixture(scope="package")
 def prompts(models: DemoModels) -> list[str]:
     return render(models.target, PROMPTS)
+
+
+@pytest.fixture(scope="package")
+def bodies(prompts: list[str]) -> list[dict[str, Any]]:
+    return [{"text": text} for text in prompts]
 
 
 @pytest.fixture(scope="package")
@@ -49,7 +54,7 @@ def plain(models: DemoModels, prompts: list[str], starting: Server) -> Plain:
         penalized = server.post(
             "/generate", {"text": prompts[: len(PENALIZED)], "sampling_params": PENALIZED}
         )
-        sampled = server.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
+        sampled = sample(server, SAMPLED, {}, SAMPLES)
     return Plain(greedy, penalized, sampled)
 
 
@@ -61,5 +66,5 @@ def expected(plain: Plain) -> list[dict[str, Any]]:
 @pytest.fixture(scope="package")
 def server(starting: Server, plain: Plain) -> Server:
     starting.start()
-    until(lambda: state(starting)["sidecar"] == "ready")
+    connected(starting)
     return starting

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 import psutil
 
 from benchmark.harness.server import Server
+from benchmark.harness.speculation import states_of
 
 MAX_NEW_TOKENS = 48
 
 GREEDY = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+PLAIN = {"custom_params": {"qspec_enabled": False}}
+"""Sampling parameters of a request that is decoded without drafts."""
 PENALIZED: list[dict[str, Any]] = [
     {**GREEDY, "frequency_penalty": 0.6},
     {**GREEDY, "presence_penalty": 0.9},
@@ -52,22 +55,58 @@ def state(server: Server) -> dict[str, Any]:
     return internal
 
 
+def connected(server: Server) -> None:
+    """Wait until all schedulers are connected to their sidecars."""
+    until(lambda: all(one["sidecar"] == "ready" for one in states_of(server)))
+
+
 def turn(server: Server, **runtime: int) -> None:
     """Change settings of the running server, named without their prefix `qspec_`."""
     values = {f"qspec_{name}": value for name, value in runtime.items()}
-    assert server.post("/set_internal_state", {"server_args": values}) == [True]
+    assert set(server.post("/set_internal_state", {"server_args": values})) == {True}
 
 
-def generate(server: Server, text: str, **sampling: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = server.post(
-        "/generate", {"text": text, "sampling_params": {**GREEDY, **sampling}}
-    )
+@contextlib.contextmanager
+def turned(server: Server, **runtime: int) -> Iterator[None]:
+    """A context with these runtime settings; the old ones are restored at its end."""
+    before = state(server)["settings"]
+    turn(server, **runtime)
+    try:
+        yield
+    finally:
+        turn(server, **{name: int(before[name]) for name in runtime})
+    assert state(server)["settings"] == before
+
+
+def ask(server: Server, body: dict[str, Any], **sampling: Any) -> dict[str, Any]:
+    """The answer to a request to /generate, which is greedy by default.
+
+    Parameters of `sampling` replace those of the body.
+    """
+    params = {**GREEDY, **body.get("sampling_params", {}), **sampling}
+    answer: dict[str, Any] = server.post("/generate", {**body, "sampling_params": params})
     return answer
 
 
+def ask_all(
+    server: Server, bodies: Sequence[dict[str, Any]], **sampling: Any
+) -> list[dict[str, Any]]:
+    """The answers to several requests, which are sent at once."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: ask(server, body, **sampling), bodies))
+
+
+def ids(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The output ids of answers."""
+    return [answer["output_ids"] for answer in answers]
+
+
+def generate(server: Server, text: str, **sampling: Any) -> dict[str, Any]:
+    return ask(server, {"text": text}, **sampling)
+
+
 def all_at_once(server: Server, prompts: list[str]) -> list[dict[str, Any]]:
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(lambda text: generate(server, text), prompts))
+    return ask_all(server, [{"text": text} for text in prompts])
 
 
 def sidecar_processes(server: Server) -> list[psutil.Process]:

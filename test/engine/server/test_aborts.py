@@ -8,33 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmark.harness.server import Server, ServerError
-from test.engine.awaiting import held
-from test.engine.server.running import GREEDY, generate, state, until
+from test.engine.contract import leaves_nothing_behind, used_tokens
+from test.engine.server.running import GREEDY, generate
 
 pytestmark = pytest.mark.server
-
-
-def test_an_aborted_request_leaves_nothing_behind(server: Server, prompts: list[str]) -> None:
-    body = {
-        "text": prompts[:6],
-        "rid": [f"victim-{i}" for i in range(6)],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True},
-    }
-
-    def ask() -> None:
-        with contextlib.suppress(ServerError):
-            server.post("/generate", body)
-
-    asking = threading.Thread(target=ask)
-    with held(server) as target:
-        asking.start()
-        until(lambda: state(server)["live_requests"] == 6)
-        target.run(4)
-        for rid in body["rid"]:
-            server.post("/abort_request", {"rid": rid})
-    asking.join()
-    until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
-    until(lambda: state(server)["drafting_rows"] == 0)
 
 
 def test_200_requests_with_random_aborts_leave_no_trie_no_draft_and_no_kv(
@@ -59,18 +36,5 @@ def test_200_requests_with_random_aborts_leave_no_trie_no_draft_and_no_kv(
 
     with ThreadPoolExecutor(24) as pool:
         list(pool.map(ask, range(200)))
-    work = ("live_requests", "trie_tokens", "requests_in_flight")
-    sidecars = ("drafting_requests", "drafting_rows")
-    until(lambda: not any(state(server)[name] for name in (*work, *sidecars)))
-    # Slots that the radix cache keeps are not in use; leaked ones would be, also after a flush.
-    until(lambda: used_tokens(server) == 0)
-    server.post("/flush_cache?timeout=60", {})
-    assert used_tokens(server) == 0
+    leaves_nothing_behind(server)
     assert generate(server, prompts[0], max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
-
-
-def used_tokens(server: Server) -> int:
-    """Number of KV slots that are neither free nor evictable from the radix cache."""
-    (load,) = server.get("/v1/loads")["loads"]
-    used: int = load["num_used_tokens"]
-    return used

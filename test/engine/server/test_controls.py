@@ -1,15 +1,13 @@
 """Fewer drafts, or none, for one request or for all requests of a running server."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from benchmark.harness.server import Server, ServerError
 from test.engine.awaiting import held
-from test.engine.server.running import GREEDY, generate, state, turn
+from test.engine.server.running import GREEDY, generate, state, turn, turned
 
 pytestmark = pytest.mark.server
 
@@ -81,18 +79,6 @@ def test_a_request_may_have_narrower_passes_or_no_drafts(
     assert accepted(3) > 0
 
 
-@contextmanager
-def turned(server: Server, **runtime: int) -> Iterator[None]:
-    """A context with these runtime settings; the old ones are restored at its end."""
-    before = state(server)["settings"]
-    turn(server, **runtime)
-    try:
-        yield
-    finally:
-        turn(server, **{name: int(before[name]) for name in runtime})
-    assert state(server)["settings"] == before
-
-
 def test_drafting_is_switched_off_and_on_for_running_requests(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
@@ -156,17 +142,3 @@ def test_right_positions_add_up_to_the_accepted_tokens_of_an_answer(
     assert accepted <= sum(map(sum, grown.values())) <= accepted + 15
     for source, row in after.items():
         assert all(r <= j for r, j in zip(row["right"], row["judged"], strict=True)), source
-
-
-def test_a_wrong_setting_is_a_400_and_changes_nothing(server: Server) -> None:
-    before = state(server)["settings"]
-    for name, value, allowed in (
-        ("completions", 9, "from 1 to 8"),
-        ("draft_token_num", 17, "from 1 to 16"),
-        ("enabled", 2, "from 0 to 1"),
-        ("source_luck", 1, "qspec_source_queue"),
-    ):
-        given = {"qspec_step_tokens": 4, f"qspec_{name}": value}
-        with pytest.raises(ServerError, match=f"HTTP 400.*qspec_{name}.*{allowed}"):
-            server.post("/set_internal_state", {"server_args": given})
-    assert state(server)["settings"] == before

@@ -27,19 +27,6 @@ from test.engine.server.running import (
 pytestmark = pytest.mark.server
 
 
-def test_queued_prompts_give_the_targets_own_tokens_in_fewer_passes(
-    server: Server, prompts: list[str], expected: list[dict[str, Any]]
-) -> None:
-    answers = all_at_once(server, prompts)
-    assert [a["output_ids"] for a in answers] == [e["output_ids"] for e in expected]
-    records = [answer["meta_info"]["qspec"] for answer in answers]
-    accepted = sum(of_sidecar(record["accepted_by_source"]) for record in records)
-    passes = sum(record["passes"] for record in records)
-    tokens = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
-    assert accepted > tokens / 4
-    assert passes < 0.75 * tokens
-
-
 def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_drafts(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
@@ -96,12 +83,6 @@ def metric(server: Server, name: str, label: str = "") -> dict[str, float]:
                 assert sample.labels["engine_type"] == "unified"
                 found[sample.labels.get(label, "")] = sample.value
     return found
-
-
-def test_requests_that_end_leave_nothing_behind(server: Server, prompts: list[str]) -> None:
-    all_at_once(server, prompts[:4])
-    until(lambda: state(server)["live_requests"] == state(server)["trie_tokens"] == 0)
-    until(lambda: state(server)["drafting_rows"] == 0)
 
 
 def test_streaming_gives_the_same_tokens(

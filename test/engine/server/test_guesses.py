@@ -80,34 +80,6 @@ def test_chat_and_completions_take_guesses_too(
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a <NGRAMGUESS>b", "never closed"),
-        ("a </NGRAMGUESS>b", "closes nothing"),
-        ("a <NGRAMGUESS> </NGRAMGUESS>b", "empty"),
-        ("a <NGRAM<NGRAMGUESS>x</NGRAMGUESS>GUESS>b", "no tag may remain"),
-        ("a <NGRAMGUESS>" + "x " * 200_000 + "</NGRAMGUESS>b", "at most"),
-    ],
-)
-def test_a_malformed_guess_is_a_400_and_harms_nothing_else(
-    server: Server, text: str, words: str
-) -> None:
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/generate", {"text": text, "sampling_params": GREEDY}),
-        ("/generate", {"text": text, "sampling_params": GREEDY, "stream": True}),
-        ("/v1/completions", {"model": "m", "prompt": text, "max_tokens": 4}),
-        (
-            "/v1/chat/completions",
-            {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4},
-        ),
-    ]
-    for path, body in bodies:
-        with pytest.raises(ServerError, match=f"HTTP 400.*{words}"):
-            server.post(path, body)
-    assert generate(server, "Hello", max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
-
-
 def test_guesses_are_counted_as_the_client_sent_them(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
 ) -> None:
@@ -144,9 +116,3 @@ def test_the_tokens_of_guesses_are_counted_as_the_client_sent_them(
         return
     with pytest.raises(ServerError, match=f"have {size['count']} tokens together; at most 4096"):
         server.post("/v1/completions", body)
-
-
-@pytest.mark.parametrize("value", [[], [1.5], ["a"], [99999999], [[1], []]])
-def test_malformed_guess_ids_are_a_400(server: Server, value: Any) -> None:
-    with pytest.raises(ServerError, match="HTTP 400.*qspec_guess_ids"):
-        generate(server, "Hello", custom_params={"qspec_guess_ids": value})

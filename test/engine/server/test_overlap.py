@@ -13,22 +13,23 @@ import pytest
 
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
+from test.engine.contract import Answers, Bodies, ServerContract, seeded
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import (
     COMMON,
     GREEDY,
-    MAX_NEW_TOKENS,
     PENALIZED,
     QSPEC,
     Plain,
     all_at_once,
+    connected,
     cores,
     generate,
+    ids,
     of_sidecar,
     state,
     until,
 )
-from test.engine.server.samples import SAMPLED, SAMPLED_TEXTS, check_equally_frequent
 from test.engine.server.test_provenance import ASKED, check
 from test.engine.server.traces import BOTH, NARROW, body_of, check_trace
 from test.preloaded.server import Server
@@ -48,7 +49,7 @@ def overlapped(
     ]
     environment = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP)
     with Server(models.target, arguments, cores=cores(0), environment=environment) as server:
-        until(lambda: state(server)["sidecar"] == "ready")
+        connected(server)
         yield server
         assert not state(server)["failed"], server.log[-4000:]
         assert server.exit_code(1.0) is None, "the server has ended:\n" + server.log[-4000:]
@@ -157,36 +158,27 @@ def test_penalties_count_the_tokens_that_sglang_has_not_added_yet(
     assert [a["output_ids"] for a in answers] == [p["output_ids"] for p in plain.penalized]
 
 
-@pytest.mark.thorough  # by default the next test finds a wrong draw, by its seeds
-def test_sampled_texts_are_as_frequent_as_without_speculation(
-    overlapped: Server, plain: Plain
-) -> None:
-    answers = overlapped.post("/generate", {"text": SAMPLED_TEXTS, "sampling_params": SAMPLED})
-    assert sum(a["meta_info"]["qspec"]["accepted_tokens"] for a in answers) > len(answers) / 4
-    check_equally_frequent(answers, plain.sampled)
-
-
 def test_a_seed_gives_the_same_text_with_overlap_and_without(
     overlapped: Server, server: Server, prompts: list[str]
 ) -> None:
-    sampling = [
-        {
-            "temperature": 1.0,
-            "top_p": 0.9 if number % 2 else 1.0,
-            "sampling_seed": number,
-            "max_new_tokens": MAX_NEW_TOKENS,
-        }
-        for number in range(len(prompts))
-    ]
+    sampling = [seeded(number) for number in range(len(prompts))]
     body = {"text": prompts, "sampling_params": sampling}
-    answers = [each.post("/generate", body) for each in (overlapped, server)]
-    ours, theirs = ([answer["output_ids"] for answer in those] for those in answers)
+    ours, theirs = (ids(each.post("/generate", body)) for each in (overlapped, server))
     assert ours == theirs
 
 
-def test_ended_requests_leave_nothing_behind(overlapped: Server, prompts: list[str]) -> None:
-    all_at_once(overlapped, prompts[:4])
-    until(lambda: state(overlapped)["live_requests"] == state(overlapped)["trie_tokens"] == 0)
-    overlapped.post("/flush_cache?timeout=60", {})
-    (load,) = overlapped.get("/v1/loads")["loads"]
-    assert load["num_used_tokens"] == 0
+class TestContract(ServerContract):
+    drafted_share = 1 / 4
+
+    @pytest.fixture
+    def server(self, overlapped: Server) -> Server:
+        return overlapped
+
+    @pytest.fixture
+    def bodies(self, bodies: Bodies) -> Bodies:
+        return bodies[:6]
+
+    @pytest.fixture
+    def plainly_sampled(self, plain: Plain) -> Answers:
+        """Samples of a server without speculation."""
+        return plain.sampled

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.__main__ import main
-from test.engine.external.load import MAX_NEW_TOKENS, loaded
+from test.engine.load import loaded
 from test.engine.server.running import until
 
 pytestmark = pytest.mark.server
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.server
 
 def test_it_shows_what_the_server_does(
     server: Server,
-    prompts: list[str],
+    bodies: list[dict[str, Any]],
     expected: list[dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -31,7 +31,7 @@ def test_it_shows_what_the_server_does(
         rate = re.match(r"decoding +[1-9]\d*\.\d tokens/s   accept length [1-9]\.", lines[3])
         return bool(requests and rate)
 
-    with loaded(server, prompts, [answer["output_ids"][:MAX_NEW_TOKENS] for answer in expected]):
+    with loaded(server, bodies, expected):
         until(shows_the_load)
     assert lines[0].rstrip() == f"qspec top   {server.url}"
     assert re.fullmatch(r"speculation on   pipeline \w+ \(mode auto\)   sidecar ready *", lines[1])
