@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from sglang_qspec.config import PIPELINES, QSpecConfig
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.policy.acceptance import agreement
-from sglang_qspec.policy.pipelines import estimates
+from sglang_qspec.policy.pipelines import fastest
 from sglang_qspec.tools.measure.agreement import tokens_per_pass
 from sglang_qspec.tools.measure.tables import PassSeconds
 
@@ -68,21 +68,19 @@ def forecast(
     both run at once.
     """
 
-    def rate(pipeline: str, k: int) -> float:
-        slower = APART if pipeline == "sequential" else slowdown
-        return estimates(
-            agreement(tokens_per_pass(agreed, k), k),
-            k,
+    def rates(slower: Slowdown) -> dict[str, tuple[float, int]]:
+        return fastest(
+            lambda k: agreement(tokens_per_pass(agreed, k), k),
+            passes.widths(in_flight),
             in_flight,
             lambda requests, width: slower.verify * passes(requests, width),
-            lambda requests: slower.draft * k * step(requests),
-            lookahead=max(k, QSpecConfig.step_tokens),
-        )[pipeline].rate
+            lambda requests: slower.draft * step(requests),
+            lookahead=QSpecConfig.step_tokens,
+        )
 
-    found = [
-        (rate(pipeline, width - 1), pipeline, width - 1)
-        for width in passes.widths(in_flight)
-        for pipeline in (PIPELINES if overlaps else ("sequential",))
-    ]
-    best, pipeline, k = max(found)
-    return Forecast(in_flight, pipeline, k, best, in_flight / plain)
+    found = {"sequential": rates(APART)["sequential"]}
+    if overlaps:
+        found = rates(slowdown) | found
+    pipeline = max(found, key=lambda name: found[name])
+    rate, width = found[pipeline]
+    return Forecast(in_flight, pipeline, width - 1, rate, in_flight / plain)
