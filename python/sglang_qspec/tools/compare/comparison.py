@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,11 +18,11 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.tools.compare.placement import default_device, place_models
 from sglang_qspec.tools.compare.report import Candidate, TargetTimes
-from sglang_qspec.tools.compare.target_server import TargetServer
+from sglang_qspec.tools.compare.target_server import target_server
 from sglang_qspec.tools.compare.widths import WIDTHS
 from sglang_qspec.tools.measure.loaded_model import MOST_PASSES, ROWS
 from sglang_qspec.tools.measure.model_process import Answer, ModelOptions, open_model
-from sglang_qspec.tools.measure.pass_timer import PASSES, REPEATS
+from sglang_qspec.tools.measure.pass_timer import PASSES, REPEATS, PassTimer
 from sglang_qspec.tools.measure.tables import PassSeconds
 from sglang_qspec.tools.models.prompts import chat_ids
 from sglang_qspec.tools.theory.forecast import forecast
@@ -80,8 +81,7 @@ class Comparison:
         first = [cell for cell in cells if cell[1] == 1 or not divided]
         steps = 2 + REPEATS * (len(first) + len(cells) * divided)
         with tqdm(total=steps, desc="starting the target") as progress:
-            with self._server(prompts, self.placement.cpus) as server:
-                server.start(progress.refresh)
+            with self._server(prompts, self.placement.cpus, progress) as server:
                 progress.set_description("writing answers")
                 answers: list[Answer] = []
                 for temperature in (None, self._options.temperature):
@@ -92,24 +92,26 @@ class Comparison:
                 plain = {b: verify[b, 1] for b in self._in_flight}
             if divided:
                 progress.set_description("starting the target on its CPUs")
-                with self._server(prompts, self.placement.target_cpus) as server:
-                    server.start(progress.refresh)
+                with self._server(prompts, self.placement.target_cpus, progress) as server:
                     progress.set_description("timing passes")
                     verify = server.pass_seconds(prompts, cells, progress.update)
             progress.set_description("target")
         return answers, TargetTimes(plain, PassSeconds(verify))
 
-    def _server(self, prompts: Sequence[list[int]], cpus: frozenset[int]) -> TargetServer:
+    def _server(
+        self, prompts: Sequence[list[int]], cpus: frozenset[int], progress: tqdm
+    ) -> AbstractContextManager[PassTimer]:
         flags = ["--dtype", self._options.dtype]
         if self._options.trust_remote_code:
             flags.append("--trust-remote-code")
-        return TargetServer(
+        return target_server(
             self._options.target,
             device=self._device,
             cpus=cpus,
             slots=max(len(prompts), *self._in_flight),
             widest=max(WIDTHS[self._device]),
             context=max(map(len, prompts)) + max(self._options.tokens, PASSES) + MAX_DRAFT_TOKENS,
+            tick=progress.refresh,
             flags=flags,
         )
 
