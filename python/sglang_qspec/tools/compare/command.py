@@ -86,21 +86,21 @@ def run(options: argparse.Namespace) -> str:
     texts = texts_of(options.prompts, PROMPTS)
     comparison = Comparison(options)
     prompts = comparison.prompt_ids(texts)
-    candidates, times = comparison.measure(prompts)
+    candidates = comparison.measure(prompts)
     if not options.json:
         heading = f"{options.target}: {len(prompts)} prompts, {comparison.placement}"
-        return text_of(candidates, times, heading)
-    k = times.beside.widest - 1
-    verify = times.beside.measured.items()
+        return text_of(candidates, heading)
+    times, in_flight = candidates[0].times, candidates[0].in_flight
+    verify = times.passes.measured.items()
     record = {
         "target": options.target,
         "place": str(comparison.placement),
         "prompts": len(prompts),
         "tokens": options.tokens,
         "temperature": options.temperature,
-        "plain_ms": {str(b): 1e3 * each for b, each in times.plain.items()},
+        "plain_ms": {str(b): 1e3 * times.plain(b) for b in in_flight},
         "verify_ms": [{"requests": b, "width": w, "ms": 1e3 * each} for (b, w), each in verify],
-        "candidates": [candidate.record(k) for candidate in candidates],
+        "candidates": [candidate.record() for candidate in candidates],
         "recommendation": recommendation(candidates),
     }
     return json.dumps(record)

@@ -16,7 +16,7 @@ from sglang_qspec.policy.pipelines import estimates
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.table import aligned
 from sglang_qspec.tools.theory import plot
-from sglang_qspec.tools.theory.fit import Fit, Prediction, fit, predict
+from sglang_qspec.tools.theory.fit import FittedModel, Prediction, fit, predict
 from sglang_qspec.tools.theory.results import read_results
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
@@ -119,7 +119,7 @@ def _fitted(options: argparse.Namespace) -> str:
     return "\n\n".join(parts)
 
 
-def _figures(model: Fit) -> str:
+def _figures(model: FittedModel) -> str:
     alphas = ", ".join(f"{alpha:.3f} (k={k})" for k, alpha in sorted(model.alphas.items()))
     passes = (
         f"V, width {width}: {_points(curve)}" for width, curve in sorted(model.verify_at.items())
